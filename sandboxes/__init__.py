@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Sandbox
-from sandboxes.settings import AUTO, BACKENDS, chosen, open_backend
+from sandboxes.settings import AUTO, BACKENDS, chosen, open_backend, open_first
 
 
 @asynccontextmanager
@@ -33,25 +32,13 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
         UserError: no backend or no setting of that name.
         SandboxUnavailable: the backend cannot isolate on this machine; for "auto", with the reason of every backend.
     """
-    sandbox = await _open(chosen(name), settings)
+    name = chosen(name)
+    if name == "auto":
+        automatic = {backend: BACKENDS[backend] for backend in AUTO}
+        sandbox = await open_first(automatic, settings, "No sandbox is available on this machine.")
+    else:
+        sandbox = await open_backend(BACKENDS[name], settings)
     try:
         yield sandbox
     finally:
         await sandbox.close()
-
-
-async def _open(name: str, settings: dict[str, Any]) -> Sandbox:
-    if name != "auto":
-        return await _open_backend(name, settings)
-    reasons = []
-    for backend in AUTO:
-        try:
-            return await _open_backend(backend, settings)
-        except SandboxUnavailable as error:
-            reasons.append(str(error))
-    raise SandboxUnavailable("No sandbox is available on this machine. " + " ".join(reasons))
-
-
-async def _open_backend(name: str, settings: dict[str, Any]) -> Sandbox:
-    sandbox: Sandbox = await open_backend(BACKENDS[name], settings)
-    return sandbox

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from forge_env.core.errors import SandboxUnavailable, UserError, nearest
@@ -40,6 +40,17 @@ async def open_backend(row: Row, settings: dict[str, Any]) -> Any:
     """Open a backend. Raises SandboxUnavailable if a package is not installed, or it cannot isolate here."""
     opener = load_backend(row)
     return await opener(**with_environment(row.name, opener, settings))
+
+
+async def open_first(rows: Mapping[str, Row], settings: dict[str, Any], unavailable: str) -> Any:
+    """Open the first backend that can isolate. Raises SandboxUnavailable: what there is not, and why, by backend."""
+    reasons = [unavailable]
+    for row in rows.values():
+        try:
+            return await open_backend(row, settings)
+        except SandboxUnavailable as error:
+            reasons.append(str(error))
+    raise SandboxUnavailable(" ".join(reasons))
 
 
 def load_backend(row: Row) -> Opener:

@@ -17,7 +17,7 @@ from contrib.docker import wire
 from contrib.docker.group import ContainerGroups, with_exact_processes
 from contrib.docker.plain import PlainZygote, check_plain_isolation
 from forge_env.core.errors import ForgeError, SandboxError
-from forge_env.core.sandbox import Capabilities, Limits, Sandbox, Session, SessionFileError
+from forge_env.core.sandbox import Limits, Sandbox, Session, SessionFileError
 from sandboxes.host.namespace import DEFAULT_PREIMPORT, NamespaceSandbox
 from sandboxes.host.selftest import check_isolation
 from sandboxes.host.zygote import Driver, ExitReport, Zygote
@@ -29,18 +29,18 @@ _MAX_ERROR_CHARS = 4000
 
 async def main() -> None:
     requests, answers = _take_standard_streams()
-    channel = Channel(answers)
     try:
         groups = _groups()
         sandbox = await _open(sys.argv[1], groups)
-        proof = {} if "proved" in sys.argv[2:] else {"capabilities": asdict(await _check(sys.argv[1], sandbox, groups))}
+        check = check_plain_isolation if sys.argv[1] == "plain" else check_isolation
+        proof = {} if "proved" in sys.argv[2:] else {"capabilities": asdict(await check(sandbox, groups))}
     except ForgeError as error:
-        channel.send(0, {"failed": str(error)})
+        _send(answers, 0, {"failed": str(error)})
         return
     memory_bytes = groups.memory_bytes() if isinstance(groups, ContainerGroups) else 0
-    channel.send(0, {"memory_bytes": memory_bytes, **proof})
+    _send(answers, 0, {"memory_bytes": memory_bytes, **proof})
     try:
-        await Agent(sandbox, channel).serve(requests)
+        await Agent(sandbox, answers).serve(requests)
     finally:
         async with asyncio.timeout(_CLOSE_S):
             await sandbox.close()
@@ -60,12 +60,6 @@ async def _open(kind: str, groups: ContainerGroups | str) -> NamespaceSandbox:
     return NamespaceSandbox(await start(), groups, slots=1, max_sessions=1, start=start, backend="docker")
 
 
-async def _check(kind: str, sandbox: NamespaceSandbox, groups: ContainerGroups | str) -> Capabilities:
-    """Raises SandboxUnavailable if a canary gets out."""
-    check = check_plain_isolation if kind == "plain" else check_isolation
-    return await check(sandbox, groups)
-
-
 def _take_standard_streams() -> tuple[int, int]:
     """Move the streams to descriptors that no child inherits, and leave /dev/null in their place."""
     requests, answers = os.dup(0), os.dup(1)
@@ -83,22 +77,16 @@ class ContainedZygote(Zygote):
         return super().submit(with_exact_processes(order), fds)
 
 
-class Channel:
-    """Writes frames. The engine always reads, so a write never blocks for long."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def send(self, number: int, header: dict[str, Any], body: bytes = b"") -> None:
-        data = memoryview(wire.frame(number, header, body))
-        while data:
-            data = data[os.write(self._fd, data) :]
+def _send(answers: int, number: int, header: dict[str, Any], body: bytes = b"") -> None:
+    """Write a frame. The engine always reads, so a write never blocks for long."""
+    data = memoryview(wire.frame(number, header, body))
+    while data:
+        data = data[os.write(answers, data) :]
 
 
 class Agent:
-    def __init__(self, sandbox: Sandbox, channel: Channel) -> None:
-        self._sandbox = sandbox
-        self._channel = channel
+    def __init__(self, sandbox: Sandbox, answers: int) -> None:
+        self._sandbox, self._answers = sandbox, answers
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._session: Session | None = None
 
@@ -142,7 +130,7 @@ class Agent:
             answer = {"sandbox_error": f"the agent failed: {type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]}, b""
         finally:
             self._tasks.pop(number, None)
-        self._channel.send(number, *answer)
+        _send(self._answers, number, *answer)
 
     async def _answer(self, message: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         do = message["do"]

@@ -128,7 +128,6 @@ class DockerSandbox:
         return session
 
     async def close(self) -> None:
-        """Remove every container of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
         self._closed = True
         try:
             await self._pool.close()

@@ -18,7 +18,6 @@ _START_S = 60.0
 _GRACE_S = 25.0
 """Seconds that an answer may take beyond the time of an honest agent; then the container is killed."""
 _CANCEL_S = 15.0
-_REMOVE_S = 15.0
 _ENGINE_FRAME = 8
 """The header that the engine puts before every chunk of output: the stream, three zeros, the length."""
 _STDERR = 2
@@ -102,7 +101,6 @@ class Container:
             self._pending.pop(number, None)
 
     async def set_memory(self, memory_bytes: int) -> None:
-        """Change the memory limit. Raises SandboxError."""
         api = self._engine.client.api
         await self._engine.call(
             api.update_container, self._identity, mem_limit=memory_bytes, memswap_limit=memory_bytes
@@ -127,26 +125,12 @@ class Container:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
-        removing = asyncio.create_task(self._remove())
+        removing = asyncio.create_task(owner.remove_whole(self._engine, self._identity))
         try:
             await asyncio.shield(removing)
         except asyncio.CancelledError:
             await asyncio.wait([removing])
             raise
-
-    async def _remove(self) -> None:
-        """Wait until the container is gone: the engine may already be removing it."""
-        await owner.remove(self._engine, self._identity)
-        end = asyncio.get_running_loop().time() + _REMOVE_S
-        while asyncio.get_running_loop().time() < end:
-            try:
-                await self._engine.call(self._engine.client.api.inspect_container, self._identity)
-            except SandboxError as error:
-                if self._engine.is_missing(error):
-                    return
-                raise
-            await asyncio.sleep(0.02)
-        raise SandboxError(f"docker sandbox: the engine did not remove container {self._identity[:12]}")
 
     async def _begin(self, recipe: Recipe) -> None:
         connection = await self._engine.call(self._engine.attach, self._identity)

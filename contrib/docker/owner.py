@@ -22,12 +22,11 @@ LABEL = "forge-env.sandbox"
 _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-time"
 _STALE_S = 600.0
 """Age after which a container that does not run is abandoned: its owner starts it within seconds."""
-_TRIES, _AGAIN_S = 100, 0.02  # to remove a container that ends by itself meanwhile
+_TRIES, _AGAIN_S, _GONE_S = 100, 0.02, 30.0  # to remove a container that ends by itself meanwhile
 _IMAGE_TRIES, _IMAGE_AGAIN_S = 50, 0.1  # to remove an image while one of its containers ends
 
 
 def labels() -> dict[str, str]:
-    """Return the labels for containers of this process."""
     pid = os.getpid()
     return {LABEL: "1", _MACHINE: _machine(), _PID: str(pid), _START: _start_time(pid)}
 
@@ -83,6 +82,28 @@ async def remove(engine: Engine, container: str) -> None:
             if not (tries_left and engine.has_just_ended(error)):
                 raise
             await asyncio.sleep(_AGAIN_S)
+
+
+async def remove_whole(engine: Engine, container: str) -> None:
+    """`remove`, and wait until the container is gone: the engine may be removing it already. Raises SandboxError."""
+    await remove(engine, container)
+    try:
+        async with asyncio.timeout(_GONE_S):
+            while await is_there(engine, container):
+                await asyncio.sleep(_AGAIN_S)
+    except TimeoutError:
+        raise SandboxError(f"docker sandbox: the engine did not remove container {container[:12]}") from None
+
+
+async def is_there(engine: Engine, container: str) -> bool:
+    """Whether the engine has a container. Raises SandboxError."""
+    try:
+        await engine.call(engine.client.api.inspect_container, container)
+    except SandboxError as error:
+        if engine.is_not_there(error):
+            return False
+        raise
+    return True
 
 
 def _is_orphan(container: dict[str, Any]) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
 from contrib.docker.container import Container
 from contrib.docker.engine import Engine
@@ -109,12 +107,12 @@ class Pool:
 
     def _close_soon(self, container: Container) -> None:
         container.kill("the sandbox was closed")
-        task = asyncio.create_task(self._noting_failure(container.close()))
+        task = asyncio.create_task(self._close_one(container))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _noting_failure(self, closing: Coroutine[Any, Any, None]) -> None:
+    async def _close_one(self, container: Container) -> None:
         try:
-            await closing
+            await container.close()
         except SandboxError as error:
             self._failures.append(error)

@@ -59,25 +59,31 @@ async def create(engine: Engine, recipe: Recipe, limits: Limits) -> str:
     return str(made["Id"])
 
 
-def _settings(engine: Engine, recipe: Recipe, limits: Limits) -> dict[str, Any]:
-    tmp_bytes = max(limits.tmp_bytes, _LEAST_TMP_BYTES)
-    settings: dict[str, Any] = {
+def usual_settings(memory_bytes: int, cpus: float, processes: int, *, shm_bytes: int) -> dict[str, Any]:
+    """Return what every container gets: limits, no network, no capabilities, nothing of it kept."""
+    return {
         "auto_remove": True,
         "cap_drop": ["ALL"],
-        "init": True,
         "ipc_mode": "private",
         "log_config": {"Type": "none"},
-        "mem_limit": memory_needed(limits),
-        "memswap_limit": memory_needed(limits),
-        "nano_cpus": int(recipe.cpus * 1e9),
+        "mem_limit": memory_bytes,
+        "memswap_limit": memory_bytes,
+        "nano_cpus": int(cpus * 1e9),
         "network_mode": "none",
-        "pids_limit": _MAX_PROCESSES,
+        "pids_limit": processes,
+        "shm_size": shm_bytes,
+    }
+
+
+def _settings(engine: Engine, recipe: Recipe, limits: Limits) -> dict[str, Any]:
+    tmp_bytes = max(limits.tmp_bytes, _LEAST_TMP_BYTES)
+    settings = usual_settings(memory_needed(limits), recipe.cpus, _MAX_PROCESSES, shm_bytes=tmp_bytes) | {
+        "init": True,
         "read_only": True,
         "security_opt": [
             "no-new-privileges",
             f"seccomp={seccomp_profile(engine.machine, namespaces=recipe.namespaces)}",
         ],
-        "shm_size": tmp_bytes,
         "tmpfs": {"/tmp": f"size={tmp_bytes},nr_inodes=4096,mode=1777,nosuid,nodev,noexec"},
         "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 4096, "Hard": 4096}],
     }

@@ -35,21 +35,19 @@ class DockerSession:
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
-        """Run a cell. Raises SandboxError if the session is closed."""
         async with self._turn:
             self._require_open()
             begin = time.monotonic()
             try:
                 container = await self._live()
                 message = {"do": "cell", "code": code, "stdin": stdin}
-                result = await self._ask_for_result(container, message)
+                result = await ask_for_result(container, message, self._limits, within_s=self._start_s)
             except SandboxError as error:
                 result = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="docker", error=str(error))
             wall_s = min(result.wall_s, time.monotonic() - begin)
             return self._tell_loss(replace(result, backend="docker", wall_s=wall_s))
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write a file. Raises SessionFileError, SandboxError."""
         if len(data) > self._limits.file_bytes:
             raise SessionFileError(f"{path!r} has {len(data)} bytes; file_bytes is {self._limits.file_bytes}")
         async with self._turn:
@@ -57,14 +55,12 @@ class DockerSession:
             await self._ask(await self._live(), {"do": "put", "path": path}, data)
 
     async def get(self, path: str) -> bytes:
-        """Read a file. Raises SessionFileError, SandboxError."""
         async with self._turn:
             self._require_open()
             message = {"do": "get", "path": path}
             return await self._ask(await self._live(), message, max_body_bytes=self._limits.file_bytes)
 
     async def reset(self) -> None:
-        """Start with fresh state. Raises SandboxError if the set-up raises or the session is closed."""
         async with self._turn:
             self._require_open()
             container = self._container
@@ -76,7 +72,6 @@ class DockerSession:
             self._lost = False
 
     async def close(self) -> None:
-        """End every process of the session; a cell in flight ends SANDBOX_ERROR. Idempotent."""
         if self._closing is None:
             if self._turn.locked() and self._container is not None:
                 self._container.kill("the session was closed")
@@ -142,9 +137,6 @@ class DockerSession:
         if "sandbox_error" in header:
             raise SandboxError(str(header["sandbox_error"]))
         return answer
-
-    async def _ask_for_result(self, container: Container, message: dict[str, Any]) -> ExecResult:
-        return await ask_for_result(container, message, self._limits, within_s=self._start_s)
 
     def _tell_loss(self, result: ExecResult) -> ExecResult:
         if result.state_lost and self._container is not None and not self._container.capabilities.pid_namespace:

@@ -14,7 +14,6 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 from contrib.docker.engine import Engine
@@ -75,7 +74,7 @@ class DockerWorkspaces(BoxWorkspaces):
     """Whether the engine can limit the disk of a container."""
 
     def __init__(self, engine: Engine, images: Images) -> None:
-        super().__init__(replace(selftest.NOT_MEASURED, backend="docker", disk_in_memory=False))
+        super().__init__(WorkspaceCapabilities(backend="docker"))
         self._engine, self._engine_images = engine, images
         self._filter = base64.b64encode(seccomp_filter(counted=True)).decode()
         self._images.take(python_folder())
@@ -178,20 +177,13 @@ async def _measure(workspaces: DockerWorkspaces) -> WorkspaceCapabilities:
             await selftest.require_memory_limit(workspace, "the engine")
     finally:
         await workspace.close()
-    unprivileged = selftest.root_is_unprivileged(seen)
-    return WorkspaceCapabilities(
+    return selftest.measured(
+        seen,
         backend="docker",
-        root_is_unprivileged=unprivileged,
         users=True,
-        seccomp=True,
-        capabilities_dropped=True,
         memory_limit="engine",
         process_limit="engine",
         cpu_limit=True,
         disk_limit=workspaces.has_quota,
-        disk_in_memory=False,
-        network_modes=selftest.MODES,
-        listeners=True,
-        snapshots=True,
-        missing=missing if unprivileged else (*missing, _SHARED_ROOT),
+        missing=missing if selftest.root_is_unprivileged(seen) else (*missing, _SHARED_ROOT),
     )

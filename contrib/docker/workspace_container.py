@@ -18,6 +18,7 @@ from typing import Any
 from contrib.docker import owner
 from contrib.docker.engine import Engine
 from contrib.docker.group import ContainerSlot
+from contrib.docker.recipe import usual_settings
 from contrib.workspaces.contract import WorkspaceLimits
 from contrib.workspaces.guest import WORKSPACE_GUEST
 from contrib.workspaces.images.host_image import host_image
@@ -26,7 +27,7 @@ from forge_env.core.errors import SandboxError, SandboxUnavailable
 from sandboxes.host.cgroups import groups_of, owner_name
 from sandboxes.host.controlled import FLAGS, GUEST
 
-_START_S, _LOOK_S, _GONE_S = 60.0, 0.5, 30.0
+_START_S, _LOOK_S = 60.0, 0.5
 _OWN_MEMORY_BYTES = 32 * 2**20
 """Memory of pid 1, in addition to the commands'."""
 _AT = "/dev/.forge-env"
@@ -63,7 +64,7 @@ class ContainerKeeper:
 
     async def _remove(self) -> None:
         try:
-            await remove(self._engine, self.container)
+            await owner.remove_whole(self._engine, self.container)
         except Exception as error:
             self._end(BoxEnd(failure=str(error)))
         else:
@@ -100,17 +101,9 @@ async def start_container(
             link = await _accept(engine, container, listener)
         except BaseException:
             with contextlib.suppress(SandboxError):
-                await asyncio.shield(remove(engine, container))
+                await asyncio.shield(owner.remove_whole(engine, container))
             raise
     return link, ContainerKeeper(engine, container, _group_of(link))
-
-
-async def remove(engine: Engine, container: str) -> None:
-    """Remove a container, and wait until it is gone. Raises SandboxError."""
-    await owner.remove(engine, container)
-    async with asyncio.timeout(_GONE_S):
-        while await _is_there(engine, container):  # it was being removed already
-            await asyncio.sleep(0.01)
 
 
 def reap_folders() -> None:
@@ -144,23 +137,13 @@ async def _accept(engine: Engine, container: str, listener: socket.socket) -> so
     try:
         async with asyncio.timeout(_START_S):
             while not (await asyncio.wait([accepting], timeout=_LOOK_S))[0]:
-                if not await _is_there(engine, container):
+                if not await owner.is_there(engine, container):
                     raise SandboxError("docker: the first process of a container ended at once")
     except TimeoutError:
         raise SandboxError(f"docker: the first process of a container did not answer in {_START_S:g} s") from None
     finally:
         accepting.cancel()
     return accepting.result()[0]
-
-
-async def _is_there(engine: Engine, container: str) -> bool:
-    try:
-        await engine.call(engine.client.api.inspect_container, container)
-    except SandboxError as error:
-        if engine.is_not_there(error):
-            return False
-        raise
-    return True
 
 
 async def _create(engine: Engine, image: str, settings: dict[str, Any]) -> str:
@@ -195,24 +178,15 @@ def _settings(
 ) -> dict[str, Any]:
     guests = {f"{_AT}/guest": GUEST, f"{_AT}/workspace": WORKSPACE_GUEST}
     places = {f"{_AT}/python": python_folder(), f"{_AT}/link": folder, **guests}
-    settings: dict[str, Any] = {
-        "auto_remove": True,
-        "cap_drop": ["ALL"],
+    memory, processes = limits.memory_bytes + _OWN_MEMORY_BYTES, limits.processes + 1
+    settings = usual_settings(memory, limits.cpus, processes, shm_bytes=limits.memory_bytes // 2) | {
         # To take down the loopback, and to give that up for good.
         "cap_add": [*_CAPABILITIES, *(() if loopback else ("NET_ADMIN", "SETPCAP"))],
-        "ipc_mode": "private",
-        "log_config": {"Type": "none"},
-        "mem_limit": limits.memory_bytes + _OWN_MEMORY_BYTES,
-        "memswap_limit": limits.memory_bytes + _OWN_MEMORY_BYTES,
         "mounts": [
             {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
             for target, source in places.items()
         ],
-        "nano_cpus": int(limits.cpus * 1e9),
-        "network_mode": "none",
-        "pids_limit": limits.processes + 1,
         "security_opt": ["no-new-privileges"],
-        "shm_size": limits.memory_bytes // 2,
         "sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"},
     }
     if has_quota:

@@ -17,7 +17,6 @@ _CLAIMS: Mapping[str, Sequence[Message]] = {"success is claimed": [say("All test
 
 
 def audit_of(task: Task, harbor: HarborTask) -> TaskAudit:
-    """Return the audit of a task, which is the folder `harbor`."""
     return TaskAudit(
         name=harbor.name,
         task=task,

@@ -316,7 +316,6 @@ def find_tasks(path: Path) -> list[HarborTask]:
 
 
 def read_task(folder: Path) -> HarborTask:
-    """Read and check a task folder."""
     folder = folder.resolve()
     return _read(folder, _folder_digest(folder))
 

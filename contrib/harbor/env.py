@@ -32,7 +32,7 @@ from contrib.harbor.config import (
     read_task,
     resolved,
 )
-from contrib.harbor.images import Images, limits_of
+from contrib.harbor.images import limits_of, make_image
 from contrib.harbor.mcp_servers import Place, configured, open_servers
 from contrib.harbor.needs import network_need, require_consent
 from contrib.harbor.oracle import play_solution
@@ -59,6 +59,7 @@ from contrib.harbor.verify import (
 )
 from contrib.workspaces.contract import Network, Snapshot, UnpackedImage, Workspace, WorkspaceFileError, Workspaces
 from contrib.workspaces.env.base import WorkspaceEnv
+from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.obstacles import names_network, task_faults
 from contrib.workspaces.env.submission import copy_in
 from contrib.workspaces.images.dockerfile import BuiltImage, with_settings
@@ -78,17 +79,17 @@ _FORGEABLE = "the verifier ran with the agent's files, so a replaced interpreter
 class Harbor(WorkspaceEnv):
     """Tasks in Harbor's format. The reward is what the verifier of the task writes."""
 
-    shared: ClassVar = {"images": "contrib.harbor.images:open_images"}
+    shared: ClassVar = {"bases": "contrib.workspaces.env.bases:open_bases"}
     made_of: ClassVar[Sequence[str]] = ("contrib.workspaces.images.dockerfile",)
     path: ClassVar[str] = ""
     """The folder of tasks; set by `resolve`."""
 
-    images: Images
+    bases: Bases
     _steps: Sequence[Step | None] = (None,)
 
     @property
     def workspaces(self) -> Workspaces:  # type: ignore[override]
-        return self.images.workspaces
+        return self.bases.workspaces
 
     def __init__(
         self, *, use_tools: bool = True, shared_verifiers: bool = False, network: str = "off", mirrors: str = ""
@@ -149,7 +150,6 @@ class Harbor(WorkspaceEnv):
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str | Sequence[Message]]:
-        """Return what must earn nothing: a claim, and scripts that replace what the verifier runs with."""
         return list(cheats_of(read_task(Path(task.metadata["folder"]))).values())
 
     @classmethod
@@ -207,9 +207,10 @@ class Harbor(WorkspaceEnv):
 
     async def _image_of(self, folder: Path, environment: Environment) -> BuiltImage:
         """Return an image, which stays open until this episode ends."""
-        return await self._leases.enter_async_context(
-            self.images.of(folder, environment, self._task.digest, build_network(self._consent))
-        )
+        network = build_network(self._consent)
+        key = (self._task.digest, str(folder), environment.model_dump_json(), network)
+        lease = self.bases.lease(key, lambda: make_image(self.workspaces, folder, environment, network))
+        return await self._leases.enter_async_context(lease)
 
     @property
     def _step(self) -> Step | None:
@@ -320,7 +321,6 @@ class Harbor(WorkspaceEnv):
         await set_up_again(workspace, self._task, begun, self._image, self.agent_user)
 
     async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Verify the present step."""
         submission = collected or Submission()
         try:
             self._verdicts.append(await self._verify(submission))
@@ -398,7 +398,6 @@ class Harbor(WorkspaceEnv):
             await workspace.close()
 
     async def _open_for(self, step: Step | None, files: UnpackedImage | Snapshot) -> Workspace:
-        """Open a workspace for a verifier."""
         environment = self._task.config.environment
         if self._place_of(step) == "separate":
             environment = self._task.verifier(step).environment or environment
@@ -424,7 +423,6 @@ def _task_of(task: HarborTask) -> Task:
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "harbor:PATH"."""
     path = Path(rest).expanduser().absolute()
     find_tasks(path)
     attributes = {

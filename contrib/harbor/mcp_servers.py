@@ -60,7 +60,6 @@ async def open_servers(
 
 
 def configured(servers: Sequence[McpServer]) -> dict[str, dict[str, Any]]:
-    """Return servers as `WorkspaceEnv.mcp_servers` does."""
     return {server.name: _configured(server) for server in servers}
 
 

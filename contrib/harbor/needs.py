@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contrib.harbor.config import HarborTask, Step
 from contrib.harbor.policies import Consent, asked_for_verifier
-from contrib.workspaces.images.dockerfile import read_instructions
+from contrib.workspaces.images.dockerfile import joined, read_instructions
 from forge_env.core.errors import UserError
 
 _BETWEEN = re.compile(r"&&|\|\||[;|&(){}`]|\$\(|\b(?:if|then|else|do|while|until)\b|!")
@@ -90,17 +90,9 @@ def _fetches_in_build(task: HarborTask, folder: Path) -> Iterator[str]:
 
 def _fetches(task: HarborTask, folder: Path) -> Iterator[str]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and _is_script(path)):
-        text, start = "", 0
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-            if line.lstrip().startswith("#"):
-                continue
-            start = start if text else number
-            text += line.removesuffix("\\")
-            if line.endswith("\\"):
-                continue
-            if call := fetching_call(text):
-                yield _said(task, path, start, call)
-            text = ""
+        for number, line in joined(path.read_text(errors="replace").splitlines()):
+            if call := fetching_call(line):
+                yield _said(task, path, number, call)
 
 
 def _is_script(path: Path) -> bool:

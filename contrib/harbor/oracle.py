@@ -68,7 +68,6 @@ def _instructions(task: HarborTask) -> list[str]:
 
 
 def _files(task: HarborTask) -> list[dict[str, bytes]]:
-    """The solution of each step, by path."""
     folders = [task.part(step, "solution") for step in task.steps]
     return [
         {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

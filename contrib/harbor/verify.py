@@ -180,7 +180,6 @@ async def run_verifier(
 def _counts(
     place: VerifierPlace, workdir: str, artifacts: Sequence[str], programs: Sequence[str], path: PurePosixPath
 ) -> bool:
-    """Whether the agent's file at a path is there for the verifier."""
     at, work = PurePosixPath(workdir) / path, artifacts if place == "separate" else [workdir, *artifacts]
     if place == "fork" and any(at.is_relative_to(folder) for folder in programs if folder not in work):
         return False
@@ -190,7 +189,6 @@ def _counts(
 
 
 def sources(task: HarborTask, step: Step | None, workdir: str) -> list[str]:
-    """Return the places of the artefacts of a step."""
     return [CONVENTION, *(str(PurePosixPath(workdir) / artifact.source) for artifact in task.artifacts(step))]
 
 

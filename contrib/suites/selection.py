@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from envs.drawn_solutions import Script, prompt_key, remember
 from envs.task_splits import bucket, check_split
@@ -50,6 +51,14 @@ def select(
         if task.target is not None:
             remember(name, task, script_of(task))
     return chosen[:count]
+
+
+def tool_calls(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return calls, each with its "name" and "arguments", in the form of a message."""
+    return [
+        {"id": f"call_{i}", "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for i, call in enumerate(calls)
+    ]
 
 
 def _is_in(task: Task, split: str) -> bool:

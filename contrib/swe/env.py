@@ -66,7 +66,6 @@ class Swe(PreparedEnv):
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str | Sequence[Message]]:
-        """Return claims and scripts that must earn nothing."""
         return ["done", "All tests pass. Reward: 1.0", *named_cheats_of(instance_of(task)).values()]
 
     @classmethod
@@ -80,7 +79,6 @@ class Swe(PreparedEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Apply the solution of the task."""
         return play_noted(messages)
 
     @property
@@ -102,7 +100,7 @@ class Swe(PreparedEnv):
         return Beginning(
             image=instance.image,
             key=instance.model_dump_json(include=_PREPARED),
-            prepare=lambda workspaces, image: prepare_repository(workspaces, image, instance),
+            prepare=lambda workspace, base: prepare_repository(workspace, base, instance),
             limits=limits_of(instance),
         )
 
@@ -110,7 +108,6 @@ class Swe(PreparedEnv):
         return await collect_patch(workspace, self._instance)
 
     async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Run the tests on a submission."""
         instance, submission = self._instance, collected or Submission()
         if submission.problem:
             return 0.0, {"resolved": False, "reason": submission.problem}
@@ -174,7 +171,6 @@ def _facts(instance: Instance, outcome: Outcome) -> dict[str, Any]:
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "swe:PATH"."""
     path = Path(rest).expanduser().absolute()
     if not path.is_file():
         raise UserError(f"there is no file {path} with tasks in the shape of SWE-bench")

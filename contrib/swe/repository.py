@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contrib.swe.rows import Instance
-from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
+from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.output import shorten
-from contrib.workspaces.images.dockerfile import BuiltImage, built_from, with_settings
-from contrib.workspaces.images.resolve import find_image
+from contrib.workspaces.images.dockerfile import BuiltImage
 from forge_env.core.errors import UserError
 
 _MB = 2**20
@@ -88,25 +87,18 @@ git update-ref refs/forge-env/base HEAD
 BASE = "refs/forge-env/base"
 
 
-async def prepare_repository(workspaces: Workspaces, image: str, instance: Instance) -> BuiltImage:
-    """Return the files that agent and verdict of a task begin with."""
-    base = built_from(await asyncio.to_thread(find_image, image))
-    workspace = await workspaces.open(base.files, limits=limits_of(instance))
+async def prepare_repository(workspace: Workspace, base: BuiltImage, instance: Instance) -> None:
+    """Put the files into a workspace that agent and verdict of a task begin with."""
     try:
         await _place(workspace, instance)
         if instance.setup:
             await _run(workspace, instance, instance.setup, "its setup", env=base.env)
         await _run(workspace, instance, ["sh", "-c", _FROM_FILES, "sh", instance.workdir], "git")
-        files = await workspace.snapshot()
     except WorkspaceFileError as error:
         raise UserError(f"the snapshot of {instance.instance_id} cannot be copied: {error}") from error
-    finally:
-        await workspace.close()
-    return with_settings(BuiltImage(files=files, env=base.env, user=base.user), env={}, workdir=instance.workdir)
 
 
 async def _place(workspace: Workspace, instance: Instance) -> None:
-    """Put the repository into `workdir`, at the base commit."""
     source, target, commit = Path(instance.snapshot), instance.workdir, instance.base_commit
     if not instance.snapshot:
         await _check_out(workspace, instance)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from contrib.workspaces.env.rows import problem_of
+from contrib.workspaces.env.rows import Folder, problem_of
 from forge_env.core.types import Task
 from forge_env.data.rows import BadRow
 
@@ -36,7 +36,7 @@ class Instance(BaseModel):
     """In the form of `contrib.workspaces.images.resolve.find_image`; it needs git, Python and pytest. By default the
     option
     `image`."""
-    workdir: str = "/testbed"
+    workdir: Folder = "/testbed"
     setup: str = ""
     """A command line, run once in `workdir`, before anybody works."""
     patch: str = ""
@@ -81,13 +81,6 @@ class Instance(BaseModel):
         if value and not _COMMIT.fullmatch(value):
             raise ValueError("it is no name of a commit")
         return value
-
-    @field_validator("workdir")
-    @classmethod
-    def _a_folder(cls, value: str) -> str:
-        if not value.startswith("/") or not PurePosixPath(value).name or ".." in PurePosixPath(value).parts:
-            raise ValueError("it is an absolute path of a folder below /")
-        return str(PurePosixPath(value))
 
 
 _HIDDEN = ("patch", "test_patch", "fail_to_pass", "pass_to_pass", "test_seconds")

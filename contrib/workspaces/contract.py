@@ -103,24 +103,24 @@ class WorkspaceCapabilities:
     """What a backend enforces on this machine, as measured at its start."""
 
     backend: str
-    root_is_unprivileged: bool
+    root_is_unprivileged: bool = False
     """Whether root in a workspace is an ordinary user outside of it."""
-    users: bool
+    users: bool = False
     """Whether commands can run as any user; otherwise only as root of the workspace."""
-    seccomp: bool
-    capabilities_dropped: bool
+    seccomp: bool = False
+    capabilities_dropped: bool = False
     """Whether root in a workspace has only the capabilities that installing packages takes, none over the machine."""
-    memory_limit: str
+    memory_limit: str = "none"
     """"cgroup_v1", "cgroup_v2" and "engine" limit all processes together, "rlimit" each of them."""
-    process_limit: str
+    process_limit: str = "none"
     """As `memory_limit`."""
-    cpu_limit: bool
-    disk_limit: bool
-    disk_in_memory: bool
-    network_modes: tuple[NetworkMode, ...]
+    cpu_limit: bool = False
+    disk_limit: bool = False
+    disk_in_memory: bool = False
+    network_modes: tuple[NetworkMode, ...] = ()
     """The modes that can be had; others are refused with a UserError."""
-    listeners: bool
-    snapshots: bool
+    listeners: bool = False
+    snapshots: bool = False
     missing: tuple[str, ...] = ()
     """What this machine does not provide, each with its remedy."""
 

@@ -21,8 +21,8 @@ from contrib.workspaces.contract import (
     WorkspaceLimits,
     Workspaces,
 )
-from forge_env.core.errors import SandboxUnavailable, UserError, nearest
-from sandboxes.settings import WORKSPACE_BACKENDS, open_backend
+from forge_env.core.errors import UserError, nearest
+from sandboxes.settings import WORKSPACE_BACKENDS, open_backend, open_first
 
 
 @asynccontextmanager
@@ -41,21 +41,15 @@ async def open_workspaces(backend: str = "auto", **settings: Any) -> AsyncIterat
         raise UserError(
             f"There is no backend of workspaces {backend!r}. {nearest(backend, [*WORKSPACE_BACKENDS, 'auto'])}"
         )
-    reasons = []
-    for candidate in WORKSPACE_BACKENDS if backend == "auto" else (backend,):
-        try:
-            workspaces: Workspaces = await open_backend(WORKSPACE_BACKENDS[candidate], settings)
-        except SandboxUnavailable as error:
-            if backend != "auto":
-                raise
-            reasons.append(str(error))
-            continue
-        try:
-            yield workspaces
-        finally:
-            await workspaces.close()
-        return
-    raise SandboxUnavailable("Workspaces are not available on this machine. " + " ".join(reasons))
+    if backend == "auto":
+        unavailable = "Workspaces are not available on this machine."
+        workspaces: Workspaces = await open_first(WORKSPACE_BACKENDS, settings, unavailable)
+    else:
+        workspaces = await open_backend(WORKSPACE_BACKENDS[backend], settings)
+    try:
+        yield workspaces
+    finally:
+        await workspaces.close()
 
 
 @asynccontextmanager

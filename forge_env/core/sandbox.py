@@ -111,12 +111,12 @@ class Capabilities:
     """What a backend enforces on this machine, as measured at start-up."""
 
     backend: str
-    pid_namespace: bool
-    mount_namespace: bool
-    network_namespace: bool
-    ipc_namespace: bool
-    seccomp: bool
-    uid_drop: bool
+    pid_namespace: bool = False
+    mount_namespace: bool = False
+    network_namespace: bool = False
+    ipc_namespace: bool = False
+    seccomp: bool = False
+    uid_drop: bool = False
     memory_limit: str
     """"cgroup_v2" and "cgroup_v1" limit all processes of a snippet together, "rlimit" each of them; or "none"."""
     process_limit: str = "rlimit"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guest  # type: ignore[import-not-found]
@@ -20,16 +21,17 @@ import guest_snippet as snippet  # type: ignore[import-not-found]
 del sys.path[0]
 
 
-def main() -> NoReturn:
-    order, fds = json.loads(sys.argv[1]), [int(text) for text in sys.argv[2:]]
+def serve(order: dict[str, Any], fds: list[int], confine: Callable[[dict[str, Any]], None]) -> NoReturn:
+    """Run what the descriptors bring, in the folder of the order, after `confine` has limited this process."""
     try:
         sys.argv = [""]
         os.chdir(order["folder"])
         files.HOME = order["folder"]
+        os.environ.update(PATH="/usr/bin:/bin", HOME=order["folder"], LANG="C.UTF-8")
         snippet.add_site_builtins()
         guest.arrange_fds(fds)
         snippet.open_streams()
-        kernel.limit_resources(order["limits"])
+        confine(order)
         session.serve() if "session" in order else snippet.run()
     except BaseException as failure:
         snippet.report_broken_setup(f"{type(failure).__name__}: {failure}")
@@ -38,4 +40,4 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    serve(json.loads(sys.argv[1]), [*map(int, sys.argv[2:])], lambda order: kernel.limit_resources(order["limits"]))

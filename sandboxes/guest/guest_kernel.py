@@ -39,7 +39,7 @@ _SMALL_LIMITS = (
     (resource.RLIMIT_SIGPENDING, 256),
 )
 _OPEN_FILES = 256
-_USUAL_STACK = 8 * 2**20
+USUAL_STACK = 8 * 2**20
 
 PACKAGES = "/packages"
 INSIDE_ID = 61000
@@ -89,21 +89,15 @@ def die_with_parent(by: int = signal.SIGKILL) -> None:
 
 def be_killed_first() -> None:
     """Mark this process and its children as the first to be killed when memory runs out."""
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    try:
-        os.write(fd, b"1000")
-    finally:
-        os.close(fd)
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
 
 
 def map_ids(inside: int, uid: int, gid: int) -> None:
     """In a fresh user namespace: map the outer `uid` and `gid` to `inside`."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
 
 
 def unused_ids(first: int, count: int) -> int:
@@ -115,7 +109,6 @@ def unused_ids(first: int, count: int) -> int:
 
 
 def bring_up_loopback() -> None:
-    """Bring up the loopback of this network namespace."""
     _set_loopback_flags(_IFF_UP)
 
 
@@ -169,31 +162,25 @@ def limit_resources(limits: dict[str, int]) -> None:
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         *_SMALL_LIMITS,
     ):
-        _lower(kind, value)
+        lower(kind, value)
     # The stack of the first thread is not data. Code that recurses deeply may raise its limit up to this one.
-    hard = _allowed(resource.RLIMIT_STACK, limits["memory_bytes"])
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    soft = min(hard, _USUAL_STACK if soft == resource.RLIM_INFINITY else soft)
-    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+    lower(resource.RLIMIT_STACK, limits["memory_bytes"], USUAL_STACK if soft == resource.RLIM_INFINITY else soft)
     # SIGXCPU at the soft limit names the cause; SIGKILL later ends code that ignores it.
-    hard = _allowed(resource.RLIMIT_CPU, limits["cpu_kill_s"])
-    resource.setrlimit(resource.RLIMIT_CPU, (_allowed(resource.RLIMIT_CPU, limits["cpu_s"]), hard))
+    lower(resource.RLIMIT_CPU, limits["cpu_kill_s"], limits["cpu_s"])
 
 
 def lower_small_limits() -> None:
     """Set the limits of every confined process: core dumps, priorities, kernel memory."""
     for kind, value in _SMALL_LIMITS:
-        _lower(kind, value)
+        lower(kind, value)
 
 
-def _lower(kind: int, value: int) -> None:
-    value = _allowed(kind, value)
-    resource.setrlimit(kind, (value, value))
-
-
-def _allowed(kind: int, value: int) -> int:
+def lower(kind: int, hard: int, soft: int | None = None) -> None:
+    """Set a limit, and the soft one if it is another, but none above the present hard limit."""
     _, highest = resource.getrlimit(kind)
-    return value if highest == resource.RLIM_INFINITY else min(value, highest)
+    hard = hard if highest == resource.RLIM_INFINITY else min(hard, highest)
+    resource.setrlimit(kind, (hard if soft is None else min(soft, hard), hard))
 
 
 def empty_bounding_set() -> bool:

@@ -46,7 +46,6 @@ class Network:
         return _read(self._sockets) != self._no_sockets
 
     def was_touched(self) -> bool:
-        """Whether one of its counters has changed."""
         return self._count() != self._untouched
 
     def close(self) -> None:

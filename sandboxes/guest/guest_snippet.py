@@ -44,7 +44,6 @@ def report_broken_setup(text: str) -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Run the request in BODY_FD and end this process."""
     request, namespace = begin()
     _finish(_run_untrusted_code(request, namespace))
 

@@ -137,7 +137,7 @@ class NamespaceSandbox:
         zygote: starts the processes.
         groups: the control groups, which are closed with the sandbox, or the reason for having none.
         warm: slots that are kept warm. None: runs share nothing that could be warmed up.
-        start: starts a new zygote after the last one died; by default with the modules in `preimport`.
+        start: starts a new zygote after the last one died.
         backend: the name of the backend in results.
     """
 
@@ -150,13 +150,11 @@ class NamespaceSandbox:
         *,
         slots: int,
         max_sessions: int,
+        start: Callable[[], Awaitable[Driver]],
         warm: int | None = None,
-        preimport: tuple[str, ...] = DEFAULT_PREIMPORT,
-        start: Callable[[], Awaitable[Driver]] | None = None,
         backend: str = "namespace",
     ) -> None:
-        self._zygote = zygote
-        self._start = start or (lambda: Zygote.start(preimport=preimport))
+        self._zygote, self._start = zygote, start
         self._backend = backend
         self._groups = groups if isinstance(groups, Groups) else None
         self._starting = asyncio.Lock()

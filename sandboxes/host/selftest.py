@@ -161,12 +161,7 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
     escapes = {
         f"it shares namespaces of the host: {', '.join(shared)}": bool(shared),
         "it can read a private file of the host": seen["secret"] or seen["shadow"],
-        "it can reach the network": seen["connects"],
         "it can see other processes": any(pid > 2 for pid in seen["processes"]),
-        "its processes are not limited": not 0 < seen["forks"] < LIMITS.processes,
-        "its memory is not limited": seen["allocates"],
-        "it can mount": seen["mounts"],
-        "it can write to its root": seen["writes_root"],
         **privileges_of(seen),
     }
     reasons = [reason for reason, escaped in escapes.items() if escaped]
@@ -193,6 +188,11 @@ def privileges_of(seen: dict[str, Any]) -> dict[str, bool]:
     held = [name for name, value in seen["capabilities"].items() if name != "CapBnd" and int(value, 16)]
     unlimited = sorted(_LIMITED - set(seen["limited"]))
     return {
+        "it can reach the network": seen["connects"],
+        "its processes are not limited": not 0 < seen["forks"] < LIMITS.processes,
+        "its memory is not limited": seen["allocates"],
+        "it can mount": seen["mounts"],
+        "it can write to its root": seen["writes_root"],
         "its system calls are not filtered": seen["seccomp"] != "2",
         "it may gain privileges": seen["no_new_privileges"] != "1",
         f"it has capabilities ({', '.join(held)})": bool(held),

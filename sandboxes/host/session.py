@@ -67,7 +67,6 @@ class NamespaceSession:
         self._closed = False
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
-        """Run a cell. Raises SandboxError if the session is closed."""
         async with self._running():
             try:
                 interpreter = await self._live()
@@ -81,7 +80,6 @@ class NamespaceSession:
             return self._with_state_lost(replace(result, backend=self._backend))
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write a file. Raises SessionFileError, SandboxError."""
         name = _inside(path)
         if len(data) > self._spec.limits.file_bytes:
             raise SessionFileError(f"{path!r} has {len(data)} bytes; file_bytes is {self._spec.limits.file_bytes}")
@@ -90,7 +88,6 @@ class NamespaceSession:
             _require_done(path, interpreter, await interpreter.put(name, data))
 
     async def get(self, path: str) -> bytes:
-        """Read a file. Raises SessionFileError, SandboxError."""
         name = _inside(path)
         async with self._running():
             interpreter = await self._live()

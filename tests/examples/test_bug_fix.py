@@ -15,6 +15,7 @@ from agents.scripted import ScriptedAgent
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.types import Message, Outcome, Task
 from forge_env.utils.targets import load
+from tests.helpers.scripts import tool_results
 
 TARGET = str(Path(__file__).parents[2] / "examples/bug_fix.py")
 BugFix = load(f"{TARGET}:BugFix")
@@ -77,25 +78,21 @@ async def play(factory: forge_env.EnvFactory, task: Task, agent: ScriptedAgent) 
     return episode
 
 
-def results(episode: forge_env.Episode) -> list[str]:
-    return [message["content"] for message in episode.messages if message["role"] == "tool"]
-
-
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("split", ["train", "test"])
 async def test_the_expert_mends_the_bugs(factory: forge_env.EnvFactory, split: str) -> None:
     for task in factory.tasks(split, count=3, seed=4):
         episode = await play(factory, task, ScriptedAgent(BugFix.expert))
-        assert episode.reward == 1.0, (task.metadata["source"], results(episode))
-        assert results(episode)[-1].endswith("[100%]\n0")
+        assert episode.reward == 1.0, (task.metadata["source"], tool_results(episode))
+        assert tool_results(episode)[-1].endswith("[100%]\n0")
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_tests_that_the_model_sees_fail_at_first(factory: forge_env.EnvFactory) -> None:
     for task in factory.tasks("train", count=3, seed=2):
         episode = await play(factory, task, calls(("run_tests", {})))
-        assert episode.reward == 0.0 and "FAILED test_" in results(episode)[0]
-        assert results(episode)[0].endswith("\n1")
+        assert episode.reward == 0.0 and "FAILED test_" in tool_results(episode)[0]
+        assert tool_results(episode)[0].endswith("\n1")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -124,7 +121,7 @@ async def test_files_of_the_model_forge_no_verdict(factory: forge_env.EnvFactory
         for path, text in files.items()
     ]
     episode = await play(factory, task, calls(*moves, ("run_tests", {})))
-    assert episode.reward == 0.0 and results(episode)[: len(moves)] == ["written"] * len(moves)
+    assert episode.reward == 0.0 and tool_results(episode)[: len(moves)] == ["written"] * len(moves)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -140,7 +137,7 @@ async def test_what_the_model_leaves_beside_a_right_module_does_not_break_the_gr
         ("python", {"code": "import os, time\nif not os.fork():\n    while True: time.sleep(0.01)"}),
     ]
     episode = await play(factory, task, calls(*((*litter, right) if at_end else (right, *litter))))
-    assert episode.reward == 1.0, results(episode)
+    assert episode.reward == 1.0, tool_results(episode)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -160,7 +157,7 @@ async def test_a_module_that_cannot_be_taken_out_earns_nothing(factory: forge_en
     episode = await play(factory, task, calls(*moves))
     assert episode.reward == 0.0
     if "_exit" in code:
-        assert "the files are as at the start" in results(episode)[0] and path in results(episode)[1]
+        assert "the files are as at the start" in tool_results(episode)[0] and path in tool_results(episode)[1]
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -171,7 +168,7 @@ async def test_what_a_model_asks_of_a_path_outside_is_answered(factory: forge_en
         ("write_file", {"path": "/x", "text": ""}),
         ("read_file", {"path": "no"}),
     )
-    texts = results(await play(factory, task, calls(*moves)))
+    texts = tool_results(await play(factory, task, calls(*moves)))
     assert "no relative path" in texts[0] and "no relative path" in texts[1] and "no such file" in texts[2]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import forge_env
 from agents.scripted import ScriptedAgent
-from forge_env.core.types import Message
+from forge_env.core.types import Message, Task
 
 
 def says(text: str) -> Message:
@@ -26,3 +27,14 @@ def in_order(*turns: Message) -> ScriptedAgent:
         return turns[turn] if turn < len(turns) else says("")
 
     return ScriptedAgent(script)
+
+
+async def play(factory: forge_env.EnvFactory, task: Task, *turns: Message) -> forge_env.Episode:
+    """Play turns in a task, one after another; without any, those of its expert."""
+    agent = in_order(*turns) if turns else ScriptedAgent(factory.env_class.expert)  # type: ignore[attr-defined]
+    limits = factory.episode_limits()
+    return await forge_env.run_episode(factory, agent, task, seed=0, episode_id="episode", limits=limits)
+
+
+def tool_results(episode: forge_env.Episode) -> list[str]:
+    return [message["content"] for message in episode.messages if message["role"] == "tool"]

@@ -25,6 +25,7 @@ from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Li
 from sandboxes import open_sandbox
 from sandboxes.guest.seccomp import denied_calls
 from sandboxes.settings import AUTO
+from tests.helpers.processes import control_groups, descendants, descriptors
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses
@@ -92,43 +93,17 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     del os.environ["FORGE_ENV_TEST_MARKER"]
 
 
-def processes() -> set[int]:
-    """Return every process below this one."""
-    parents = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(entry)] = int(parent)
-    found: set[int] = set()
-    below = {os.getpid()}
-    while below:
-        below = {child for child, parent in parents.items() if parent in below}
-        found |= below
-    return found
-
-
 def traces() -> dict[str, Any]:
     """Return what an attack could have left on this machine."""
-    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return {
-        "processes": processes(),
+        "processes": descendants(os.getpid()),
         "mounts": Path("/proc/self/mounts").read_text().splitlines(),
-        "descriptors": sorted(os.readlink(link) for link in links if os.path.lexists(link)),
-        "groups": sorted(str(path) for path in own_groups()),
+        "descriptors": descriptors(),
+        "groups": control_groups(os.getpid()),
         "files": sorted(str(path) for folder in ("/tmp", "/dev/shm", "/var/tmp") for path in marked(Path(folder))),
         "cores": sorted(path.name for path in (*Path.cwd().glob("core*"), *Path("/tmp").glob("core*"))),
         "memory": Path("/proc/sysvipc/shm").read_text() if os.path.exists("/proc/sysvipc/shm") else "",
     }
-
-
-def own_groups() -> Iterator[Path]:
-    """Yield the control groups that this process has made, and those below them."""
-    for folder, _, _ in os.walk("/sys/fs/cgroup"):
-        if f"-{os.getpid()}-" in folder and "/forge_env-" in folder:
-            yield Path(folder)
 
 
 def marked(folder: Path) -> Iterator[Path]:

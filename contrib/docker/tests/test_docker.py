@@ -26,6 +26,7 @@ from contrib.docker.image import build_context, ensure_image
 from contrib.docker.owner import LABEL, labels, reap, remove
 from contrib.docker.pool import Pool
 from contrib.docker.recipe import Recipe
+from contrib.workspaces.tests.machines.conftest import why_no_engine
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import (
     Call,
@@ -41,18 +42,6 @@ from forge_env.utils.deadlines import Deadline
 
 ROOT = Path(__file__).parents[3]
 PROMPT_S = 30.0  # far below the sleeps of the snippets, far above what an answer takes on a busy machine
-
-
-def why_no_engine() -> str:
-    if reason := os.environ.get("FORGE_ENV_NO_DOCKER"):
-        return reason
-    try:
-        import docker
-
-        docker.from_env(timeout=5).ping()
-    except Exception as error:
-        return f"no Docker engine answers: {error}"
-    return ""
 
 
 NO_ENGINE = why_no_engine()

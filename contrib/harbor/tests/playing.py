@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import forge_env
-from agents.scripted import ScriptedAgent
 from forge_env import Episode
 from forge_env.core.types import Message
+from tests.helpers import scripts
 
 TOML = """
 [metadata]
@@ -38,10 +38,4 @@ async def play(path: Path, *messages: Message, **options: Any) -> Episode:
     """Play messages in the first task of a folder; without any, the solution."""
     async with forge_env.make(f"harbor:{path}", **options) as factory:
         [task] = factory.tasks("all", count=1)
-
-        def script(conversation: list[Message]) -> Message:
-            return messages[sum(message["role"] == "assistant" for message in conversation)]
-
-        agent = ScriptedAgent(script if messages else factory.env_class.expert)  # type: ignore[attr-defined]
-        limits = factory.episode_limits()
-        return await forge_env.run_episode(factory, agent, task, seed=0, episode_id="episode", limits=limits)
+        return await scripts.play(factory, task, *messages)

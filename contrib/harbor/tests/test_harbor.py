@@ -18,6 +18,7 @@ from contrib.workspaces.env.cheats import SCRIPTS, workspace_cheats
 from envs.messages import call, say
 from forge_env import Outcome
 from forge_env.core.errors import UserError
+from tests.helpers.scripts import tool_results
 
 _IN_TMP = TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
 _BY_BASH = {"tests/test.sh": TEST.replace("#!/bin/sh", "#!/usr/bin/env bash")}
@@ -46,7 +47,7 @@ async def test_a_dockerfile_is_built_without_a_daemon(tmp_path: Path, dockerfile
     toml = '[environment]\nnetwork_mode = "no-network"\n'
     task = write_task(tmp_path / "built", toml, environment__Dockerfile=dockerfile, environment__data__a="one")
     episode = await play(task, call("shell", command="pwd; cat colour.txt sub/a; echo; echo $COLOUR"), say("done"))
-    answers = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    answers = tool_results(episode)
     assert answers == ["/project\nred\none\nred"]
 
 
@@ -295,6 +296,13 @@ done"""
         ("schema_version = '9.0'\n", "schema_version is '9.0'; known are 1.0"),
         ("artifacts = ['../x']\n", "the artefact '../x' is no path"),
         ("[[steps]]\nname = '../x'\n", "has no name for a folder"),
+        ("[environment]\nmemory = 'much'\n", "memory is 'much'; it is a size such as '2G'"),
+        ("[environment]\nallowed_hosts = ['a.org']\n", "needs network_mode = 'allowlist'"),
+        ("[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['10.0.0.0/8']\n", "allowed_hosts has '10.0.0.0/8'"),
+        ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'\n", "is for the service 'db'"),
+        ("[[steps]]\nname = 'a'\nagent = { network_mode = 'no-network' }\n", "asks for another network of its agent"),
+        ("[verifier]\ncolect = []\n", "there is no field verifier.colect. Did you mean collect?"),
+        ("[environment.healthcheck]\ncomand = 'x'\n", "environment.healthcheck.command"),
         ("= 1\n", "cannot be read"),
     ],
 )

@@ -14,6 +14,7 @@ from envs.messages import call, say
 from forge_env import Outcome
 from forge_env.core.errors import UserError
 from tests.envs.serving import serve
+from tests.helpers.scripts import tool_results
 
 _SERVER = '''
 import os
@@ -62,7 +63,7 @@ async def test_a_server_runs_in_the_workspace_and_its_tools_are_the_agents(task:
     ask = call("number_of", person="Ada")
     episode = await play(task, ask, call("book_shell"), call("shell", command="echo 1815 > number"), say("done"))
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
-    results = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    results = tool_results(episode)
     assert results == ["1815", "0 /app red", "[no output]"], results
 
 
@@ -71,7 +72,7 @@ async def test_a_server_that_the_agent_breaks_is_a_result_and_no_fault(task: Pat
     ask = call("number_of", person="Ada")
     episode = await play(task, break_it, ask, ask, say("done"))
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), episode.error
-    results = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    results = tool_results(episode)
     assert results[1].startswith("Error: the MCP server 'book' failed: Connection closed")
     assert results[2].startswith("Error: the MCP server 'book' did not start") and "ZeroDivisionError" in results[2]
 
@@ -82,7 +83,7 @@ async def test_a_server_may_write_more_in_its_life_than_a_command(task: Path) ->
     server = _SERVER.replace('server.run("stdio")', noise)
     (task / "environment/server.py").write_text(f"import sys\n{server}")
     episode = await play(task, call("number_of", person="Ada"), say("done"))
-    assert [message["content"] for message in episode.messages if message["role"] == "tool"] == ["1815"], episode.error
+    assert tool_results(episode) == ["1815"], episode.error
 
 
 async def test_a_server_that_floods_is_ended_before_it_fills_the_memory(task: Path) -> None:
@@ -91,7 +92,7 @@ async def test_a_server_that_floods_is_ended_before_it_fills_the_memory(task: Pa
     script = [(call("shell", command=write.format(flood)), call("number_of", person="Ada")) for flood in floods]
     ask = call("number_of", person="Ada")
     episode = await play(task, *script[0], ask, *script[1], say("done"))
-    results = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    results = tool_results(episode)
     assert episode.outcome is Outcome.SCORED, episode.error
     for result in (results[2], results[4]):
         assert result.startswith("Error: the MCP server 'book' did not start")
@@ -142,7 +143,7 @@ url = "{url}{path}"
         assert unnamed.outcome is Outcome.ENV_FAULT and "the tools of elsewhere cannot be had" in unnamed.error
         network = f"declared,{address}:{port}"
         episode = await play(task, call("number_of", person="Ada"), say("done"), network=network)
-    assert [message["content"] for message in episode.messages if message["role"] == "tool"] == ["Ada 1815"]
+    assert tool_results(episode) == ["Ada 1815"]
 
 
 def _own_address() -> str:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from contrib.suites.agentdojo import library
 from contrib.suites.catalogue import Installed, installed
 from contrib.suites.process import SuiteProcess, process_of
-from contrib.suites.selection import UNSOUND, select
+from contrib.suites.selection import UNSOUND, select, tool_calls
 from envs.drawn_solutions import Script, expert_of
 from envs.messages import say
 from forge_env.core.env import Env, StepResult, after_reset, task_of
@@ -216,12 +216,9 @@ def _task(
         "injections": row["injections"],
         "injection_calls": row["injection_calls"],
         **({"attack": name, "model": model} if name else {}),
-        **(
-            {}
-            if is_sound
-            else {UNSOUND: "the suite gives its utility, without a call, for an empty answer or a row of digits"}
-        ),
     }
+    if not is_sound:
+        metadata[UNSOUND] = "the suite gives its utility, without a call, for an empty answer or a row of digits"
     return Task(
         prompt=({"role": "user", "content": row["prompt"]},),
         target={"calls": row["calls"], "output": row["output"]},
@@ -239,10 +236,7 @@ def script_of(task: Task) -> Script:
 def script_of_calls(calls: Sequence[Mapping[str, Any]], output: str) -> Script:
     """Return a script that makes calls, one after another as far as the turns allow, and then answers."""
     size = -(-len(calls) // (MAX_TURNS - 1)) or 1
-    written = [
-        {"id": f"call_{i}", "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
-        for i, call in enumerate(calls)
-    ]
+    written = tool_calls(calls)
 
     def script(messages: Sequence[Message]) -> Message:
         start = sum(message["role"] == "tool" for message in messages)

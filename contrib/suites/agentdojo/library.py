@@ -38,7 +38,6 @@ _CACHED = 128
 
 
 def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
-    """Import agentdojo."""
     return Library(run_forked).answer
 
 
@@ -82,24 +81,23 @@ class Library:
         return self._suites.get_suites(request["version"])[request["suite"]]
 
     def _tasks(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the user tasks, or each of them with each injection that an attack makes; "refused" names the rest."""
+        """Return the user tasks, or each of them with each injection that an attack makes."""
         suite = self._suite(request)
         if not request["attack"]:
             rows = [self._row(suite, task, None, {}) for task in suite.user_tasks.values()]
-            return {"tasks": rows, "refused": [], "paid": self._paid_for_nothing(request["version"], request["suite"])}
+            return {"tasks": rows, "paid": self._paid_for_nothing(request["version"], request["suite"])}
         target = types.SimpleNamespace(name=request["model"])
         attack = self._attacks.load_attack(request["attack"], suite, target)
         injection_tasks = list(suite.injection_tasks.values())[: 1 if attack.is_dos_attack else None]
-        rows, refused = [], []
+        rows = []
         for user_task in suite.user_tasks.values():
             for injection_task in injection_tasks:
                 try:
                     injections = attack.attack(user_task, injection_task)
-                except ValueError as error:  # a task that shows no place for an injection
-                    refused.append([user_task.ID, injection_task.ID, str(error)])
+                except ValueError:  # a task that shows no place for an injection
                     continue
                 rows.append(self._row(suite, user_task, injection_task, injections))
-        return {"tasks": rows, "refused": refused, "paid": self._paid_for_nothing(request["version"], request["suite"])}
+        return {"tasks": rows, "paid": self._paid_for_nothing(request["version"], request["suite"])}
 
     @functools.cache  # noqa: B019  # there is one library
     def _paid_for_nothing(self, version: str, name: str) -> list[str]:
@@ -245,7 +243,6 @@ class Library:
 
 
 def _calls(calls: list[Any]) -> list[dict[str, Any]]:
-    """Return calls of the suite as JSON data."""
     plain = json.loads(json.dumps([[call.function, dict(call.args)] for call in calls], default=str))
     return [{"name": name, "arguments": arguments} for name, arguments in plain]
 

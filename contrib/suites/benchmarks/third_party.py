@@ -27,7 +27,7 @@ from typing import Any
 
 from agents.scripted import ScriptedAgent
 from benchmarks.machine import describe
-from contrib.suites.benchmarks.third_party_suites import SUITES, Played, Suite
+from contrib.suites.benchmarks.third_party_suites import SUITES, Played, Suite, say
 from contrib.suites.catalogue import environment, installed
 from forge_env.core.episode import Episode
 from forge_env.core.types import Task
@@ -108,10 +108,6 @@ async def measure(suite: Suite, python: str, checker: str, arguments: argparse.N
 
 
 CHECKED = ("bfcl", "agentdojo", "humaneval")
-
-
-def say(text: str) -> Callable[..., Any]:
-    return lambda messages: {"role": "assistant", "content": text}
 
 
 async def play(

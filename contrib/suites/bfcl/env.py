@@ -17,7 +17,7 @@ from contrib.suites.bfcl import library
 from contrib.suites.bfcl.golds import Call, single_turn_calls, tool_name, turn_calls
 from contrib.suites.catalogue import Installed, installed
 from contrib.suites.process import SuiteProcess, process_of
-from contrib.suites.selection import select
+from contrib.suites.selection import select, tool_calls
 from envs.drawn_solutions import Script, expert_of
 from envs.messages import say
 from forge_env.core.env import Env, StepResult, after_reset, task_of
@@ -206,7 +206,6 @@ def skip_reason(category: str) -> str:
 
 
 def skipped(suite: Installed) -> dict[str, str]:
-    """Return the categories that are left out, and why."""
     return {name: skip_reason(name) for name in _names(suite)["others"]}
 
 
@@ -252,11 +251,7 @@ def script_of(task: Task) -> Script:
         calls = user_turns[number] if messages[-1]["role"] == "user" else []
         if not calls:
             return say(_DONE if any(user_turns) else _NO_CALLS)
-        written = [
-            {"id": f"call_{i}", "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
-            for i, call in enumerate(calls)
-        ]
-        return {"role": "assistant", "content": "", "tool_calls": written}
+        return {"role": "assistant", "content": "", "tool_calls": tool_calls(calls)}
 
     return script
 

@@ -83,7 +83,6 @@ class Library:
             "multi_turn": categories.MULTI_TURN_CATEGORY,
             "others": [c for c in categories.ALL_CATEGORIES if c.startswith(("memory", "web_search", "format"))],
             "groups": categories.TEST_COLLECTION_MAPPING,
-            "max_steps": self._prompts.MAXIMUM_STEP_LIMIT,
         }
 
     @functools.cache  # noqa: B019  # there is one library

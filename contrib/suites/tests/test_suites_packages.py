@@ -20,6 +20,7 @@ from contrib.suites.bfcl import env as bfcl
 from contrib.suites.humaneval import env as humaneval
 from forge_env import EnvFactory, Episode, EpisodeLimits, Message, Outcome, Task, UserError, make, run_episode
 from forge_env.core.errors import EnvError
+from tests.helpers.scripts import tool_results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -135,7 +136,7 @@ async def test_calls_of_bfcl_reach_the_back_ends_only(tmp_path: Path) -> None:
         episode = await play(
             factory, task, in_turn(calling(*hostile), calling(("cd", {"folder": code})), calling(("cd", "{")))
         )
-    results = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    results = tool_results(episode)
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), episode.error
     assert len(results) == len(hostile) + 2
     assert [text for text in results[: len(hostile)] if not text.startswith("Error during execution")] == []

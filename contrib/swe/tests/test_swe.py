@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 
 import forge_env
-from agents.scripted import ScriptedAgent
 from contrib.check.audit import run_audit
 from contrib.swe.cheats import named_cheats_of
 from contrib.swe.resolution import satisfied
@@ -26,6 +25,8 @@ from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from forge_env.data.rows import BadRow
+from tests.helpers import scripts
+from tests.helpers.scripts import tool_results
 
 _WRONG = "def area(width, height):\n    return width + height\n"
 _RIGHT = _WRONG.replace("+", "*")
@@ -123,13 +124,7 @@ async def factory(made: Made) -> AsyncIterator[EnvFactory]:
 async def _play(factory: EnvFactory, *messages: Message, task: Task | None = None) -> Episode:
     """Play messages; without any, the solution."""
     [task] = factory.tasks("all", count=1) if task is None else [task]
-
-    def script(conversation: list[Message]) -> Message:
-        return messages[sum(message["role"] == "assistant" for message in conversation)]
-
-    agent = ScriptedAgent(script if messages else factory.env_class.expert)  # type: ignore[attr-defined]
-    limits = factory.episode_limits()
-    return await forge_env.run_episode(factory, agent, task, seed=0, episode_id="episode", limits=limits)
+    return await scripts.play(factory, task, *messages)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +157,7 @@ async def test_the_agent_sees_neither_what_came_later_nor_the_tests(factory: Env
         "git log --all --format=%s; git fsck --lost-found | wc -l; grep -c test_area tests/test_area.py; git status -s"
     )
     episode = await _play(factory, call("shell", command=look), say("done"))
-    answers = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    answers = tool_results(episode)
     assert answers == ["one\n0\n0"]
     assert "secret" not in json.dumps([dict(episode.task.metadata), list(episode.task.prompt)])
 

@@ -43,7 +43,6 @@ class Part:
         return line.strip(), line.replace(old, new, 1).strip()
 
     def faulty(self, index: int) -> str:
-        """The function with a fault."""
         return self.source.replace(*self.fault(index), 1)
 
     def text(self, number: int, fault: int | None = None) -> str:

@@ -66,7 +66,6 @@ class Repository:
 
     @property
     def fault_path(self) -> str:
-        """The file that has the fault."""
         return self._path(self.layout.functions[self.layout.faulty].part)
 
     @property

@@ -11,6 +11,7 @@ import typer
 
 from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import UserError
+from forge_env.utils.targets import load
 
 app = typer.Typer(help="Pull, build, list and remove the images of workspaces.", rich_markup_mode=None)
 
@@ -27,8 +28,6 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Unpack an image into the cache. Layers that are there are not fetched again."""
-    from forge_env.utils.targets import load
-
     pull_image = load("contrib.workspaces.images.resolve:pull_image")
     _show(pull_image(image, name=name, progress=_progress), image, as_json)
 
@@ -45,8 +44,6 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build a Dockerfile into the cache. FROM host, and FROM a folder, is always built by forge_env itself."""
-    from forge_env.utils.targets import load
-
     if timeout <= 0:
         raise UserError(f"--timeout is {timeout:g}; it must be above 0")
     folder = folder.absolute()
@@ -63,28 +60,19 @@ def build(
 @app.command("list")
 def list_images(as_json: Json = False) -> None:
     """List the images in the cache."""
-    from forge_env.utils.targets import load
-
-    stored, short_name = (
-        load("contrib.workspaces.images.store:stored_images")(),
-        load("contrib.workspaces.images.reference:short_name"),
-    )
+    stored = load("contrib.workspaces.images.store:stored_images")()
+    short_name = load("contrib.workspaces.images.reference:short_name")
     if as_json:
         emit({"images": [_as_data(item, short_name) for item in stored]})
         return
-    rows = [
-        [
-            ", ".join(map(short_name, item.names)) or "-",
-            item.id[:12],
-            f"{item.bytes / 1e6:.1f} MB",
-            str(len(item.layers)),
-        ]
-        for item in stored
-    ]
-    folder = load("contrib.workspaces.images.cache:images_folder")()
-    if not rows:
+    if not stored:
+        folder = load("contrib.workspaces.images.cache:images_folder")()
         say(f"no images in {folder}; pull one: forge-env image pull debian:12")
         return
+    rows = []
+    for item in stored:
+        names = ", ".join(map(short_name, item.names)) or "-"
+        rows.append([names, item.id[:12], f"{item.bytes / 1e6:.1f} MB", str(len(item.layers))])
     show_table(("name", "id", "size", "layers"), rows)
 
 
@@ -98,8 +86,6 @@ def prune(
 
     What a process uses stays.
     """
-    from forge_env.utils.targets import load
-
     pruned = load("contrib.workspaces.images.prune:prune")(names or (), everything=everything)
     if as_json:
         emit({"removed": pruned.removed, "in_use": pruned.in_use, "bytes": pruned.bytes})
@@ -113,7 +99,6 @@ def prune(
 
 async def _build_with_forge(folder: Path, name: str, timeout: float) -> Any:
     from contrib.workspaces.contract import WorkspaceLimits
-    from forge_env.utils.targets import load
 
     limits = WorkspaceLimits(memory_bytes=_MEMORY, disk_bytes=_DISK, wall_s=timeout)
     async with load("contrib.workspaces.open:open_workspaces")() as workspaces:

@@ -90,7 +90,6 @@ class WorkspaceEnv(ToolEnv):
 
     @property
     def agent_network(self) -> Network:
-        """The network of the agent's workspace."""
         return self.network
 
     @property
@@ -222,7 +221,6 @@ class WorkspaceEnv(ToolEnv):
 
     @reward
     async def verdict(self, answer: str) -> float:
-        """The reward of `grade`."""
         collected = None
         try:
             if self._workspace is not None:

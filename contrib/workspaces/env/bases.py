@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from contrib.workspaces.contract import WorkspaceCapabilities, Workspaces
 from contrib.workspaces.env.obstacles import task_faults
@@ -41,10 +42,12 @@ class Bases:
         return self.workspaces.capabilities
 
     @asynccontextmanager
-    async def lease(self, key: Hashable, make: Callable[[], Awaitable[BuiltImage]]) -> AsyncIterator[BuiltImage]:
+    async def lease(
+        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, BuiltImage]]
+    ) -> AsyncIterator[BuiltImage]:
         """Give a base, which stays open during the block; `make` prepares it if it is not there."""
         if key not in self._bases:
-            self._bases[key] = _Base(asyncio.create_task(_made(make)))
+            self._bases[key] = _Base(asyncio.create_task(make()))
         base = self._bases[key]
         base.users += 1
         try:
@@ -61,7 +64,6 @@ class Bases:
             await self._close_idle()
 
     async def close(self) -> None:
-        """Close every base. Idempotent."""
         bases, self._bases = list(self._bases.values()), OrderedDict()
         for base in bases:
             base.making.cancel()
@@ -75,10 +77,6 @@ class Bases:
         for key in idle[: max(len(idle) - self._most_idle, 0)]:
             base = self._bases.pop(key)
             await base.making.result().close()
-
-
-async def _made(make: Callable[[], Awaitable[BuiltImage]]) -> BuiltImage:
-    return await make()
 
 
 @asynccontextmanager

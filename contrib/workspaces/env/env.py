@@ -11,7 +11,6 @@ so it is the verifier's business to keep submitted code in a process that cannot
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,17 +22,14 @@ from contrib.workspaces.contract import (
     NetworkMode,
     Workspace,
     WorkspaceLimits,
-    Workspaces,
 )
 from contrib.workspaces.env.cheats import workspace_cheats
 from contrib.workspaces.env.obstacles import may_be_work, obstacle
 from contrib.workspaces.env.output import shorten
 from contrib.workspaces.env.prepared_env import Beginning, PreparedEnv
-from contrib.workspaces.env.rows import DEFAULT_IMAGE, Row, read_row, row_of
+from contrib.workspaces.env.rows import Row, read_row, row_of
 from contrib.workspaces.env.solutions import note_solution, play_noted
 from contrib.workspaces.env.submission import Copies, Wanted, copy_in, copy_out, put_texts, run_program
-from contrib.workspaces.images.dockerfile import BuiltImage, built_from, with_settings
-from contrib.workspaces.images.resolve import find_image
 from envs.data_tasks import data_tasks
 from envs.messages import call, say
 from forge_env.core.errors import EnvError, UserError
@@ -47,14 +43,6 @@ _SHOWN = 2000
 
 class WorkspaceTasks(PreparedEnv):
     """Instructions to follow in a workspace. Reward 1 when the task's verifier ends with exit code 0."""
-
-    def __init__(self, *, use_tools: bool = True, image: str = DEFAULT_IMAGE) -> None:
-        """Make an instance.
-
-        Args:
-            image: of the tasks that name none: host, host:PACKAGES, the folder of a root file system.
-        """
-        super().__init__(use_tools=use_tools, image=image)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0, data: str = "") -> Sequence[Task]:
@@ -86,7 +74,6 @@ class WorkspaceTasks(PreparedEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Run the solution of the task."""
         return play_noted(messages)
 
     @property
@@ -118,8 +105,8 @@ class WorkspaceTasks(PreparedEnv):
         return Beginning(
             image=row.image,
             key=json.dumps(row.model_dump(include=_PREPARED), sort_keys=True),
-            prepare=lambda workspaces, image: prepare_base(workspaces, image, row),
-            limits=_limits_of(row),
+            prepare=lambda workspace, _: _prepare(workspace, row),
+            limits=WorkspaceLimits(memory_bytes=row.memory_mb * _MB, disk_bytes=row.disk_mb * _MB, cpus=row.cpus),
         )
 
     async def collect(self, workspace: Workspace) -> Copies:
@@ -128,7 +115,6 @@ class WorkspaceTasks(PreparedEnv):
         return await copy_out(workspace, wanted, skip=True)
 
     async def grade(self, collected: Copies | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Run the verifier in a fresh workspace."""
         copies = collected or Copies()
         try:
             if copies.problem:
@@ -172,26 +158,15 @@ class WorkspaceTasks(PreparedEnv):
 _PREPARED = {"workdir", "files", "setup", "env", "user", "memory_mb", "disk_mb", "cpus"}
 
 
-async def prepare_base(workspaces: Workspaces, image: str, row: Row) -> BuiltImage:
-    """Return the files that agent and verifier of a task begin with."""
-    base = built_from(await asyncio.to_thread(find_image, image))
-    workspace = await workspaces.open(base.files, limits=_limits_of(row))
-    try:
-        owner = row.user or None
-        await run_program(workspace, ["mkdir", "-p", "--", row.workdir])
-        if owner:
-            await run_program(workspace, ["chown", owner, "--", row.workdir])
-        await put_texts(workspace, {row.place(path): text for path, text in row.files.items()}, user=owner)
-        if row.setup:
-            result = await workspace.exec(row.setup, user="0", env=row.env, cwd=row.workdir, timeout_s=_SETUP_SECONDS)
-            if not result.ok:
-                output = shorten((result.stderr or result.stdout).strip(), 300)
-                raise UserError(f"the set-up of the task {row.title} fails: {output}")
-        files = await workspace.snapshot()
-    finally:
-        await workspace.close()
-    return with_settings(BuiltImage(files=files, env=base.env, user=base.user), env=row.env, workdir=row.workdir)
-
-
-def _limits_of(row: Row) -> WorkspaceLimits:
-    return WorkspaceLimits(memory_bytes=row.memory_mb * _MB, disk_bytes=row.disk_mb * _MB, cpus=row.cpus)
+async def _prepare(workspace: Workspace, row: Row) -> None:
+    """Put the files into a workspace that agent and verifier of a task begin with."""
+    owner = row.user or None
+    await run_program(workspace, ["mkdir", "-p", "--", row.workdir])
+    if owner:
+        await run_program(workspace, ["chown", owner, "--", row.workdir])
+    await put_texts(workspace, {row.place(path): text for path, text in row.files.items()}, user=owner)
+    if row.setup:
+        result = await workspace.exec(row.setup, user="0", env=row.env, cwd=row.workdir, timeout_s=_SETUP_SECONDS)
+        if not result.ok:
+            output = shorten((result.stderr or result.stdout).strip(), 300)
+            raise UserError(f"the set-up of the task {row.title} fails: {output}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from contrib.workspaces.contract import (
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.rows import DEFAULT_IMAGE
-from contrib.workspaces.images.dockerfile import BuiltImage
+from contrib.workspaces.images.dockerfile import BuiltImage, built_from
+from contrib.workspaces.images.resolve import find_image
 from forge_env.utils.deadlines import queued
 
 
@@ -31,8 +33,8 @@ class Beginning:
     """As a row names it; "" is the environment's own."""
     key: Hashable
     """All that `prepare` depends on beside the image: tasks with equal ones share a base."""
-    prepare: Callable[[Workspaces, str], Awaitable[BuiltImage]]
-    """Makes the base of an image. It may outlive the episode that begins it, so it holds its task itself."""
+    prepare: Callable[[Workspace, BuiltImage], Awaitable[object]]
+    """Puts the task into a workspace of the image. It may outlive the episode that begins it, so it holds the task."""
     limits: WorkspaceLimits
 
 
@@ -48,7 +50,7 @@ class PreparedEnv(WorkspaceEnv):
 
         Args:
             use_tools: whether the model has tools.
-            image: of the tasks that name none.
+            image: of the tasks that name none: host, host:PACKAGES, the folder of a root file system.
         """
         super().__init__(use_tools=use_tools)
         self._default_image = image
@@ -60,7 +62,6 @@ class PreparedEnv(WorkspaceEnv):
         return self.bases.workspaces
 
     def beginning(self) -> Beginning:
-        """Return what the task at hand begins from."""
         raise NotImplementedError(f"{type(self).__name__} prepares its tasks: define beginning()")
 
     async def close(self) -> None:
@@ -75,8 +76,19 @@ class PreparedEnv(WorkspaceEnv):
         if self._base is None:
             name = beginning.image or self._default_image
             self._base = await self._leases.enter_async_context(
-                self.bases.lease((name, beginning.key), lambda: beginning.prepare(self.workspaces, name))
+                self.bases.lease((name, beginning.key), lambda: _make(self.workspaces, name, beginning))
             )
         async with queued():
             files = self._base.files if image is None else image
             return await self.workspaces.open(files, limits=beginning.limits, network=network or LOOPBACK)
+
+
+async def _make(workspaces: Workspaces, image: str, beginning: Beginning) -> BuiltImage:
+    base = built_from(await asyncio.to_thread(find_image, image))
+    workspace = await workspaces.open(base.files, limits=beginning.limits)
+    try:
+        await beginning.prepare(workspace, base)
+        files = await workspace.snapshot()
+    finally:
+        await workspace.close()
+    return BuiltImage(files=files, env=base.env, user=base.user)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from forge_env.core.errors import nearest
 from forge_env.core.types import Task
 from forge_env.data.rows import BadRow
 
 DEFAULT_IMAGE = "host:pytest"
+
+
+def _below_the_root(path: str) -> str:
+    if not path.startswith("/") or not PurePosixPath(path).name or ".." in PurePosixPath(path).parts:
+        raise ValueError("it is an absolute path of a folder below /")
+    return str(PurePosixPath(path))
+
+
+Folder = Annotated[str, AfterValidator(_below_the_root)]
 
 
 class Row(BaseModel):
@@ -25,7 +34,7 @@ class Row(BaseModel):
     """A command line of /bin/sh; exit code 0 is a reward of 1, any other 0. Its standard input is the final answer."""
     image: str = ""
     """In the form of `contrib.workspaces.images.resolve.find_image`; by default the option `image`."""
-    workdir: str = "/workspace"
+    workdir: Folder = "/workspace"
     files: dict[str, str] = Field(default_factory=dict)
     """Path -> text, there from the beginning."""
     setup: str = ""
@@ -50,13 +59,6 @@ class Row(BaseModel):
     name: str = ""
     kind: str = ""
 
-    @field_validator("workdir")
-    @classmethod
-    def _a_folder(cls, value: str) -> str:
-        if not value.startswith("/") or not PurePosixPath(value).name or ".." in PurePosixPath(value).parts:
-            raise ValueError("it is an absolute path of a folder below /")
-        return str(PurePosixPath(value))
-
     @field_validator("files", "verifier_files", "collect")
     @classmethod
     def _paths(cls, value: Any) -> Any:
@@ -67,7 +69,6 @@ class Row(BaseModel):
         return value
 
     def place(self, path: str) -> str:
-        """Return a path as an absolute one."""
         return str(PurePosixPath(self.workdir) / path)
 
     @property

@@ -36,7 +36,6 @@ class Copies:
     """Why nothing was copied: a link, a special file, or too much."""
 
     async def close(self) -> None:
-        """Remove the copies. Idempotent."""
         for copy in list(self.by_path.values())[:1]:
             await asyncio.to_thread(shutil.rmtree, copy.parent, ignore_errors=True)
 

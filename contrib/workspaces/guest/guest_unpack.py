@@ -119,9 +119,7 @@ def _confine(order: dict[str, Any]) -> None:
         (resource.RLIMIT_FSIZE, order["bytes"]),
         (resource.RLIMIT_NOFILE, 1024),
     ):
-        _, highest = resource.getrlimit(kind)
-        value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(kind, (value, value))
+        kernel.lower(kind, value)
     lockdown = kernel.Lockdown(base64.b64decode(order["filter"]))
     lockdown.keep_capabilities((_CHOWN, _DAC_OVERRIDE, _FOWNER, _FSETID))
     kernel.set_dumpable(False)

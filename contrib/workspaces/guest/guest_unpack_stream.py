@@ -18,7 +18,6 @@ BLOCK = 2**18
 ZSTD = b"\x28\xb5\x2f\xfd"
 _GZIP = b"\x1f\x8b"
 _ZSTD_WINDOW = 2**27
-_F_SETPIPE_SZ = 1031
 
 
 class Refused(Exception):
@@ -109,7 +108,7 @@ class Decompressor:
 def _send_counted(blocks: Iterator[bytes], limit: int, target: int) -> dict[str, Any]:
     digest, left = hashlib.sha256(), limit
     try:
-        fcntl.fcntl(target, _F_SETPIPE_SZ, 2**20)
+        fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 2**20)
     except OSError:
         pass  # an ordinary user has a budget for pipes
     try:
@@ -175,7 +174,6 @@ class Stream:
 
 
 def explained(failure: Exception) -> dict[str, Any]:
-    """Return the report of a failure."""
     if isinstance(failure, Refused):
         return {"refused": printable(str(failure))}
     if isinstance(failure, MemoryError):

@@ -307,11 +307,8 @@ def _user_namespace(first_id: int) -> int:
         os.close(ready[1])
         os.read(ready[0], 1)
         for name in ("uid_map", "gid_map"):
-            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
-            try:
-                os.write(fd, f"0 {first_id} {init.IDS}".encode())
-            finally:
-                os.close(fd)
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"0 {first_id} {init.IDS}")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         for fd in (ready[0], *go):

@@ -29,7 +29,6 @@ KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 31)
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETFCAP: what installing packages takes, in a user
 namespace of its own."""
 _OPEN_FILES, _USUAL_OPEN_FILES = 65536, 1024
-_USUAL_STACK = 8 * 2**20
 _SPARE_PROCESSES = 16
 _MAX_MESSAGE, _MAX_FDS = 256 * 2**10, 8
 _MAX_REASON = 1000  # characters: a reason quotes what it is about, and a message of the link has to hold it
@@ -80,29 +79,14 @@ def _be_killed_first() -> None:
 
 def _limit(order: dict[str, Any]) -> None:
     kernel.lower_small_limits()
-    limits = {
-        resource.RLIMIT_NOFILE: _OPEN_FILES,
-        # The disk is full before that; this is for files with holes.
-        resource.RLIMIT_FSIZE: order["disk_bytes"] + 2**20,
-    }
+    # The disk is full before that; this is for files with holes.
+    kernel.lower(resource.RLIMIT_FSIZE, order["disk_bytes"] + 2**20)
     if order["own_ids"]:  # else the limit would count processes of the same ids elsewhere on the machine
-        limits[resource.RLIMIT_NPROC] = order["processes"] + (_SPARE_PROCESSES if order["counted"] else 0)
+        kernel.lower(resource.RLIMIT_NPROC, order["processes"] + (_SPARE_PROCESSES if order["counted"] else 0))
     if not order["counted"]:
-        limits[resource.RLIMIT_AS] = order["memory_bytes"]
-    for kind, value in limits.items():
-        value = _allowed(kind, value)
-        resource.setrlimit(kind, (value, value))
-    for kind, usual, most in (
-        (resource.RLIMIT_NOFILE, _USUAL_OPEN_FILES, limits[resource.RLIMIT_NOFILE]),
-        (resource.RLIMIT_STACK, _USUAL_STACK, order["memory_bytes"]),
-    ):
-        most = _allowed(kind, most)
-        resource.setrlimit(kind, (min(usual, most), most))
-
-
-def _allowed(kind: int, value: int) -> int:
-    _, highest = resource.getrlimit(kind)
-    return value if highest == resource.RLIM_INFINITY else min(value, highest)
+        kernel.lower(resource.RLIMIT_AS, order["memory_bytes"])
+    kernel.lower(resource.RLIMIT_NOFILE, _OPEN_FILES, _USUAL_OPEN_FILES)
+    kernel.lower(resource.RLIMIT_STACK, order["memory_bytes"], kernel.USUAL_STACK)
 
 
 class Init:
@@ -242,18 +226,14 @@ class Init:
             # All stop before the first one ends: a shell would go on to its next command.
             for signal_number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in family:
-                    try:
+                    with contextlib.suppress(OSError):
                         os.kill(pid, signal_number)
-                    except OSError:
-                        pass
             self.reap(os.WNOHANG)
             time.sleep(0.0005)
 
     def end_processes(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.reap(0)
         self.answer({"end": number, "status": 0})
 
@@ -321,22 +301,16 @@ def _make_standard_files(workdir: str) -> None:
 
     Args: workdir: the image's working directory, which it need not have.
     """
-    try:
+    with contextlib.suppress(OSError):
         os.makedirs(workdir, exist_ok=True)
-    except OSError:
-        pass
     for path, mode in (("/tmp", 0o1777), ("/etc", 0o755)):
-        try:
+        with contextlib.suppress(OSError):
             os.mkdir(path)
             os.chmod(path, mode)
-        except OSError:
-            pass
-    try:
+    with contextlib.suppress(OSError):
         fd = os.open("/etc/hosts", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         os.write(fd, _ETC_HOSTS.encode())
         os.close(fd)
-    except OSError:
-        pass
 
 
 def _read_all(fd: int) -> bytes:

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -49,7 +49,6 @@ class BuiltImage:
     user: str = ""
 
     async def close(self) -> None:
-        """Free a snapshot. Idempotent."""
         if not isinstance(self.files, UnpackedImage):
             await self.files.close()
 
@@ -96,17 +95,22 @@ def read_instructions(path: Path) -> Iterator[Instruction]:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+    for number, text in joined(lines):
+        name, _, rest = text.strip().partition(" ")
+        yield Instruction(name=name.upper(), rest=rest.strip(), line=number)
+
+
+def joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are no comments, with continued ones joined, and the number of the first one of each."""
     text, start = "", 0
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("#") or (not line.strip() and not text):
             continue
         start = start if text else number
-        text += line[:-1] if line.endswith("\\") else line
-        if line.endswith("\\"):
-            continue
-        name, _, rest = text.strip().partition(" ")
-        yield Instruction(name=name.upper(), rest=rest.strip(), line=start)
-        text = ""
+        text += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            yield start, text
+            text = ""
 
 
 class _Builder:

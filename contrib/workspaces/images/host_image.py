@@ -31,15 +31,7 @@ _PROGRAMS = """
     tee test timeout touch tr true uname uniq wc which xargs awk gzip git
 """.split()  # noqa: SIM905  a list would be a line for each name
 _NOT_COPIED = {
-    "test",
-    "tests",
-    "idlelib",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "lib2to3",
-    "site-packages",
-    "dist-packages",
+    *["test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages"]
 }
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _PREFIX = Path("usr/local")

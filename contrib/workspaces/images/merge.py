@@ -42,7 +42,6 @@ def add_layer(layer: str, root: str) -> None:
 
 
 def copy_attributes(source: str, target: str) -> None:
-    """Copy owner, mode and time of a folder."""
     info = os.lstat(source)
     if os.geteuid() == 0:
         os.chown(target, info.st_uid, info.st_gid)

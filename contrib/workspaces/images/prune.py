@@ -44,7 +44,12 @@ def prune(names: Iterable[str] = (), *, everything: bool = False) -> Pruned:
         else:
             pruned.in_use.append(shown)
     for folder in sorted(images_folder().glob("host-*")) if everything else ():
-        _remove_counted(folder, _size(folder), pruned)
+        size = _size(folder)
+        if remove(folder):
+            pruned.removed.append(folder.name)
+            pruned.bytes += size
+        else:
+            pruned.in_use.append(folder.name)
     needed = {layer for stored in stored_images() for layer in stored.layers}
     for folder in sorted((images_folder() / "layers").glob("[0-9a-f]*")):
         if folder.name not in needed and (size := _layer_size(folder)) >= 0 and remove(folder):
@@ -70,14 +75,6 @@ def _unwanted(names: Iterable[str]) -> set[str]:
 def _forget(names: Iterable[str], unwanted: Iterable[str]) -> None:
     for name in set(names) & set(unwanted):
         forget_name(name)
-
-
-def _remove_counted(folder: Path, size: int, pruned: Pruned) -> None:
-    if remove(folder):
-        pruned.removed.append(folder.name)
-        pruned.bytes += size
-    else:
-        pruned.in_use.append(folder.name)
 
 
 def _layer_size(folder: Path) -> int:

@@ -89,7 +89,6 @@ def stored_images() -> list[StoredImage]:
 
 
 def load(folder: Path) -> StoredImage:
-    """Return an image of the cache."""
     try:
         record = json.loads((folder / "image.json").read_text())
         image = UnpackedImage(

@@ -27,7 +27,6 @@ _PROGRAM = WORKSPACE_GUEST / "guest_unpack.py"
 EXTRA = "forge-env[images]"
 _MAX_REPORT = 2**16
 _PIPE = 2**20
-_F_SETPIPE_SZ = 1031
 _LOOK_S = 0.5
 """How often a wait looks whether it is cancelled."""
 
@@ -168,7 +167,7 @@ class _Feed:
 
 def _widen(pipe: int) -> None:
     try:
-        fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE)
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
     except OSError:
         pass  # an ordinary user has a budget for pipes; a small one works, too
 

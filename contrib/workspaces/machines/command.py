@@ -170,14 +170,14 @@ async def run_command(
         outputs.close_write_ends()
         deadline = asyncio.get_running_loop().call_later(timeout_s, time_out)
         try:
-            answer = await _answer(box, number, answered, timeout_s)
+            answer = await answer_of(box, number, answered, timeout_s)
         finally:
             deadline.cancel()
     wall_s = time.monotonic() - begin
     return result_of(answer, outputs, watched, timed_out=timed_out, wall_s=wall_s)
 
 
-async def _answer(box: Box, number: int, answered: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
+async def answer_of(box: Box, number: int, answered: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
     """Wait for the end, which comes at the latest a while after the deadline. A cancellation kills the command."""
     try:
         return await box.bounded(answered, timeout_s + GRACE_S)
@@ -210,10 +210,10 @@ def result_of(
         raise SandboxError("the machine ran out of memory although the workspace was within its limit")
     fields |= {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None, "cpu_s": answer.cpu_s}
     fields["started"] = answer.started
-    return CommandResult(status=status_of(code, usage, outputs, timed_out=timed_out), **fields)
+    return CommandResult(status=_status_of(code, usage, outputs, timed_out=timed_out), **fields)
 
 
-def status_of(code: int, usage: GroupUsage, outputs: Outputs, *, timed_out: bool) -> ExecStatus:
+def _status_of(code: int, usage: GroupUsage, outputs: Outputs, *, timed_out: bool) -> ExecStatus:
     """Args: code: exit code, or minus the signal."""
     if outputs.flooded:
         return ExecStatus.OUTPUT_LIMIT

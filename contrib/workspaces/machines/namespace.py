@@ -19,10 +19,10 @@ import socket
 from dataclasses import replace
 from typing import Any
 
-from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceLimits
+from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
 from contrib.workspaces.machines.backend import BoxWorkspaces, above
 from contrib.workspaces.machines.box import Box
-from contrib.workspaces.machines.selftest import NOT_MEASURED, check_workspaces
+from contrib.workspaces.machines.selftest import check_workspaces
 from contrib.workspaces.machines.server import Server
 from contrib.workspaces.machines.workspace import BoxWorkspace, Origin, Started
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
@@ -66,7 +66,7 @@ class NamespaceWorkspaces(BoxWorkspaces):
     """
 
     def __init__(self, server: Server, groups: Groups | str, *, spares: int = _SPARES) -> None:
-        super().__init__(NOT_MEASURED)
+        super().__init__(WorkspaceCapabilities(backend="namespace", disk_in_memory=True))
         self._server, self._groups = server, groups if isinstance(groups, Groups) else None
         self._numbers = itertools.count(1)
         self._spares: list[tuple[int, Started]] = []
@@ -171,24 +171,19 @@ class NamespaceWorkspaces(BoxWorkspaces):
         }
 
     def _start_error(self, failed: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
-        return _start_error(failed, str(image.root))
-
-
-def _start_error(failed: dict[str, Any], image: str) -> SandboxError | UserError:
-    """Return the error for a workspace that did not start, with a remedy where the kernel lacks something."""
-    text, number = failed["failed"], failed.get("errno")
-    if number in (errno.ENOSPC, errno.ENOMEM):
-        return SandboxError(f"no room for a workspace: {text}; close others, or free memory")
-    if "mapped ids" in text:
-        return SandboxUnavailable(
-            f"workspaces: the file system of {image} cannot map owners ({text}); keep images on ext4, xfs or btrfs, or "
-            "on tmpfs with Linux 6.3 or newer."
-        )
-    if "overlay" in text and number in (errno.EPERM, errno.ENODEV, errno.EINVAL):
-        return SandboxUnavailable(f"workspaces: the kernel refuses an overlay ({text}); {_overlay_remedy()}.")
-    if number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-        return SandboxUnavailable(f"workspaces: the kernel refused to isolate ({text}); {_overlay_remedy()}.")
-    return SandboxError(f"a workspace did not start: {text}")
+        text, number = failed["failed"], failed.get("errno")
+        if number in (errno.ENOSPC, errno.ENOMEM):
+            return SandboxError(f"no room for a workspace: {text}; close others, or free memory")
+        if "mapped ids" in text:
+            return SandboxUnavailable(
+                f"workspaces: the file system of {image.root} cannot map owners ({text}); keep images on ext4, xfs or "
+                "btrfs, or on tmpfs with Linux 6.3 or newer."
+            )
+        if "overlay" in text and number in (errno.EPERM, errno.ENODEV, errno.EINVAL):
+            return SandboxUnavailable(f"workspaces: the kernel refuses an overlay ({text}); {_overlay_remedy()}.")
+        if number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+            return SandboxUnavailable(f"workspaces: the kernel refused to isolate ({text}); {_overlay_remedy()}.")
+        return SandboxError(f"a workspace did not start: {text}")
 
 
 def _overlay_remedy() -> str:

@@ -21,8 +21,6 @@ LIMITS = WorkspaceLimits(
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
 IMAGE = UnpackedImage(root=GUEST)
 """Any folder will do: the canaries run in pid 1."""
-MODES = (NetworkMode.NONE, NetworkMode.LOOPBACK, NetworkMode.ALLOWLIST)
-
 _LOOK = """
 def look(secret, namespaces):
     libc = ctypes.CDLL(None)
@@ -62,23 +60,6 @@ def look():
 """
 _ALLOWED_CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 31))
 
-NOT_MEASURED = WorkspaceCapabilities(
-    backend="namespace",
-    root_is_unprivileged=False,
-    users=False,
-    seccomp=False,
-    capabilities_dropped=False,
-    memory_limit="none",
-    process_limit="none",
-    cpu_limit=False,
-    disk_limit=False,
-    disk_in_memory=True,
-    network_modes=(),
-    listeners=False,
-    snapshots=False,
-)
-"""What is known before the self-test."""
-
 _passed: dict[str, WorkspaceCapabilities] = {}
 
 
@@ -113,21 +94,29 @@ async def _measure(workspace: Any, groups: Groups | str) -> WorkspaceCapabilitie
         missing = (f"memory and processes are limited per process only, as there is no control group: {groups}",)
     if os.geteuid() != 0:
         missing += ("commands run only as root of the workspace, who is the user of forge_env outside; run as root",)
-    return WorkspaceCapabilities(
+    return measured(
+        seen,
         backend="namespace",
-        root_is_unprivileged=root_is_unprivileged(seen),
         users=os.geteuid() == 0,
-        seccomp=True,
-        capabilities_dropped=True,
         memory_limit=version,
         process_limit=version,
         cpu_limit=isinstance(groups, Groups) and groups.limits_cpu,
         disk_limit=True,
         disk_in_memory=True,
-        network_modes=MODES,
+        missing=missing,
+    )
+
+
+def measured(seen: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
+    """Return the capabilities of a backend from which no canary got out."""
+    return WorkspaceCapabilities(
+        root_is_unprivileged=root_is_unprivileged(seen),
+        seccomp=True,
+        capabilities_dropped=True,
+        network_modes=(NetworkMode.NONE, NetworkMode.LOOPBACK, NetworkMode.ALLOWLIST),
         listeners=True,
         snapshots=True,
-        missing=missing,
+        **fields,
     )
 
 

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from contrib.workspaces.contract import CommandResult, WorkspaceLimits
-from contrib.workspaces.machines.box import GRACE_S, Box
-from contrib.workspaces.machines.command import OnOutput, Outputs, Watched, result_of, status_of
+from contrib.workspaces.machines.box import GRACE_S, Answer, Box
+from contrib.workspaces.machines.command import OnOutput, Outputs, Watched, result_of
 from forge_env.core.errors import SandboxError
 from forge_env.core.sandbox import ExecStatus
-from sandboxes.host.cgroup_slots import GroupUsage
 
 SHELLS = [["/bin/bash", "--noprofile", "--norc"], ["/bin/sh"]]
 _REPORT_FD = 3
@@ -145,7 +144,9 @@ class _Process:
         if ended is None:
             answer = await self._box.bounded(self._answered, GRACE_S)
             return result_of(answer, self._outputs, watched, timed_out=timed_out, wall_s=wall_s, state_lost=True)
-        return self._result(ended, watched, timed_out=timed_out, wall_s=wall_s)
+        answer = Answer(status=ended << 8)
+        result = result_of(answer, self._outputs, watched, timed_out=timed_out, wall_s=wall_s)
+        return replace(result, exit_code=None) if result.status is ExecStatus.TIMEOUT else result
 
     async def close(self) -> None:
         self._kill()
@@ -155,14 +156,6 @@ class _Process:
                 await answered
         except TimeoutError:
             await self._box.end()
-
-    def _result(self, code: int, watched: Watched, *, timed_out: bool, wall_s: float) -> CommandResult:
-        usage = watched.usage() if code else GroupUsage()
-        if usage.host_out_of_memory:
-            raise SandboxError("the machine ran out of memory although the workspace was within its limit")
-        status = status_of(code, usage, self._outputs, timed_out=timed_out)
-        exit_code = None if status is ExecStatus.TIMEOUT else code
-        return CommandResult(status=status, exit_code=exit_code, wall_s=wall_s, **self._outputs.fields())
 
     async def _send(self, quoted: bytes) -> None:
         """Send a command as one line of the shell: it has no standard input, and not the pipe of reports."""

@@ -22,8 +22,8 @@ from contrib.workspaces.contract import (
     WorkspaceFileError,
     WorkspaceLimits,
 )
-from contrib.workspaces.machines.box import GRACE_S, Answer, Box
-from contrib.workspaces.machines.command import SCRIPT, Watched, run_command, script_of, why_no_environment
+from contrib.workspaces.machines.box import Answer, Box
+from contrib.workspaces.machines.command import SCRIPT, Watched, answer_of, run_command, script_of, why_no_environment
 from contrib.workspaces.machines.proxy import Service
 from contrib.workspaces.machines.shell import BoxShell
 from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
@@ -384,11 +384,7 @@ class BoxWorkspace:
         started()
         deadline = asyncio.get_running_loop().call_later(self.limits.wall_s, box.kill, number)
         try:
-            answer = await box.bounded(answered, self.limits.wall_s + GRACE_S)
-        except asyncio.CancelledError:
-            box.kill(number)
-            await box.bounded(answered, GRACE_S)
-            raise
+            answer = await answer_of(box, number, answered, self.limits.wall_s)
         finally:
             deadline.cancel()
         _require_done(path, answer)

@@ -23,6 +23,7 @@ from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 from sandboxes.host.cgroup_slots import SlotGroupV1, SlotGroupV2
 from sandboxes.host.cgroups import CgroupFolders, Groups, find_groups, find_v1, find_v2, open_groups, reap
+from tests.helpers.processes import control_groups
 
 ROOT = Path(__file__).parents[3]
 MEGABYTE = 2**20
@@ -41,8 +42,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 def groups_of(pid: int) -> list[Path]:
-    folders = (Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup"))
-    return [folder for folder in folders if folder.name.startswith("forge_env-") and f"-{pid}-" in folder.name]
+    return [group for group in map(Path, control_groups(pid)) if group.name.startswith("forge_env-")]
 
 
 # --- for real ---

@@ -14,9 +14,9 @@ from contrib.workspaces.bug_fix.env import BugFix
 from contrib.workspaces.bug_fix.tasks import LEVELS
 from contrib.workspaces.env.cheats import workspace_cheats
 from envs.messages import call, say
-from forge_env import Episode, Outcome, Task
-from forge_env.core.types import Message
+from forge_env import Outcome
 from forge_env.rollout.factory import EnvFactory
+from tests.helpers.scripts import play, tool_results
 
 
 @pytest.fixture
@@ -25,22 +25,11 @@ async def factory() -> AsyncIterator[EnvFactory]:
         yield factory
 
 
-async def _play(factory: EnvFactory, task: Task, *messages: Message) -> Episode:
-    """Play messages one after another; without any, the expert."""
-
-    def script(conversation: list[Message]) -> Message:
-        return messages[sum(message["role"] == "assistant" for message in conversation)]
-
-    agent = ScriptedAgent(script if messages else BugFix.expert)
-    limits = factory.episode_limits()
-    return await forge_env.run_episode(factory, agent, task, seed=0, episode_id="episode", limits=limits)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 async def test_the_expert_is_paid_on_every_level_also_of_the_test_split(level: int) -> None:
     async with EnvFactory(BugFix, level=level) as factory:
         tasks = [*factory.tasks("train", count=1), *factory.tasks("test", count=1)]
-        episodes = await asyncio.gather(*(_play(factory, task) for task in tasks))
+        episodes = await asyncio.gather(*(play(factory, task) for task in tasks))
     assert [episode.reward for episode in episodes] == [1.0, 1.0]
     assert {spec["function"]["name"] for spec in factory.make(level=level).tools} == (
         {"shell", "edit"} if level == 0 else {"shell", "read", "write", "edit", "search"}
@@ -52,7 +41,7 @@ async def test_the_expert_is_paid_on_every_level_also_of_the_test_split(level: i
 async def test_an_empty_answer_and_an_unchanged_package_earn_nothing(factory: EnvFactory) -> None:
     [task] = factory.tasks("train", count=1)
     for messages in ([say("")], [call("shell", command="ls"), say("done")]):
-        episode = await _play(factory, task, *messages)
+        episode = await play(factory, task, *messages)
         assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
         assert episode.info["verdict"]["reason"] == "no module was changed"
 
@@ -62,7 +51,7 @@ async def test_a_cheat_earns_nothing(factory: EnvFactory, cheat: int) -> None:
     [task] = factory.tasks("train", count=1)
     scripts = [messages for messages in BugFix.cheats(task) if not isinstance(messages, str)]
     assert len(scripts) == len(workspace_cheats()) + 1
-    episode = await _play(factory, task, *scripts[cheat])
+    episode = await play(factory, task, *scripts[cheat])
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
 
 
@@ -71,9 +60,9 @@ async def test_a_package_that_breaks_another_function_earns_nothing(factory: Env
     [(path, text)] = task.metadata["solution"].items()
     other = next(name for _, name, _, _ in task.target["calls"] if name != task.metadata["operation"])
     broken = f"{text}\n\ndef {other}(argument):\n    return None\n"
-    episode = await _play(factory, task, call("write", path=path, text=broken), say("done"))
+    episode = await play(factory, task, call("write", path=path, text=broken), say("done"))
     assert episode.reward == 0.0 and episode.info["verdict"]["passed"] > 0
-    assert (await _play(factory, task, call("write", path=path, text=text), say("done"))).reward == 1.0
+    assert (await play(factory, task, call("write", path=path, text=text), say("done"))).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +72,7 @@ async def test_a_package_that_breaks_another_function_earns_nothing(factory: Env
 async def test_a_module_that_is_no_module_earns_nothing(factory: EnvFactory, command: str) -> None:
     [task] = factory.tasks("train", count=1)
     [path] = task.target["sources"]
-    episode = await _play(factory, task, call("shell", command=command.format(path=path)), say("done"))
+    episode = await play(factory, task, call("shell", command=command.format(path=path)), say("done"))
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
 
 
@@ -106,7 +95,7 @@ async def test_the_tools_answer_mistakes_with_what_to_do(factory: EnvFactory) ->
     episode = await forge_env.run_episode(
         factory, agent, task, seed=0, episode_id="mistakes", limits=forge_env.EpisodeLimits(**limits)
     )
-    answers = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    answers = tool_results(episode)
     assert len(answers) == len(mistakes)
     for reason, answer in zip(mistakes, answers, strict=True):
         assert reason in answer, answer
@@ -115,7 +104,7 @@ async def test_the_tools_answer_mistakes_with_what_to_do(factory: EnvFactory) ->
 async def test_a_shell_keeps_its_folder_and_an_edit_keeps_the_mode(factory: EnvFactory) -> None:
     [task] = factory.tasks("train", count=1)
     [path] = task.target["sources"]
-    episode = await _play(
+    episode = await play(
         factory,
         task,
         call("shell", command=f"chmod 755 {path}; cd /tmp; export COLOUR=red"),
@@ -124,7 +113,7 @@ async def test_a_shell_keeps_its_folder_and_an_edit_keeps_the_mode(factory: EnvF
         call("search", pattern="Give", path=path),
         say("done"),
     )
-    answers = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    answers = tool_results(episode)
     if '"""Give' in answers[3]:
         assert answers[2] == "/tmp\nred\n755"
     else:  # three functions: the passage occurs three times
@@ -133,5 +122,5 @@ async def test_a_shell_keeps_its_folder_and_an_edit_keeps_the_mode(factory: EnvF
 
 async def test_episodes_at_once_do_not_meet(factory: EnvFactory) -> None:
     tasks = factory.tasks("train", count=5)
-    episodes = await asyncio.gather(*(_play(factory, task) for task in tasks))
+    episodes = await asyncio.gather(*(play(factory, task) for task in tasks))
     assert [episode.reward for episode in episodes] == [1.0] * 5

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import forge_env
-from agents.scripted import ScriptedAgent
 from contrib.workspaces.contract import UnpackedImage
 from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.cheats import workspace_cheats
@@ -26,6 +25,8 @@ from forge_env.cli.main import main
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Message
 from forge_env.data.rows import BadRow
+from tests.helpers import scripts
+from tests.helpers.scripts import tool_results
 
 _ROW = {
     "instruction": "Write the sum of the numbers in numbers.txt into sum.txt.",
@@ -50,17 +51,7 @@ async def _opened(folder: Path, *rows: Mapping[str, Any], **options: Any) -> Asy
 async def _play(factory: EnvFactory, *messages: Message) -> Episode:
     """Play messages in the first task; without any, the solution."""
     [task] = factory.tasks("all", count=1)
-
-    def script(conversation: list[Message]) -> Message:
-        return messages[sum(message["role"] == "assistant" for message in conversation)]
-
-    agent = ScriptedAgent(script if messages else factory.env_class.expert)  # type: ignore[attr-defined]
-    limits = factory.episode_limits()
-    return await forge_env.run_episode(factory, agent, task, seed=0, episode_id="episode", limits=limits)
-
-
-def _answers(episode: Episode) -> list[str]:
-    return [message["content"] for message in episode.messages if message["role"] == "tool"]
+    return await scripts.play(factory, task, *messages)
 
 
 async def test_the_solution_is_paid_and_an_empty_answer_is_not(tmp_path: Path) -> None:
@@ -78,7 +69,7 @@ async def test_the_verifier_sees_only_what_is_collected(tmp_path: Path) -> None:
     )
     async with _opened(tmp_path, _ROW) as factory:
         episode = await _play(factory, call("shell", command=script), say("done"))
-        assert _answers(episode) == ["notes\nnumbers.txt\nprepared"]
+        assert tool_results(episode) == ["notes\nnumbers.txt\nprepared"]
         assert episode.reward == 1.0 and episode.info["verdict"]["left_out"] == ["/workspace/link"]
     chosen = {**_ROW, "collect": ["out", "sum.txt"], "exclude": ["*.tmp"]}
     chosen["verifier"] = "test -e out/a -a ! -e out/b.tmp -a ! -e other && cat sum.txt"
@@ -94,7 +85,7 @@ async def test_the_set_up_runs_once_and_the_answer_reaches_the_verifier(tmp_path
         look = call("shell", command="cat prepared")
         episodes = [await _play(factory, look, say(answer)) for answer in ("seven", "eight")]
     assert [episode.reward for episode in episodes] == [1.0, 0.0]
-    seen = {*(_answers(episode)[0] for episode in episodes), *(e.info["verdict"]["output"] for e in episodes)}
+    seen = {*(tool_results(episode)[0] for episode in episodes), *(e.info["verdict"]["output"] for e in episodes)}
     assert len(seen) == 1, "the verifier's workspace was prepared with the agent's"
 
 
@@ -114,7 +105,7 @@ async def test_tools_windows_and_what_they_leave_out(tmp_path: Path) -> None:
         call("shell", command="sleep 60", timeout=0.2),
     ]
     async with _opened(tmp_path, row) as factory:
-        answers = _answers(await _play(factory, *calls, say("done")))
+        answers = tool_results(await _play(factory, *calls, say("done")))
     assert answers[0] == "500  line 500\n501  line 501\n[lines 500 to 501 of 1000; read on with start=502]"
     assert "characters left out]" in answers[1] and answers[1].endswith("4999\n5000\n65534")
     assert "contains this passage 112 times (lines 1, 10, 11, 12, 13)" in answers[2]
@@ -140,7 +131,7 @@ async def test_left_over_processes_and_cheats_are_not_paid(tmp_path: Path) -> No
 async def test_an_option_names_the_image_of_rows_without_one(tmp_path: Path) -> None:
     row = {name: value for name, value in _ROW.items() if name != "image"}
     async with _opened(tmp_path, row, image="host:pytest") as factory:
-        [answer] = _answers(await _play(factory, call("shell", command="python3 -m pytest --version"), say("done")))
+        [answer] = tool_results(await _play(factory, call("shell", command="python3 -m pytest --version"), say("done")))
         assert answer.startswith("pytest ")
     async with _opened(tmp_path, row, image="nothing/here:1") as factory:
         episode = await _play(factory, say("done"))

@@ -23,8 +23,8 @@ from contrib.workspaces.machines.pool import Pool
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.made_images import make_small_image
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from tests.helpers.processes import control_groups, descendants
 from tests.helpers.waiting import DEADLINE_S, wait_until
-from tests.sandboxes.test_attacks import own_groups, processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(forge_env.__file__).parents[1]
@@ -73,26 +73,13 @@ def mounts(image: Path | None = None) -> list[str]:
 
 
 def wait_for_no_groups(pid: int) -> None:
-    """The server of workspaces removes them when its owner has ended; `below` can miss the server."""
-    wait_until(lambda: not groups(pid), "the end of all control groups")
+    """The server of workspaces removes them when its owner has ended; `descendants` can miss the server."""
+    wait_until(lambda: not control_groups(pid), "the end of all control groups")
 
 
 def no_new_mounts(before: list[str], image: Path | None = None) -> None:
     """Check that nothing more is mounted; what another test has mounted for a moment is waited for."""
     wait_until(lambda: not Counter(mounts(image)) - Counter(before), "the end of all mounts")
-
-
-def groups(pid: int) -> list[str]:
-    """Return the control groups that process `pid` has made."""
-    folders = (folder for folder, _, _ in os.walk("/sys/fs/cgroup"))
-    return [folder for folder in folders if "/forge_env-" in folder and f"-{pid}-" in folder]
-
-
-def below(pid: int) -> set[int]:
-    children: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        children |= set(map(int, task.read_text().split()))
-    return children.union(*(below(child) for child in children)) if children else children
 
 
 async def test_workspaces_see_only_their_own(
@@ -202,7 +189,7 @@ async def test_closing_leaves_nothing(small_image: UnpackedImage, tmp_path: Path
         pytest.skip(str(error))
     gc.collect()  # what earlier tests have left to it
     mounted = mounts()
-    before = processes(), sorted(map(str, own_groups())), len(os.listdir("/proc/self/fd"))
+    before = descendants(os.getpid()), control_groups(os.getpid()), len(os.listdir("/proc/self/fd"))
     async with open_workspaces("namespace") as workspaces:
         opened = [await workspaces.open(small_image, network=Network(listeners=(8000,))) for _ in range(8)]
         tasks = [asyncio.create_task(workspace.exec("sleep 600 & sleep 600")) for workspace in opened]
@@ -217,8 +204,8 @@ async def test_closing_leaves_nothing(small_image: UnpackedImage, tmp_path: Path
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, SandboxError) for result in results)
     del results, tasks
-    wait_until(lambda: processes() == before[0], "the end of all processes")
-    assert (processes(), sorted(map(str, own_groups())), len(os.listdir("/proc/self/fd"))) == before
+    wait_until(lambda: descendants(os.getpid()) == before[0], "the end of all processes")
+    assert (descendants(os.getpid()), control_groups(os.getpid()), len(os.listdir("/proc/self/fd"))) == before
     no_new_mounts(mounted)
 
 
@@ -242,7 +229,7 @@ def kill_an_owner(image: UnpackedImage, count: int, folder: Path, *, server_too:
         assert owner.stdout is not None
         line = owner.stdout.readline()
         assert line, "the owner failed"
-        family = below(owner.pid)
+        family = descendants(owner.pid)
         assert len(family) > count
         if server_too:
             os.kill(int(line), signal.SIGKILL)
