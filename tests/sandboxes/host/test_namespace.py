@@ -14,20 +14,21 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 from sandboxes.guest import guest_init
 from sandboxes.host.namespace import NamespaceSandbox
 from tests.helpers.ordinary_user import ordinary_python
+from tests.helpers.processes import descendants
+from tests.helpers.rows import rows
 from tests.helpers.waiting import is_alive, until
 
 if sys.platform != "linux":
@@ -36,23 +37,6 @@ if sys.platform != "linux":
 ROOT = Path(__file__).parents[3]
 shared_loop = pytest.mark.asyncio(loop_scope="module")
 PROMPT_S = 30.0  # far below the sleeps and wall limits below, far above any start-up time
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[NamespaceSandbox]:
-    try:
-        async with open_sandbox("namespace") as opened:
-            assert isinstance(opened, NamespaceSandbox)
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def sandbox(shared: NamespaceSandbox) -> AsyncIterator[Sandbox]:
-    """The sandbox of all tests; slots that a test has used up are replaced before the next test counts processes."""
-    yield shared
-    await shared.warm_up()
 
 
 async def run(sandbox: Sandbox, code: str, **fields: Any) -> ExecResult:
@@ -67,25 +51,6 @@ async def value(sandbox: Sandbox, code: str, *args: Any, **fields: Any) -> Any:
     result = await call(sandbox, code, *args, **fields)
     assert result.status is ExecStatus.OK and result.value is not None, result
     return json.loads(result.value)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return every living process below `pid`, in the host's numbers."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry))
-    found, todo = [], [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
 
 
 # --- what ordinary code does ---
@@ -475,30 +440,7 @@ def f():
 
 
 @shared_loop
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('PASSED'); import sys; sys.exit(0)",
-        "print('PASSED'); import os; os._exit(0)",
-        "def f(): import os; os._exit(0)",
-        "def f(): raise SystemExit(0)",
-        "def f():\n class I(int):\n  __eq__ = lambda s, o: True\n return I(1)",
-        "def f():\n class E:\n  __eq__ = lambda s, o: True\n return E()",
-        "def f():\n class D(dict): pass\n return [D()]",
-        "def f(): return {(1, 2): 3}",
-        "def f():\n x = []\n x.append(x)\n return x",
-        "def f(): return 'x' * 10**6",
-        "def f(): return b'x'",
-        "f = 1",
-        "pass",
-        "import os\nos.write(3, b'V\\xff\\0\\0\\0[1]')\nos._exit(0)",
-        "import os\nos.write(3, b'V\\1\\0\\0\\0001junk')\nos._exit(0)",
-        "import os\nos.write(3, b'V\\1\\0\\0\\0001')\nos._exit(3)",
-        "import os\nos.write(3, b'V\\1\\0\\0\\000x')\nos._exit(0)",
-        "import os\nos.close(3)\ndef f(): return 1",
-        "import os\nif not os.fork(): os._exit(0)\nos.abort()\ndef f(): return 1",
-    ],
-)
+@pytest.mark.parametrize(("code",), rows(__file__, "no_value.tsv"))
 async def test_no_value_no_pass(sandbox: Sandbox, code: str) -> None:
     result = await call(sandbox, code)
     assert result.status in (ExecStatus.NONZERO, ExecStatus.SIGNALED) and result.value is None, result
@@ -547,15 +489,15 @@ def processes(sandbox: Sandbox, *, runs: int) -> int:
 @shared_loop
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["starter", "zygote", "helper"])
 async def test_killed_zygote_is_replaced(victim: int) -> None:
-    idle = set(descendants(os.getpid()))
+    idle = descendants(os.getpid())
     async with open_sandbox("namespace", slots=2) as sandbox:
-        family = sorted(set(descendants(os.getpid())) - idle)
+        family = sorted(descendants(os.getpid()) - idle)
         if victim == len(family):
             pytest.skip("without control groups there are no helpers")
         code = "import os, time; os.fork(); time.sleep(60)"  # two forked, so two have started
         busy = [asyncio.create_task(run(sandbox, code, limits=Limits(wall_s=60))) for _ in range(2)]
-        await until(lambda: len(set(descendants(os.getpid())) - idle) == processes(sandbox, runs=2))
-        snippets = set(descendants(os.getpid())) - idle - set(family)
+        await until(lambda: len(descendants(os.getpid()) - idle) == processes(sandbox, runs=2))
+        snippets = descendants(os.getpid()) - idle - set(family)
         os.kill(family[victim], signal.SIGKILL)
         if victim == 2:
             done, others = await asyncio.wait(busy, timeout=20, return_when=asyncio.FIRST_COMPLETED)
@@ -572,7 +514,7 @@ async def test_killed_zygote_is_replaced(victim: int) -> None:
             await until(lambda: not any(is_alive(pid) for pid in snippets))
         again = await asyncio.gather(*(run(sandbox, "print(1)") for _ in range(4)))
         assert [result.stdout for result in again] == ["1\n"] * 4
-    assert set(descendants(os.getpid())) == idle
+    assert descendants(os.getpid()) == idle
 
 
 @shared_loop
@@ -580,23 +522,23 @@ async def test_killed_zygote_is_replaced(victim: int) -> None:
 async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandboxes.host.execution._GRACE_S", 0.2)
     monkeypatch.setattr("sandboxes.host.execution._READY_S", 0.2)
-    idle = set(descendants(os.getpid()))
+    idle = descendants(os.getpid())
     async with open_sandbox("namespace") as sandbox:
-        _, zygote, *_ = sorted(set(descendants(os.getpid())) - idle)
+        _, zygote, *_ = sorted(descendants(os.getpid()) - idle)
         os.kill(zygote, signal.SIGSTOP)
         task = asyncio.create_task(run(sandbox, "print(1)", limits=Limits(wall_s=0.6)))
         if killed:
             await asyncio.sleep(0)  # one turn of the loop: the request is sent
             os.kill(zygote, signal.SIGKILL)
         assert (await asyncio.wait_for(task, 20)).stdout == "1\n"
-    assert set(descendants(os.getpid())) == idle
+    assert descendants(os.getpid()) == idle
 
 
 @shared_loop
 async def test_a_start_that_takes_longer_than_the_limit_takes_no_time_from_the_code() -> None:
-    idle = set(descendants(os.getpid()))
+    idle = descendants(os.getpid())
     async with open_sandbox("namespace") as sandbox:
-        _, zygote, *_ = sorted(set(descendants(os.getpid())) - idle)
+        _, zygote, *_ = sorted(descendants(os.getpid()) - idle)
         os.kill(zygote, signal.SIGSTOP)
         limits = Limits(wall_s=0.5)
         task = asyncio.create_task(run(sandbox, "import time; time.sleep(0.1); print(1)", limits=limits))

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
 from sandboxes import open_sandbox
 from sandboxes.host import interpreter
-from sandboxes.host.namespace import NamespaceSandbox
+from tests.helpers.processes import descendants, parents
 from tests.helpers.waiting import until
 
 if sys.platform != "linux":
@@ -32,23 +32,6 @@ SHORT = Limits(wall_s=0.5)
 PROMPT_S = 30.0  # far below the sleeps of the cells
 
 Opener = Callable[..., Awaitable[Session]]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[NamespaceSandbox]:
-    try:
-        async with open_sandbox("namespace") as opened:
-            assert isinstance(opened, NamespaceSandbox)
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def sandbox(shared: NamespaceSandbox) -> AsyncIterator[Sandbox]:
-    """The sandbox of all tests; slots that a test has used up are replaced before the next test counts processes."""
-    yield shared
-    await shared.warm_up()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -73,30 +56,6 @@ async def printed(session: Session, code: str, **fields: Any) -> str:
     result = await run(session, code, **fields)
     assert (result.status, result.exit_code, result.stderr) == (ExecStatus.OK, 0, ""), result
     return result.stdout
-
-
-def parents() -> dict[int, int]:
-    """Return the parent of every process that lives, in the host's numbers."""
-    found = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            found[int(entry)] = int(parent)
-    return found
-
-
-def family(pid: int) -> set[int]:
-    """Return every living process below `pid`."""
-    known = parents()
-    found: set[int] = set()
-    below = {pid}
-    while below:
-        below = {child for child, parent in known.items() if parent in below}
-        found |= below
-    return found
 
 
 def descriptors() -> list[str]:
@@ -125,10 +84,10 @@ async def test_setup_runs_first_and_stays_out_of_tracebacks(opened: Opener) -> N
 
 
 async def test_broken_setup_is_our_fault(sandbox: Sandbox) -> None:
-    before = family(os.getpid())
+    before = descendants(os.getpid())
     with pytest.raises(SandboxError, match="ZeroDivisionError"):
         await sandbox.open_session(setup="1 / 0")
-    assert family(os.getpid()) == before
+    assert descendants(os.getpid()) == before
 
 
 async def test_echo_prints_the_last_expression(opened: Opener) -> None:
@@ -177,10 +136,10 @@ async def test_stdin_is_of_one_cell(opened: Opener) -> None:
 
 async def test_background_work_goes_on_and_ends_with_the_session(opened: Opener) -> None:
     session = await opened()
-    idle = family(os.getpid())
+    idle = descendants(os.getpid())
     shell = "['/bin/sh', '-c', 'read x; echo heard $x; sleep 60']"
     await printed(session, f"import os, subprocess, time; p = subprocess.Popen({shell}, stdin=subprocess.PIPE)")
-    assert len(family(os.getpid()) - idle) == 1
+    assert len(descendants(os.getpid()) - idle) == 1
     said = await printed(session, "p.stdin.write(b'it\\n'); p.stdin.flush()")
     said += await printed(session, "if not os.fork():\n  os.setsid()\n  os.fork() or time.sleep(60)\n  os._exit(0)")
     end = time.monotonic() + PROMPT_S
@@ -188,7 +147,7 @@ async def test_background_work_goes_on_and_ends_with_the_session(opened: Opener)
         said += await printed(session, "time.sleep(0.01)")
     assert said == "heard it\n"
     await session.close()
-    assert family(os.getpid()) < idle
+    assert descendants(os.getpid()) < idle
 
 
 async def test_forked_copies_of_the_interpreter_do_not_answer(opened: Opener) -> None:
@@ -224,7 +183,7 @@ async def test_end_is_told_and_the_next_cell_starts_afresh(
     session = await opened(
         setup="print('never shown')\nt = 7", limits=SHORT if status is ExecStatus.TIMEOUT else Limits()
     )
-    idle, open_files = len(family(os.getpid())), len(descriptors())
+    idle, open_files = len(descendants(os.getpid())), len(descriptors())
     await printed(session, "x = 1; open('file', 'w').write('x')")
     if "fork" in code:  # it floods from a child, which the cell itself does not wait for
         code += "\nimport time; time.sleep(60)"
@@ -235,7 +194,7 @@ async def test_end_is_told_and_the_next_cell_starts_afresh(
     assert result.status is not ExecStatus.SANDBOX_ERROR
     fresh = await run(session, "import os; print('x' in globals(), os.listdir(), t)")
     assert (fresh.stdout, fresh.state_lost) == ("False [] 7\n", False)
-    assert (len(family(os.getpid())), len(descriptors())) == (idle, open_files)
+    assert (len(descendants(os.getpid())), len(descriptors())) == (idle, open_files)
 
 
 async def test_cpu_limit_is_per_cell(opened: Opener) -> None:
@@ -269,11 +228,11 @@ async def test_process_limit_is_of_the_whole_session(opened: Opener) -> None:
 
 async def test_fork_bomb_is_gone_after_close(opened: Opener) -> None:
     session = await opened(limits=Limits(wall_s=0.3, processes=10))
-    before = family(os.getpid())
+    before = descendants(os.getpid())
     result = await run(session, "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass")
     assert result.status in (ExecStatus.TIMEOUT, ExecStatus.OUTPUT_LIMIT) and result.state_lost
     await session.close()
-    assert family(os.getpid()) < before
+    assert descendants(os.getpid()) < before
 
 
 async def test_files_are_limited(opened: Opener) -> None:
@@ -294,10 +253,10 @@ async def test_output_is_capped_per_cell(opened: Opener) -> None:
 
 async def test_death_between_cells_is_told_by_the_next(opened: Opener) -> None:
     session = await opened()
-    before = len(family(os.getpid()))
+    before = len(descendants(os.getpid()))
     await printed(session, "x = 1\nimport os, threading, time\ndef end(): time.sleep(0.05); os._exit(0)")
     await printed(session, "threading.Thread(target=end).start()")
-    await until(lambda: len(family(os.getpid())) < before)
+    await until(lambda: len(descendants(os.getpid())) < before)
     result = await run(session, "print('x' in globals())")
     assert (result.status, result.stdout, result.state_lost) == (ExecStatus.OK, "False\n", True)
     assert not (await run(session, "")).state_lost
@@ -305,10 +264,10 @@ async def test_death_between_cells_is_told_by_the_next(opened: Opener) -> None:
 
 async def test_reset_starts_afresh(opened: Opener) -> None:
     session = await opened(setup="t = 1")
-    before = len(family(os.getpid()))
+    before = len(descendants(os.getpid()))
     await printed(session, "t = x = 2; open('f', 'w'); import os, time\nif not os.fork(): time.sleep(60)")
     await session.reset()
-    assert len(family(os.getpid())) == before
+    assert len(descendants(os.getpid())) == before
     result = await run(session, "import os; print(t, 'x' in globals(), os.listdir())")
     assert (result.stdout, result.state_lost) == ("1 False []\n", False)
 
@@ -430,7 +389,7 @@ async def test_forged_answers_are_plain_values_of_this_session(opened: Opener) -
 
 
 async def test_two_hundred_sessions_do_not_meet(sandbox: Sandbox) -> None:
-    before, open_files = family(os.getpid()), descriptors()
+    before, open_files = descendants(os.getpid()), descriptors()
     limits = Limits(wall_s=60, cpu_s=60)
     sessions = await asyncio.gather(*(sandbox.open_session(limits=limits) for _ in range(200)))
     first = "import socket; x = {0}; open('f', 'w').write('{0}'); s = socket.socket(1); s.bind('\\0name')"
@@ -440,7 +399,7 @@ async def test_two_hundred_sessions_do_not_meet(sandbox: Sandbox) -> None:
     seen = await asyncio.gather(*(session.run(look) for session in sessions))
     assert [result.stdout for result in seen] == [f"{n} {n} ['f'] ['1', '2']\n" for n in range(200)]
     await asyncio.gather(*(session.close() for session in sessions))
-    assert (family(os.getpid()), descriptors()) == (before, open_files)
+    assert (descendants(os.getpid()), descriptors()) == (before, open_files)
 
 
 async def test_requests_of_one_session_follow_each_other(opened: Opener) -> None:
@@ -473,33 +432,33 @@ async def test_open_sessions_are_capped(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_cancelling_a_cell_leaves_nothing(opened: Opener) -> None:
     session = await opened(limits=Limits(wall_s=60))
-    before, open_files = family(os.getpid()), len(descriptors())
+    before, open_files = descendants(os.getpid()), len(descriptors())
     task = asyncio.create_task(run(session, "import os, time; os.fork(); time.sleep(60)"))
-    await until(lambda: len(family(os.getpid()) - before) == 1)
+    await until(lambda: len(descendants(os.getpid()) - before) == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert family(os.getpid()) < before and len(descriptors()) == open_files - 3
+    assert descendants(os.getpid()) < before and len(descriptors()) == open_files - 3
     result = await run(session, "print(1)")
     assert (result.stdout, result.state_lost) == ("1\n", True)
 
 
 async def test_cancelling_an_opening_leaves_nothing(sandbox: Sandbox) -> None:
-    before, open_files = family(os.getpid()), descriptors()
+    before, open_files = descendants(os.getpid()), descriptors()
     task = asyncio.create_task(sandbox.open_session(setup="import os, time; os.fork(); time.sleep(60)"))
-    await until(lambda: len(family(os.getpid()) - before) == 3)
+    await until(lambda: len(descendants(os.getpid()) - before) == 3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (family(os.getpid()), descriptors()) == (before, open_files)
+    assert (descendants(os.getpid()), descriptors()) == (before, open_files)
 
 
 async def test_close_ends_a_cell_in_flight_and_is_idempotent(sandbox: Sandbox) -> None:
-    before, open_files = family(os.getpid()), descriptors()
+    before, open_files = descendants(os.getpid()), descriptors()
     session = await sandbox.open_session(limits=Limits(wall_s=60))
     busy = asyncio.create_task(run(session, "import os, time; os.fork(); time.sleep(60)"))
     waiting = asyncio.create_task(run(session, "print(1)"))
-    await until(lambda: len(family(os.getpid()) - before) == 3)
+    await until(lambda: len(descendants(os.getpid()) - before) == 3)
     await asyncio.gather(session.close(), session.close())
     result = await busy
     assert (result.status, result.error) == (ExecStatus.SANDBOX_ERROR, "the session was closed")
@@ -509,18 +468,18 @@ async def test_close_ends_a_cell_in_flight_and_is_idempotent(sandbox: Sandbox) -
     for request in (session.run("1"), session.put("x", b""), session.get("x"), session.reset()):
         with pytest.raises(SandboxError, match="closed"):
             await request
-    assert (family(os.getpid()), descriptors()) == (before, open_files)
+    assert (descendants(os.getpid()), descriptors()) == (before, open_files)
 
 
 async def test_closing_the_sandbox_closes_its_sessions() -> None:
-    before, open_files = family(os.getpid()), descriptors()
+    before, open_files = descendants(os.getpid()), descriptors()
     async with open_sandbox("namespace") as sandbox:
         sessions = [await sandbox.open_session(limits=Limits(wall_s=60)) for _ in range(3)]
-        idle = len(family(os.getpid()))
+        idle = len(descendants(os.getpid()))
         busy = asyncio.create_task(run(sessions[0], "import os, time; os.fork(); time.sleep(60)"))
-        await until(lambda: len(family(os.getpid())) == idle + 1)
+        await until(lambda: len(descendants(os.getpid())) == idle + 1)
     assert (await busy).status is ExecStatus.SANDBOX_ERROR
-    assert (family(os.getpid()), descriptors()) == (before, open_files)
+    assert (descendants(os.getpid()), descriptors()) == (before, open_files)
     with pytest.raises(SandboxError, match="closed"):
         await sessions[1].run("1")
     with pytest.raises(SandboxError, match="closed"):
@@ -528,19 +487,19 @@ async def test_closing_the_sandbox_closes_its_sessions() -> None:
 
 
 async def test_sessions_survive_the_death_of_the_zygote() -> None:
-    before = family(os.getpid())
+    before = descendants(os.getpid())
     async with open_sandbox("namespace") as sandbox:
-        _, zygote, *_ = sorted(family(os.getpid()) - before)
+        _, zygote, *_ = sorted(descendants(os.getpid()) - before)
         first, second = [await sandbox.open_session(setup="t = 1", limits=Limits(wall_s=60)) for _ in range(2)]
-        idle = len(family(os.getpid()))
+        idle = len(descendants(os.getpid()))
         busy = asyncio.create_task(run(first, "import os, time; os.fork(); time.sleep(60)"))
-        await until(lambda: len(family(os.getpid())) == idle + 1)
+        await until(lambda: len(descendants(os.getpid())) == idle + 1)
         os.kill(zygote, signal.SIGKILL)
         result = await asyncio.wait_for(busy, 20)
         assert (result.status, result.state_lost) == (ExecStatus.SANDBOX_ERROR, True) and result.error
         again = await asyncio.gather(run(first, "print(t)"), run(second, "print(t)"))
         assert [(result.stdout, result.state_lost) for result in again] == [("1\n", False), ("1\n", True)]
-    assert family(os.getpid()) == before
+    assert descendants(os.getpid()) == before
 
 
 OWNER = """
@@ -567,8 +526,8 @@ async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
     with subprocess.Popen(command, cwd="/", env=environ, text=True, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None and owner.stdout.readline() == "ready\n"
         helper = sandbox.capabilities.memory_limit.startswith("cgroup")  # of the only slot
-        await until(lambda: len(family(owner.pid)) == 2 + 3 * 2 + 2 + helper)
-        left = family(owner.pid)
+        await until(lambda: len(descendants(owner.pid)) == 2 + 3 * 2 + 2 + helper)
+        left = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
         await until(lambda: not left & parents().keys())
 

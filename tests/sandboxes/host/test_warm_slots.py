@@ -19,8 +19,8 @@ from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits
 from sandboxes import open_sandbox
 from sandboxes.host.namespace import NamespaceSandbox
 from sandboxes.host.warm_slots import WarmSlots
+from tests.helpers.processes import descendants
 from tests.helpers.waiting import is_alive, until
-from tests.sandboxes.host.test_namespace import descendants
 
 pytestmark = pytest.mark.asyncio
 
@@ -281,9 +281,9 @@ async def test_an_ordinary_end_keeps_the_slot() -> None:
 
 
 async def test_slots_are_warm_again_after_the_zygote_died() -> None:
-    idle = set(descendants(os.getpid()))
+    idle = descendants(os.getpid())
     async with opened(slots=4) as sandbox:
-        _, zygote, *_ = sorted(set(descendants(os.getpid())) - idle)
+        _, zygote, *_ = sorted(descendants(os.getpid()) - idle)
         os.kill(zygote, signal.SIGKILL)
         await until(lambda: not is_alive(zygote))
         assert (await sandbox.run("print(1)")).stdout == "1\n"
@@ -297,14 +297,14 @@ async def test_closing_while_slots_are_being_started_leaves_nothing() -> None:
     def groups() -> set[str]:
         return {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if f"-{os.getpid()}-" in folder}
 
-    before, groups_before = set(descendants(os.getpid())), groups()
+    before, groups_before = descendants(os.getpid()), groups()
     async with opened(slots=8, warm=0) as sandbox:
         requests = [asyncio.create_task(sandbox.run("pass")) for _ in range(8)]
         while not sandbox.slot_stats.starting:
             await asyncio.sleep(0)
     for ended in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(ended, SandboxError | ExecResult)
-    assert (set(descendants(os.getpid())), groups()) == (before, groups_before)
+    assert (descendants(os.getpid()), groups()) == (before, groups_before)
 
 
 OWNER = """
