@@ -16,6 +16,7 @@ import pytest
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
+from tests.helpers.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 COUNT = int(os.environ.get("FORGE_ENV_SOAK", "10000"))
@@ -74,24 +75,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def below(pid: int) -> set[int]:
-    """Return every living process below `pid`."""
-    parents = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(entry)] = int(parent)
-    result: set[int] = set()
-    todo = {pid}
-    while todo:
-        todo = {child for child, parent in parents.items() if parent in todo}
-        result |= todo
-    return result
-
-
 def groups(pid: int) -> list[str]:
     """Return the control groups that process `pid` has made."""
     folders = (folder for folder, _, _ in os.walk("/sys/fs/cgroup"))
@@ -110,7 +93,7 @@ async def test_soak() -> None:
             await soak(sandbox, 100, seed=3)
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    before = groups(os.getpid()), mounts(), below(os.getpid()), len(os.listdir("/proc/self/fd"))
+    before = groups(os.getpid()), mounts(), descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
 
     environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-c", OWNER, str(COUNT // 2)]
@@ -119,7 +102,7 @@ async def test_soak() -> None:
         output = owner.stdout.readline()
         assert output, "the owner failed"
         assert int(output) < GROWTH_BYTES
-        family = below(owner.pid)
+        family = descendants(owner.pid)
         assert family
         owner.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
@@ -132,4 +115,4 @@ async def test_soak() -> None:
         resident_before = resident()
         await soak(sandbox, COUNT // 2, seed=4)
         assert resident() - resident_before < GROWTH_BYTES
-    assert (groups(os.getpid()), mounts(), below(os.getpid()), len(os.listdir("/proc/self/fd"))) == before
+    assert (groups(os.getpid()), mounts(), descendants(os.getpid()), len(os.listdir("/proc/self/fd"))) == before

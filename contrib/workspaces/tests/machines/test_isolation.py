@@ -23,8 +23,9 @@ from contrib.workspaces.machines.pool import Pool
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.made_images import make_small_image
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from tests.helpers.processes import descendants
 from tests.helpers.waiting import DEADLINE_S, wait_until
-from tests.sandboxes.test_attacks import own_groups, processes
+from tests.sandboxes.test_attacks import own_groups
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(forge_env.__file__).parents[1]
@@ -202,7 +203,7 @@ async def test_closing_leaves_nothing(small_image: UnpackedImage, tmp_path: Path
         pytest.skip(str(error))
     gc.collect()  # what earlier tests have left to it
     mounted = mounts()
-    before = processes(), sorted(map(str, own_groups())), len(os.listdir("/proc/self/fd"))
+    before = descendants(os.getpid()), sorted(map(str, own_groups())), len(os.listdir("/proc/self/fd"))
     async with open_workspaces("namespace") as workspaces:
         opened = [await workspaces.open(small_image, network=Network(listeners=(8000,))) for _ in range(8)]
         tasks = [asyncio.create_task(workspace.exec("sleep 600 & sleep 600")) for workspace in opened]
@@ -217,8 +218,8 @@ async def test_closing_leaves_nothing(small_image: UnpackedImage, tmp_path: Path
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, SandboxError) for result in results)
     del results, tasks
-    wait_until(lambda: processes() == before[0], "the end of all processes")
-    assert (processes(), sorted(map(str, own_groups())), len(os.listdir("/proc/self/fd"))) == before
+    wait_until(lambda: descendants(os.getpid()) == before[0], "the end of all processes")
+    assert (descendants(os.getpid()), sorted(map(str, own_groups())), len(os.listdir("/proc/self/fd"))) == before
     no_new_mounts(mounted)
 
 
