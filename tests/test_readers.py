@@ -89,11 +89,7 @@ READERS: dict[str, Read] = {
     "JSON": model_json.decode_all,
     "an error's sentence": model_json.shorten,
     "a verdict": lambda text: judge.read_verdict(text, 10),
-    **{
-        f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name])
-        for name in answers.FORMATS
-        if name != "number"  # it is the last number of a text
-    },
+    **{f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name]) for name in answers.FORMATS},
     "answer, a number is wanted": lambda text: answers.same_answer(text, "42"),
     "answer, words are wanted": lambda text: answers.same_answer(text, "north east"),
     "answer, for the algebra": lambda text: answers._is_bounded(text) and read_shape(text),
