@@ -77,36 +77,8 @@ def again(unit: str, *, before: str = "", after: str = "") -> Callable[[int], st
     return lambda size: before + unit * (size // len(unit)) + after
 
 
-UNITS = (
-    *'\n \\{[($^`*_-.,;=!1aA+#<"\t~e',
-    *("```", "```python\n", "``` \n", "\n```", " \n", "\t\n", "a ", "ab ", "ab-", "1 ", "1,", "1.", "1/", "1e", "1 * "),
-    *(
-        "<tool_call>",
-        "<tool_call>{",
-        '<tool_call>"',
-        '<tool_call>{"a":',
-        "<tool_call>{}",
-        "</tool_call>",
-        "<tool_call> ",
-    ),
-    *('<tool_call>{"name":"f","arguments":{', '<tool_call>{"name":"f","arguments":{}}</tool_call>', '{"name":', "[1,"),
-    *(
-        "<|python_tag|>",
-        "{};",
-        "{}",
-        '{"name":"f","parameters":{}};',
-        "<|eot_id|> ",
-        '\\"',
-        '"a" ',
-        '{"a":"',
-        "[]",
-        "{",
-    ),
-    *("\\boxed{", "\\boxed{}", "\\fbox{", "\\text{", "\\text ", "\\frac{", "\\frac ", "\\mathbb ", "\\frac{\\mathrm{"),
-    *("\\(", "\\[", "\\(a", "$a", "$$", "<answer>", "<answer ", "</answer>", "####", "#### ", "####\n", "answer: "),
-    *("<think>", "</think>", "x=", "a(", "a()", "_{", "^{", "^(", "^()", "^ ", "9^", ") !", "{,}", "or ", "111,", "√ "),
-    *("verdict", "nan", "A  ", "L,,", "\x1b[31m", "\x1b[1", "left ", "0x", "1.1", "01234567-", "/tmp/", "٣", "a ²"),
-)
+UNITS: list[str] = json.loads(Path(__file__).with_name("reader_units.json").read_text(encoding="utf-8"))
+"""What attacks repeat."""
 ATTACKS: dict[str, Callable[[int], str]] = {
     **{f"{unit!r} again": again(unit) for unit in UNITS},
     "a fence, then newlines": again("\n", before="```python"),

@@ -57,14 +57,3 @@ def test_a_run_that_was_not_measured_yet_has_an_empty_panel(tmp_path: Path) -> N
     (tmp_path / "metrics.jsonl").write_text("")
     curves.draw({"ended at its start": measured(tmp_path)}, tmp_path / "run.png")
     assert (tmp_path / "run.png").stat().st_size > 1000
-
-
-def test_two_runs_of_one_name_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    written = tmp_path / "both.json"
-    names = ["0.json", str(tmp_path / "0.json")]
-    monkeypatch.setattr(sys, "argv", ["curves", *names, "--what", "two runs", "--json", str(written)])
-    with pytest.raises(SystemExit):
-        curves.main()
-    assert "rename one" in capsys.readouterr().err and not written.exists()

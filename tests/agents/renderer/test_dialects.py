@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from agents.renderer.dialects.table import dialect_of
 from agents.renderer.model_json import MAX_DEPTH, flaw
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolCall, ToolSpec
+from tests.helpers.rows import rows
 
 CALLING = [dialect for dialect in DIALECTS if dialect != "none"]
 
@@ -186,88 +188,18 @@ def test_any_message_is_read(item: Any) -> None:
 
 # ---- cases ----
 
-A, B = ToolCall(id="call_0", name="a", arguments={"x": 1}), ToolCall(id="call_1", name="b", arguments={})
-MISTRAL = (replace(A, id="call00000"), replace(B, id="abcdefghi"))
 SCHEMA = [tool("a", {"x": 1}), tool("b", {})]
-READ: dict[str, tuple[str, str, str, tuple[ToolCall, ...]]] = {
-    "hermes, by the template": (
-        "hermes",
-        'so\n<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>',
-        "so",
-        (A, B),
-    ),
-    "hermes, words after it": ("hermes", '<tool_call>{"name":"a","arguments":{"x":1}}</tool_call> ok', "ok", (A,)),
-    "llama": ("llama", '{"name": "a", "parameters": {"x": 1}}', "", (A,)),
-    "llama, semicolon": ("llama", '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', "", (A, B)),
-    "llama, newline": ("llama", '{"name": "a", "arguments": {"x": 1}}\n{"name": "b", "parameters": {}}', "", (A, B)),
-    "llama, tag": ("llama", 'so <|python_tag|>{"name":"a","parameters":{"x":1}}<|eom_id|>', "so", (A,)),
-    "llama, JSON that is the answer": ("llama", '{"answer": 4}', '{"answer": 4}', ()),
-    "openai, list": ("openai", '[{"function": {"name": "a", "arguments": "{\\"x\\": 1}"}}]', "", (A,)),
-    "openai, one": ("openai", '{"id": "call_0", "function": {"name": "a", "arguments": {"x": 1}}}', "", (A,)),
-    "openai, message": ("openai", '{"content": "so", "tool_calls": [{"name": "a", "arguments": {"x":1}}]}', "so", (A,)),
-    "qwen_xml": (
-        "qwen_xml",
-        "so\n\n<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n"
-        "<tool_call><function=b></function></tool_call>",
-        "so",
-        (A, B),
-    ),
-    "glm": (
-        "glm",
-        "<tool_call>a\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call><tool_call>b</tool_call>",
-        "",
-        (A, B),
-    ),
-    "minimax_m2, without its section": ("minimax_m2", '<invoke name="b"></invoke>', "", (replace(B, id="call_0"),)),
-    "pythonic": ("pythonic", " [a(x=1), b()]", "", (A, B)),
-    "pythonic, a list that is the answer": ("pythonic", "[1, a]", "[1, a]", ()),
-    "lfm2, words after it": ("lfm2", "so <|tool_call_start|>[a(x=1)]<|tool_call_end|>ok", "so ok", (A,)),
-    "olmo3": ("olmo3", "<function_calls>a(x=1)\nb()</function_calls>", "", (A, B)),
-    "mistral": ("mistral", 'so[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[CALL_ID]abcdefghi[ARGS]{}', "so", MISTRAL),
-    "mistral, JSON": (
-        "mistral",
-        '[TOOL_CALLS] [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "id": "abcdefghi"}]',
-        "",
-        MISTRAL,
-    ),
-    "kimi_k2": (
-        "kimi_k2",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.a:7<|tool_call_argument_begin|>"
-        '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
-        "",
-        (replace(A, id="functions.a:7"),),
-    ),
-    "deepseek_v4": (
-        "deepseek_v4",
-        '<｜DSML｜tool_calls><｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>'
-        "</｜DSML｜invoke></｜DSML｜tool_calls>",
-        "",
-        (A,),
-    ),
-    "gemma4": ("gemma4", "<|tool_call>call:a{x:1}<tool_call|><|tool_call>call:b{}<tool_call|>", "", (A, B)),
-    "minicpm5": (
-        "minicpm5",
-        '<function name="a"><param name="x"><![CDATA[1</param>]]></param></function><function name="b"></function>',
-        "",
-        (replace(A, arguments={"x": "1</param>"}), B),
-    ),
-    "cohere": (
-        "cohere",
-        '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "a", "parameters": {"x": 1}}\n]<|END_ACTION|>',
-        "",
-        (A,),
-    ),
-    "openai, no arguments": ("openai", '[{"function": {"name": "b", "arguments": ""}, "id": "call_1"}]', "", (B,)),
-    "openai, JSON that is the answer": ("openai", "[1, 2]", "[1, 2]", ()),
-    "none": ("none", '<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": "a"}</tool_call>', ()),
+READ = {
+    case["name"]: case
+    for case in tomllib.loads(Path(__file__).with_name("read.toml").read_text(encoding="utf-8"))["read"]
 }
 
 
 @pytest.mark.parametrize("case", READ)
 def test_what_models_write_is_read(case: str) -> None:
-    dialect, text, content, calls = READ[case]
-    assert parse(text, dialect, SCHEMA) == (content, calls)
+    wanted = READ[case]
+    calls = tuple(ToolCall(**call) for call in wanted.get("calls", ()))
+    assert parse(wanted["text"], wanted["dialect"], SCHEMA) == (wanted.get("content", ""), calls)
 
 
 WRONG = {
@@ -365,32 +297,9 @@ def test_marks_around_no_call_are_a_call_that_cannot_be_read() -> None:
     assert content == "so" and "it holds no call" in call.error and call.raw.startswith("add 1")
 
 
-TYPES: dict[str, tuple[Any, str, Any]] = {
-    "text stays text": ({"type": "string"}, "3", "3"),
-    "no type": ({}, "3", "3"),
-    "integer": ({"type": "integer"}, "3", 3),
-    "integer, a fraction": ({"type": "integer"}, "1.5", 1.5),
-    "integer, no number": ({"type": "integer"}, "three", "three"),
-    "number": ({"type": "number"}, " 1e3 ", 1000.0),
-    "not finite": ({"type": "number"}, "1e999", "1e999"),
-    "NaN": ({"type": "number"}, "NaN", "NaN"),
-    "boolean": ({"type": "boolean"}, "true", True),
-    "boolean, of Python": ({"type": "boolean"}, "False", False),
-    "boolean, one": ({"type": "boolean"}, "1", 1),
-    "null or text": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
-    "None or text": ({"type": ["string", "null"]}, "None", None),
-    "a number or text": ({"type": ["string", "integer"]}, "3", 3),
-    "a fraction is no integer, but text": ({"type": ["string", "integer"]}, "3.5", "3.5"),
-    "list": ({"type": "array"}, '["a", 1]', ["a", 1]),
-    "list, of Python": ({"type": "array"}, "['a', True, None]", ["a", True, None]),
-    "object": ({"type": "object"}, '{"a": {"b": []}}', {"a": {"b": []}}),
-    "object, of Python": ({"type": "object"}, "{'a': 'it\\'s'}", {"a": "it's"}),
-    "object, broken": ({"type": "object"}, "{'a': ", "{'a': "),
-    "object, deep": ({"type": "object"}, '{"a":' * 99, '{"a":' * 99),
-    "constants": ({"enum": [1, 2]}, "2", 2),
-    "a definition": ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
-    "a schema that is none": ({"type": 3, "enum": None}, "3", "3"),
-}
+TYPES: dict[str, tuple[Any, str, Any]] = {"object, deep": ({"type": "object"}, '{"a":' * 99, '{"a":' * 99)}
+for name, schema, text, value in rows(__file__, "types.tsv"):
+    TYPES[name] = json.loads(schema), text, json.loads(value)
 
 
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if name != "none"])
@@ -443,27 +352,7 @@ def test_json_without_a_mark_is_a_call_only_with_arguments_or_an_offered_name(
         assert (len(calls) == 1) == called and (content == answer) != called
 
 
-ARGUMENTS: dict[str, dict[str, Any] | None] = {
-    "": {},
-    ', "arguments": null': {},
-    ', "arguments": ""': {},
-    ', "arguments": "  "': {},
-    ', "arguments": "null"': {},
-    ', "arguments": []': {},
-    ', "parameters": {}': {},
-    ', "arguments": "{\\"x\\": [1]}"': {"x": [1]},
-    ', "arguments": " {\\"x\\": 1}\\n"': {"x": 1},
-    ', "arguments": "\\"{}\\""': {},
-    ', "arguments": null, "parameters": {"x": 1}': {"x": 1},
-    ', "parameters": "{\\"x\\": 1}"': {"x": 1},
-    ', "arguments": "[1]"': None,
-    ', "arguments": [1]': None,
-    ', "arguments": 0': None,
-    ', "arguments": false': None,
-    ', "arguments": "{x: 1}"': None,
-    ', "arguments": "{\\"x\\": NaN}"': None,
-    ', "input": {"x": 1}': None,
-}
+ARGUMENTS = {written: json.loads(arguments) for written, arguments in rows(__file__, "arguments.tsv")}
 
 
 @pytest.mark.parametrize("written", ARGUMENTS)

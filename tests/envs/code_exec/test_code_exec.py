@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from agents.scripted import ScriptedAgent
 from envs.code_exec import CodeExec, extract_code
+from forge_env.core.episode import Episode
 from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolCall
@@ -70,13 +71,16 @@ async def run_tool(factory: EnvFactory, *snippets: str, **options: Any) -> list[
 # ---- the expert ----
 
 
+async def expert_plays(factory: EnvFactory, task: Task, seed: int = 0) -> Episode:
+    agent = ScriptedAgent(CodeExec.expert)
+    return await run_episode(factory, agent, task, seed=seed, episode_id=str(seed), limits=LIMITS)
+
+
 @shared_loop
 @pytest.mark.parametrize("split", ["train", "test"])
 async def test_the_expert_earns_the_full_reward(factory: EnvFactory, split: str) -> None:
     for i, task in enumerate(CodeExec.tasks(split, count=10)):
-        result = await run_episode(
-            factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
-        )
+        result = await expert_plays(factory, task, seed=i)
         assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.0, 2), result.messages
         enforced = result.info["sandbox"]
         assert enforced["seccomp"] is True and enforced["memory_limit"], "what the sandbox enforces is on record"
@@ -108,9 +112,7 @@ def test_the_question_does_not_tell_the_value() -> None:
 async def test_the_expert_solves_every_level(factory: EnvFactory, level: int, split: str) -> None:
     tasks = CodeExec.tasks(split, count=8, level=level)
     for i, task in enumerate(tasks):
-        result = await run_episode(
-            factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
-        )
+        result = await expert_plays(factory, task, seed=i)
         assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0), result.messages
     assert len({task.metadata["operation"] for task in tasks}) >= 2
 
@@ -118,7 +120,7 @@ async def test_the_expert_solves_every_level(factory: EnvFactory, level: int, sp
 @shared_loop
 async def test_the_expert_of_level_4_prints_each_column_with_its_number(factory: EnvFactory) -> None:
     [task] = CodeExec.tasks("train", count=1, level=4)
-    result = await run_episode(factory, ScriptedAgent(CodeExec.expert), task, seed=0, episode_id="e", limits=LIMITS)
+    result = await expert_plays(factory, task)
     head, columns, _ = [message["content"] for message in result.messages if message["role"] == "tool"]
     names = re.split(r"[,;|\t]", head.splitlines()[0])
     assert len(names) == 4 and ast.literal_eval(columns) == {name: number for number, name in enumerate(names)}
@@ -141,9 +143,7 @@ def test_the_tasks_of_a_level(level: int) -> None:
 async def test_level_4_needs_the_session() -> None:
     """The expert's later calls use the rows that an earlier one read."""
     async with make("code_exec", level=4, stateful=False) as factory:
-        result = await run_episode(
-            factory, ScriptedAgent(CodeExec.expert), factory.tasks(count=1)[0], seed=0, episode_id="e", limits=LIMITS
-        )
+        result = await expert_plays(factory, factory.tasks(count=1)[0])
     assert (result.outcome, result.reward) == (Outcome.SCORED, 0.0)
     assert any("NameError: name 'rows' is not defined" in message["content"] for message in result.messages)
 

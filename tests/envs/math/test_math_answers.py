@@ -32,11 +32,17 @@ from envs.math.shapes import read
 from envs.math.verifier import Verifier, _verdict, equal_expressions
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
-from tests.envs.math.answer_pairs import PAIRS
+from tests.helpers.rows import rows
 from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 ENDLESS = "(x+y+z+1)^{999}"  # multiplying it out takes hours
+# The verdicts of answer_pairs.tsv, by form. The forms are those of MATH, GSM8K, AIME, OlympiadBench and Minerva. An
+# answer is right when it has the value of the target and a form that answers the question: 1, 2, 3, 4 is no matrix of
+# these numbers.
+PAIRS: dict[str, list[tuple[str, str, bool]]] = {"expressions": [("\ud800\0", "x", False)]}  # no file holds half a pair
+for form, answer, target, verdict in rows(__file__, "answer_pairs.tsv"):
+    PAIRS.setdefault(form, []).append((answer, target, verdict == "right"))
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +103,13 @@ def documented() -> list[tuple[str, str, float]]:
     """The examples under "Answers of math" in docs/included_environments.md: target, answer, reward."""
     page = (ROOT / "docs" / "included_environments.md").read_text(encoding="utf-8")
     items = re.findall(r"^- [^`]*: (`.*(?:\n  .*)*)$", page.partition("## Answers of math")[2], re.MULTILINE)
-    rows = [
+    parts = [
         [re.findall(r"`([^`]+)`", part) for part in re.split(r"\s+is\s+(?=`)|,\s+not\s+(?=`)", item)] for item in items
     ]
     return [
         (target, text, score)
-        for [target], *parts in rows
-        for score, part in zip((1.0, 0.0), parts, strict=True)
+        for [target], *sides in parts
+        for score, part in zip((1.0, 0.0), sides, strict=True)
         for text in part
     ]
 
@@ -111,9 +117,9 @@ def documented() -> list[tuple[str, str, float]]:
 @pytest.mark.usefixtures("algebra")
 @pytest.mark.parametrize("form", ["\\boxed{%s}", "<answer>%s</answer>", "So it is %s.", "**So it is \\(%s\\)**"])
 def test_the_documented_examples_are_what_the_grader_does(form: str) -> None:
-    rows = [row for row in documented() if "it is" not in form or parse_number(row[0])]
-    assert len(rows) >= 90
-    assert [row for row in rows if MathReward()("", form % row[1], row[0]) != row[2]] == []
+    examples = [row for row in documented() if "it is" not in form or parse_number(row[0])]
+    assert len(examples) >= 90
+    assert [row for row in examples if MathReward()("", form % row[1], row[0]) != row[2]] == []
 
 
 def written() -> list[tuple[str, str, float, str]]:
@@ -122,100 +128,21 @@ def written() -> list[tuple[str, str, float, str]]:
     The forms are those of MATH-500 and GSM8K. The verdicts were made by hand before the grader was asked, but for four
     that follow a rule of the page: the base of a numeral (2), the last number of a text, the exact side of "about".
     """
-    lines = (Path(__file__).parent / "pairs.tsv").read_text(encoding="utf-8").splitlines()
-    rows = [[*line.split("\t"), ""][:4] for line in lines]
-    return [(target, text, float(reward), judgement) for target, text, reward, judgement in rows]
+    cells = ([*row, ""][:4] for row in rows(__file__, "pairs.tsv"))
+    return [(target, text, float(reward), judgement) for target, text, reward, judgement in cells]
 
 
 @pytest.mark.usefixtures("algebra")
 def test_answers_as_models_write_them_have_their_reward() -> None:
-    rows = written()
-    assert len({row[:2] for row in rows}) == len(rows) >= 300
-    assert [row for row in rows if MathReward()("", row[1], row[0]) != row[2]] == []
-
-
-PROSE: list[tuple[str, list[str], list[str]]] = [
-    # target, what earns 1, what earns 0
-    (
-        "12",
-        [
-            r"The area is $12\text{ cm}^2$.",
-            "12 cm³",
-            "**12** cm",
-            "12 sq. ft.",
-            "a 12-day trip",
-            "12 cm<sup>2</sup>",
-            "12.[1]",
-            "12.¹",
-        ],
-        [],
-    ),
-    (
-        "2",
-        ["2 apples.", "- 2 pears", "(A) 2", "1. 2", "2!"],
-        [r"The area is $12\text{ cm}^2$.", "x²", "x^{2}", "a_2", "x<sup>2</sup>", "H2O"],
-    ),
-    (
-        "9",
-        ["9 m/s^2", "9 m s^{-2}", "9 m·s⁻²"],
-        ["3^2", "$3^2$", "9 - 0", "9x", "9π", "9 \\pi", "f(9)", "x > 9", "±9", "9i"],
-    ),
-    ("300000", [r"$3\times10^5$ km", "3 x 10^5", "3×10⁵ m", "300,000", "300 000"], ["3 x 10^4"]),
-    ("0.001", ["10^-3", "10^{-3}", "1e-3"], ["-3"]),
-    ("-5", ["negative 5", "minus 5", "−5 °C", "-$5", "$x = - 5$"], ["10 minus 5", "10 - 5", "pages 1-5", "COVID-5"]),
-    (
-        "5",
-        ["a - 10 = 5", "15 minus 10 is 5", "5.", "from 10 to 5", "5 in total", "<b>5</b>"],
-        ["10 minus 5", "5/x", "5:1"],
-    ),
-    ("-3/4", [r"minus $\frac{3}{4}$", r"$-\frac{3}{4}$", "-3/4.", r"$-\left(\frac34\right)$"], [r"$\frac34$"]),
-    ("1/3", [r"$\frac13 \approx 0.333$", "1/3 ≈ 0.333", "0.333..."], ["0.333", "1/3 ≈ 0.4"]),
-    ("4", [r"$\{4\}$"], [r"$\{3, 4\}$", "(3, 4)"]),
-    ("7", ["7 Ω", "7 µm", r"7 {\rm cm}", "7 J/(kg K)", "7 N·m", "7¢"], ["x_7", "$7!$"]),
-    ("2.5", ["2½ hours", "2 1/2 hours", "2.5h"], ["1/2"]),
-    ("1500000", ["1.5 million people", "$1.5 million"], ["1.5"]),
-    ("123", ["123"], ["x = 1,2,3", "1, 2, 3"]),
-    ("3400", ["3,400.", "the others (3,400 people)"], ["the point (3,400)", "0,3400", "34,00"]),
-    (
-        "2",
-        ["2.", "It fell from 3 to 2.", "Reduced 4/2 to 2."],
-        ["3 to 2", "$3$ to $2$", r"$3\text{ to }2$", "4 choose 2", "3 and 2", "1 in 2", "3 to the power of 2"],
-    ),
-    (
-        "5",
-        ["-> 5", "=> 5", "<b>5</b>", "| 5 |", "|a|5|", "5 or 5.0", r"$\lfloor 5.5 \rfloor = 5$", "COVID: 5+3-3=5"],
-        [
-            "> 5",
-            "x>5",
-            "x \\geq 5",
-            "3 < 5",
-            "at least 5",
-            "no more than 5",
-            "5+ apples",
-            "5 or more",
-            "4 or 5",
-            "not 5",
-            "between 3 and 5",
-            "|5|",
-            "⌊5⌋",
-            r"\lfloor 5 \rfloor",
-            "floor(5)",
-            "max(4, 5)",
-            "2 (mod 5)",
-            r"2 \pmod 5",
-        ],
-    ),
-    ("-7", ["- 7", "− 7", "So:\n- 7"], ["the absolute value of -7", "|-7|", r"$\lvert -7 \rvert$"]),
-    ("7", ["- 7 pears", "- 5\n- 7"], ["- 7"]),
-    ("20000", ["20k", "$20k", "20K people"], ["20M", "20 k"]),
-    ("16", ["16"], [r"$\sqrt{16}$", "sqrt(16)", r"\log_2 16", r"\frac{\sqrt{16}}{16}", "2 times 16"]),
-]
+    table = written()
+    assert len({row[:2] for row in table}) == len(table) >= 300
+    assert [row for row in table if MathReward()("", row[1], row[0]) != row[2]] == []
 
 
 def test_the_number_that_ends_a_text() -> None:
-    for target, right, wrong in PROSE:
-        assert [text for text in right if MathReward()("", text, target) != 1.0] == []
-        assert [text for text in wrong if MathReward()("", text, target) != 0.0] == []
+    cases = rows(__file__, "prose.tsv")
+    assert len(cases) == 152
+    assert [(target, text) for target, text, reward in cases if MathReward()("", text, target) != float(reward)] == []
 
 
 @pytest.mark.usefixtures("algebra")
@@ -234,9 +161,9 @@ def test_arithmetic_is_right_for_its_value_by_an_option() -> None:
 @pytest.mark.slow
 def test_math_verify_differs_where_the_table_says_why() -> None:
     library = importlib.import_module("math_verify")
-    rows = written()
-    verdicts = [library.verify(library.parse(f"${target}$"), library.parse(text)) for target, text, *_ in rows]
-    assert [row for row, verdict in zip(rows, verdicts, strict=True) if (verdict != row[2]) != bool(row[3])] == []
+    table = written()
+    verdicts = [library.verify(library.parse(f"${target}$"), library.parse(text)) for target, text, *_ in table]
+    assert [row for row, verdict in zip(table, verdicts, strict=True) if (verdict != row[2]) != bool(row[3])] == []
 
 
 def test_the_table_of_pairs_has_no_pair_twice() -> None:
@@ -308,33 +235,7 @@ def test_what_needs_math_verify() -> None:
 # ---- extraction ----
 
 
-@pytest.mark.parametrize(
-    ("response", "text", "format"),
-    [
-        ("It is <answer>42</answer>.", "42", "answer"),
-        ("<answer>1</answer> no, <answer> 42\n</answer>", "42", "answer"),
-        ("<ANSWER>42</ANSWER>", "42", "answer"),
-        ("<answer>\\boxed{42}</answer>", "42", "answer"),
-        ("<answer><answer>42</answer>", "42", "answer"),
-        ("<answer>41", "41", "number"),
-        ("\\boxed{1} or \\boxed{42}", "42", "boxed"),
-        ("\\boxed{\\frac{1}{\\sqrt{2}}}", "\\frac{1}{\\sqrt{2}}", "boxed"),
-        ("\\fbox{\\{1, 2\\}}", "\\{1, 2\\}", "boxed"),
-        ("\\boxed{42} and 43", "42", "boxed"),
-        ("6 * 7 = 42\n#### 42", "42", "gsm8k"),
-        ("#### Step 2\nso it is 42", "42", "number"),
-        ("#### 1,234", "1,234", "gsm8k"),
-        ("So 40, 41, 42.", "42", "number"),
-        ("It is -3/4.", "-3/4", "number"),
-        ("It is \\frac{3}{4}.", "3/4", "number"),
-        ("I say $x+1$", "x+1", "number"),
-        ("I say $x+a$.", "x+a", "text"),
-        ("The answer is x+a", "x+a", "text"),
-        ("<think>\\boxed{1}</think> \\boxed{42}", "42", "boxed"),
-        ("\\boxed{1}</think> 42", "42", "number"),
-        ("42 is no answer: \\boxed{}", "", "boxed"),
-    ],
-)
+@pytest.mark.parametrize(("format", "text", "response"), rows(__file__, "final_answers.tsv"))
 def test_the_final_answer(response: str, text: str, format: str) -> None:
     result = extract_answer(response)
     assert result is not None
@@ -449,25 +350,9 @@ def test_options_that_make_no_sense(options: dict[str, float], match: str) -> No
         MathReward(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
-        ("<think>6 * 7</think> 42", 1.0),
-        ("\n<think>\n6 * 7\n</think>\n42", 1.0),
-        ("<think> </think> 42", 0.2),
-        ("<think>6 * 7</think>", 0.2),
-        ("<think>6 * 7", 0.2),
-        ("6 * 7</think> 42", 0.2),
-        ("</think>6 * 7<think> 42", 0.2),
-        ("42 <think>6 * 7</think> 42", 0.2),
-        ("<think>a</think><think>b</think> 42", 0.2),
-        ("42", 0.0),
-        ("", 0.0),
-        ("<thinking>6 * 7</thinking> 42", 0.0),
-    ],
-)
-def test_thinking_reward(response: str, expected: float) -> None:
-    assert ThinkingReward()("", response, None) == expected
+@pytest.mark.parametrize(("response", "expected"), rows(__file__, "thinking.tsv"))
+def test_thinking_reward(response: str, expected: str) -> None:
+    assert ThinkingReward()("", response, None) == float(expected)
 
 
 def test_thinking_reward_with_its_own_tag_and_figures() -> None:

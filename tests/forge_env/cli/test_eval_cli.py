@@ -28,6 +28,7 @@ from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
 from forge_env.utils.secret_values import FILE
 from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
+from tests.helpers.rows import rows
 
 Run = Callable[..., dict[str, Any]]
 
@@ -189,19 +190,8 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
 
 
 def coin(agent: str, out: str, *more: str, n: int = 4) -> list[str]:
-    return [
-        "--env",
-        "coin.py:Coin",
-        "--agent",
-        f"scripted:coin.py:{agent}",
-        "-n",
-        str(n),
-        "--tasks",
-        "12",
-        "--out",
-        out,
-        *more,
-    ]
+    fixed = f"--env coin.py:Coin --agent scripted:coin.py:{agent} -n {n} --tasks 12 --out {out}"
+    return [*fixed.split(), *more]
 
 
 SECRETIVE = """
@@ -679,54 +669,11 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"agent": "scrpted:expert"}, "no kind of agent 'scrpted'. Did you mean scripted?"),
-        ({"agent": "vllm:"}, "the agent vllm: lacks"),
-        ({"agent": "vllm:nowhere"}, "there is no model folder nowhere"),
-        ({"agent": "checkpoint:nowhere"}, "nowhere holds neither a model/ folder, which"),
-        ({"agent": "scripted:coin.py:pay"}, "has no attribute 'pay'. Did you mean play?"),
-        ({"agent": "scripted:coin.py:Few.tasks.count"}, "has no attribute 'Few.tasks.count'"),
-        (
-            {"agent": "scripted:coin.py:answers"},
-            "'coin.py:answers' is 0; a script is a function of the messages so far",
-        ),
-        ({"agent": "scripted:coin.py:mistaken"}, "set the variable COIN_KEY"),
-        ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent does not sample"),
-        (
-            {"idle-seconds": "5"},
-            "a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead",
-        ),
-        (
-            {"answer-seconds": "0"},
-            "answer_seconds is 0; give --answer-seconds a number of seconds above 0, or leave it",
-        ),
-        ({"idle-seconds": "nan"}, "idle_seconds is nan; it must be a finite number"),
-        ({"agent": "openai:gpt@https://u:secret@example.org/v1"}, "'https://example.org/v1' is no plain address"),
-        ({"env": "mathh"}, "Did you mean math?"),
-        ({"option": "levl=2"}, "no option 'levl'"),
-        ({"option": "level"}, "not of the form name=value"),
-        ({"tools": "add"}, "no option 'tools'"),
-        ({"n": "0"}, "both must be 1 or more"),
-        ({"concurrency": "0"}, "the concurrency is 0"),
-        ({"temperature": "-1"}, "--temperature is -1; it must be from 0"),
-        ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
-        ({"max-turns": "0"}, "max_turns is 0"),
-        ({"max-thinking-tokens": "-1"}, "max_thinking_tokens is -1"),
-        ({"max-thinking-tokens": "512"}, "max_thinking_tokens is 512, and a turn has max_turn_tokens, 512, at most"),
-        ({"thinking": "of"}, "thinking is 'of'. Did you mean off?"),
-        ({"thinking": "off"}, "thinking is 'off', and a scripted agent has none"),
-        ({"agent": "openai:gpt@http://127.0.0.1:9/v1", "thinking": "loud"}, "thinking is 'loud'"),
-        ({"agent": "openai:gpt@ftp://127.0.0.1:9/v1"}, "'ftp://127.0.0.1/v1' is no plain address"),
-        ({"agent": "openai:gpt@localhost:9/v1"}, "has the address localhost:9/v1: write it as http://localhost:9/v1"),
-        ({"env": ""}, "an evaluation needs --env and --agent, or --set FILE.yaml"),
-        ({"task": "nothing"}, "there is no task of the id 'nothing' among the first 2 of the split 'test' of math"),
-        ({"like": "run"}, "--like run is for an endpoint, openai:"),
-        ({"adapter": "mine"}, "the adapter is mine and the agent is scripted:expert: an adapter is for local models"),
-    ],
+    ("words", "changes"), [(words, changes) for words, *changes in rows(__file__, "eval_mistakes.tsv")]
 )
-def test_a_mistake_is_one_sentence(run: Run, changes: dict[str, str], words: str) -> None:
-    options = {"env": "math", "agent": "scripted:expert", "n": "1", "tasks": "2", "out": "out"} | changes
+def test_a_mistake_is_one_sentence(run: Run, changes: list[str], words: str) -> None:
+    options = {"env": "math", "agent": "scripted:expert", "n": "1", "tasks": "2", "out": "out"}
+    options |= (change.split("=", 1) for change in changes)
     arguments = [text for key, value in options.items() for text in ("-n" if key == "n" else f"--{key}", value)]
     error = run(*arguments, code=2)["error"]
     assert words in error and "secret" not in error
@@ -753,18 +700,7 @@ def _solve(asked: Asked) -> str:
 def test_an_endpoint_is_an_agent_and_its_key_is_written_nowhere(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
     chat_server.will(chat_server.fails(500, "hiccup"), chat_server.replies(_solve))
     prices = ["--price-prompt", "1e6", "--price-completion", "2e6"]
-    arguments = [
-        "--env",
-        "math",
-        "--agent",
-        f"openai:some@model@{chat_server.url}",
-        "-n",
-        "2",
-        "--tasks",
-        "3",
-        "--out",
-        "out",
-    ]
+    arguments = f"--env math --agent openai:some@model@{chat_server.url} -n 2 --tasks 3 --out out".split()
     result = run(*arguments, "--concurrency", "2", "--temperature", "0.5", "--top-p", "0.9", *prices)
     assert (result["avg@2"], result["episodes"], result["faults"]) == (1.0, 6, {})
     assert (result["prompt_tokens"], result["completion_tokens"], result["tokens"]) == (42, 18, 60)

@@ -395,9 +395,7 @@ FOREIGN = [
     '{"step": 1, "loss": 0.1}',
     '{"schema_version": 99, "task": {}}',
     pytest.param("[1]"),
-    pytest.param(
-        '{"schema_version": 2, "step": 3}',
-    ),
+    pytest.param('{"schema_version": 2, "step": 3}'),
 ]
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from agents.scripted import ScriptedAgent
 from forge_env.core import own_copies
 from forge_env.core.env import Env
-from forge_env.core.episode import Group
+from forge_env.core.episode import Episode, Group
 from forge_env.core.own_copies import own_episode
 from forge_env.core.protocols import Conversation
 from forge_env.core.tools import Tool, reward, tool
@@ -251,14 +251,15 @@ class OneMessage(Env):
         return [self.message], 1.0, self.message["content"].count("again") == 2, False, {}
 
 
-async def play(env: type[Env], task: Task, options: dict[str, Any] | None = None) -> Group:
-    async with EnvFactory(env, **(options or {})) as factory:
-        return await run_group(
-            factory,
-            ScriptedAgent(script),
-            GroupSpec(task=task, count=3, seed=0, group_id="g"),
-            limits=EpisodeLimits(max_turns=3),
-        )
+def play(
+    env: type[Env], task: Task, options: dict[str, Any] | None = None, *, agent: Any = script, count: int = 3
+) -> tuple[Episode, ...]:
+    async def group() -> Group:
+        async with EnvFactory(env, **(options or {})) as factory:
+            spec = GroupSpec(task=task, count=count, seed=0, group_id="g")
+            return await run_group(factory, ScriptedAgent(agent), spec, limits=EpisodeLimits(max_turns=3))
+
+    return asyncio.run(group()).episodes
 
 
 @pytest.mark.parametrize(
@@ -292,16 +293,16 @@ def test_an_edit_in_place_is_of_one_episode(env: type[Env], first: str) -> None:
 
 def edits_reach_one_episode(env: type[Env], first: str) -> None:
     task, constants, options = copy.deepcopy(TASK), copy.deepcopy([CALL, ANSWER]), {"words": ["a"]}
-    group = asyncio.run(play(env, task, options if env is EditsOption else None))
-    assert [episode.error for episode in group.episodes] == [""] * 3
-    assert [episode.messages[0]["content"] for episode in group.episodes] == [first] * 3
-    turns = [[(t.observation, t.message, t.tool_calls, t.reward) for t in episode.turns] for episode in group.episodes]
+    episodes = play(env, task, options if env is EditsOption else None)
+    assert [episode.error for episode in episodes] == [""] * 3
+    assert [episode.messages[0]["content"] for episode in episodes] == [first] * 3
+    turns = [[(t.observation, t.message, t.tool_calls, t.reward) for t in episode.turns] for episode in episodes]
     assert turns[0] == turns[1] == turns[2]
     assert all(message in constants for _, message, *_ in turns[0])
     arguments = [call.arguments for _, _, calls, _ in turns[0] for call in calls]
     assert arguments and all(at == {"at": {"x": 1}} for at in arguments)
     assert task == TASK and constants == [CALL, ANSWER] and options == {"words": ["a"]}
-    assert group.episodes[0].task.metadata == TASK.metadata  # the record has the task as it was given
+    assert episodes[0].task.metadata == TASK.metadata  # the record has the task as it was given
 
 
 def test_the_record_is_what_the_model_saw_and_wrote() -> None:
@@ -311,14 +312,7 @@ def test_the_record_is_what_the_model_saw_and_wrote() -> None:
         saw.append(copy.deepcopy(messages))
         return {"role": "assistant", "content": "go on"}
 
-    async def episode() -> list[Message]:
-        async with EnvFactory(OneMessage) as factory:
-            group = await run_group(
-                factory, ScriptedAgent(watching), GroupSpec(task=TASK, count=1, seed=0, group_id="g")
-            )
-        return group.episodes[0].messages
-
-    messages = asyncio.run(episode())
+    messages = play(OneMessage, TASK, agent=watching, count=1)[0].messages
     assert [message["content"] for message in messages] == ["Hi", "go on", "Hi again", "go on", "Hi again again"]
     assert saw[1] == messages[:3]
 
@@ -332,12 +326,12 @@ def test_the_record_is_what_the_model_saw_and_wrote() -> None:
     ],
 )
 def test_the_messages_of_an_environment_are_the_whole_conversation(env: type[Env], rewards: dict[str, float]) -> None:
-    for episode in asyncio.run(play(env, TASK)).episodes:
+    for episode in play(env, TASK):
         assert {name: value for name, value in episode.rewards.items() if name != "right"} == rewards
 
 
 def test_what_an_environment_adds_to_a_result_is_seen() -> None:
-    assert asyncio.run(play(EditsResultOfStep, TASK)).episodes[0].messages[2]["content"] == "{'x': 1} turns left"
+    assert play(EditsResultOfStep, TASK)[0].messages[2]["content"] == "{'x': 1} turns left"
 
 
 def test_what_a_script_edits_is_in_no_record() -> None:
@@ -352,12 +346,7 @@ def test_what_a_script_edits_is_in_no_record() -> None:
             message.get("tool_calls", [{"function": {}}])[0]["function"]["arguments"] = {"at": "edited"}
         return copy.deepcopy(ANSWER if len(messages) > 2 else CALL)
 
-    async def episode() -> list[Message]:
-        async with EnvFactory(Plain) as factory:
-            spec = GroupSpec(task=task, count=1, seed=0, group_id="g")
-            return (await run_group(factory, ScriptedAgent(edits), spec)).episodes[0].messages
-
-    messages = asyncio.run(episode())
+    messages = play(Plain, task, agent=edits, count=1)[0].messages
     assert messages[0]["content"] == "Hi" and "edited" not in str(messages)
 
 
@@ -383,14 +372,7 @@ def test_a_script_may_edit_and_return_the_same_message_again() -> None:
         message["tool_calls"][0]["function"]["arguments"]["at"]["x"] += 1
         return message
 
-    async def episode() -> Any:
-        async with EnvFactory(Plain) as factory:
-            limits = EpisodeLimits(max_turns=3)
-            return await run_group(
-                factory, ScriptedAgent(counts), GroupSpec(task=TASK, count=1, seed=0, group_id="g"), limits=limits
-            )
-
-    turns = asyncio.run(episode()).episodes[0].turns
+    turns = play(Plain, TASK, agent=counts, count=1)[0].turns
     assert [turn.tool_calls[0].arguments for turn in turns] == [{"at": {"x": x}} for x in (1, 2, 3)]
 
 
@@ -429,7 +411,7 @@ def test_a_turn_of_an_environment_that_overrides_no_step_costs_no_copies() -> No
 
 
 def test_each_reward_function_gets_what_the_one_before_has_not_edited() -> None:
-    episode = asyncio.run(play(RewardEdits, TASK)).episodes[0]
+    episode = play(RewardEdits, TASK)[0]
     assert episode.rewards == {"right": 1.0, "edits_all": 5.0, "edits_too": 5.0}
 
 
@@ -446,8 +428,8 @@ def test_the_specs_of_tools_refuse_edits(edit: Any) -> None:
         def setup(self) -> None:
             edit(self.tools[0])
 
-    group = asyncio.run(play(EditsSpec, TASK))
-    assert all("share the specs of tools: set self.tools to an edited copy" in e.error for e in group.episodes)
+    errors = [episode.error for episode in play(EditsSpec, TASK)]
+    assert all("share the specs of tools: set self.tools to an edited copy" in error for error in errors)
 
 
 def test_a_copy_of_the_specs_can_be_edited_and_set() -> None:
@@ -456,7 +438,7 @@ def test_a_copy_of_the_specs_can_be_edited_and_set() -> None:
             self.tools = copy.deepcopy(self.tools)
             self.tools[0]["function"]["parameters"]["properties"]["at"]["title"] = self.tools[0]["type"]
 
-    assert [e.error for e in asyncio.run(play(OwnSpecs, TASK)).episodes] == [""] * 3
+    assert [e.error for e in play(OwnSpecs, TASK)] == [""] * 3
 
 
 def test_a_task_list_that_is_handed_out_twice_is_not_edited() -> None:
@@ -474,7 +456,7 @@ def test_a_task_list_that_is_handed_out_twice_is_not_edited() -> None:
 
 
 def test_a_copied_episode_shares_only_what_cannot_be_edited() -> None:
-    episode = asyncio.run(play(Plain, TASK)).episodes[0]
+    episode = play(Plain, TASK)[0]
     before, copied = episode.to_json(), own_episode(episode)
     assert copied == episode
     copied.task.metadata["deck"].clear()

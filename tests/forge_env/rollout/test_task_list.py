@@ -17,8 +17,8 @@ from forge_env.core.types import Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.task_list import BadTasks, read_tasks
 
-SOURCE = '''\
-import sys
+HEAD = '''\
+import itertools, sys
 
 import forge_env
 from forge_env import Task, ToolEnv
@@ -34,117 +34,38 @@ class Base(ToolEnv):
     @forge_env.reward
     def right(self) -> float:
         return 1.0
-
-
-class Raises(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return {}["rows"]
-
-
-class Exits(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        sys.exit("no data")
-
-
-class Twice(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}"), id="same") for i in range(count)]
-
-
-class Endless(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        i = 0
-        while True:
-            i += 1
-            yield Task(prompt=ask(f"{split} {i}"))
-
-
-class Dicts(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [{"prompt": "a"}] * count
-
-
-class IsDict(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return {"a": 1}
-
-
-class Later(Base):
-    @classmethod
-    async def tasks(cls, split="train", *, count, seed=0):
-        return []
-
-
-class Empty(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return []
-
-
-class TooMany(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}")) for i in range(count + 3)]
-
-
-class Text(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt="text", id=str(i)) for i in range(count)]
-
-
-class Things(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}"), id=str(i), target=object()) for i in range(count)]
-
-
-class Pair(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}"), id=str(i), target=(1, i)) for i in range(count)]
-
-
-class NumberAsKey(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}"), id=str(i), metadata={"prices": {1: 2}}) for i in range(count)]
-
-
-class NoNumber(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}"), id=str(i), metadata={"x": float("nan")}) for i in range(count)]
-
-
-class Labelled(Base):
-    @classmethod
-    def tasks(cls, split="train", *, count, seed=0):
-        return [Task(prompt=ask(f"{split} {i}"), id=str(i), kind=cls.kind) for i in range(count)]
-
-
-class NumberAsKind(Labelled):
-    kind = 3
-
-
-class LongKind(Labelled):
-    kind = "x" * 65
-
-
-class Markup(Labelled):
-    kind = "[red]"
-
-
-class None_(Base):
-    """Has no tasks of its own."""
 '''
+RETURNED = {
+    "Raises": "{}['rows']",
+    "Exits": "sys.exit('no data')",
+    "Twice": "[Task(prompt=ask(f'{split} {i}'), id='same') for i in range(count)]",
+    "Endless": "(Task(prompt=ask(f'{split} {i}')) for i in itertools.count())",
+    "Dicts": "[{'prompt': 'a'}] * count",
+    "IsDict": "{'a': 1}",
+    "Later": "[]",
+    "Empty": "[]",
+    "TooMany": "[Task(prompt=ask(f'{split} {i}')) for i in range(count + 3)]",
+    "Text": "[Task(prompt='text', id='0')]",
+    "Things": "[Task(prompt=ask(split), id='0', target=object())]",
+    "Pair": "[Task(prompt=ask(split), id='0', target=(1, 0))]",
+    "NumberAsKey": "[Task(prompt=ask(split), id='0', metadata={'prices': {1: 2}})]",
+    "NoNumber": "[Task(prompt=ask(split), id='0', metadata={'x': float('nan')})]",
+    "NumberAsKind": "[Task(prompt=ask(split), id='0', kind=3)]",
+    "LongKind": "[Task(prompt=ask(split), id='0', kind='x' * 65)]",
+    "Markup": "[Task(prompt=ask(split), id='0', kind='[red]')]",
+}
+"""What `tasks` of each class returns."""
+TASKS = """
 
+class {name}(Base):
+    @classmethod
+    {kind} tasks(cls, split="train", *, count, seed=0):
+        return {value}
+"""
+SOURCE = HEAD + "".join(
+    TASKS.format(name=name, kind="async def" if name == "Later" else "def", value=value)
+    for name, value in RETURNED.items()
+)
 TUPLE = "holds a tuple, or a dict with a key that is no text, which a record cannot keep: use lists and text"
 SENTENCES = {
     "Raises": "tasks('test', count=1) (bad.py:22): KeyError: 'rows'",
@@ -168,7 +89,7 @@ SENTENCES = {
     "characters, without [ and outer spaces",
     "Markup": "the task '0' of the split 'test': its kind is '[red]'; it is a text of at most 64 printable "
     "characters, without [ and outer spaces",
-    "None_": "None_ has no tasks of its own: define the classmethod tasks()",
+    "Base": "Base has no tasks of its own: define the classmethod tasks()",
 }
 
 

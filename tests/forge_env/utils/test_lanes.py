@@ -57,10 +57,15 @@ def new_functions() -> tuple[Any, Any]:
     return quick, wait
 
 
+async def trusted_functions() -> tuple[Any, Any]:
+    functions = new_functions()
+    for function in functions:
+        await earn_trust(function)
+    return functions
+
+
 async def test_calls_of_trusted_functions_share_one_thread() -> None:
-    quick, wait = new_functions()
-    await earn_trust(quick)
-    await earn_trust(wait)
+    quick, wait = await trusted_functions()
     threads = await asyncio.gather(*(invoke(function) for function in (quick, wait) * 100))
     assert len(set(threads)) == 1 and threading.get_ident() not in threads
 
@@ -76,9 +81,7 @@ async def test_calls_of_a_trial_have_threads_of_their_own() -> None:
 
 
 async def test_a_call_that_blocks_holds_up_the_others_for_two_looks_and_the_loop_never() -> None:
-    quick, wait = new_functions()
-    await earn_trust(quick)
-    await earn_trust(wait)
+    quick, wait = await trusted_functions()
     began, release = threading.Event(), threading.Event()
     stuck = asyncio.create_task(invoke(wait, release, began))
     others = asyncio.gather(*(invoke(function) for function in (quick, wait) * 30))
@@ -94,9 +97,7 @@ async def test_a_call_that_blocks_holds_up_the_others_for_two_looks_and_the_loop
 
 
 async def test_calls_that_come_after_one_that_blocks_are_made_after_two_looks() -> None:
-    quick, wait = new_functions()
-    await earn_trust(quick)
-    await earn_trust(wait)
+    quick, wait = await trusted_functions()
     began, release = threading.Event(), threading.Event()
     stuck = asyncio.create_task(invoke(wait, release, began))
     await until(began.is_set)
@@ -112,9 +113,7 @@ async def test_calls_that_come_after_one_that_blocks_are_made_after_two_looks() 
 
 async def test_the_lane_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "LOOK_SECONDS", 0.001)
-    quick, wait = new_functions()
-    await earn_trust(quick)
-    await earn_trust(wait)
+    quick, wait = await trusted_functions()
     release = threading.Event()
     stuck = asyncio.create_task(invoke(wait, release))
     await asyncio.gather(*(invoke(quick) for _ in range(100)))
@@ -124,9 +123,7 @@ async def test_the_lane_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_results_that_were_there_before_a_call_blocked_are_given_out() -> None:
-    quick, wait = new_functions()
-    await earn_trust(quick)
-    await earn_trust(wait)
+    quick, wait = await trusted_functions()
     first = asyncio.gather(*(invoke(quick) for _ in range(5)))
     began, release = threading.Event(), threading.Event()
     await asyncio.sleep(0)

@@ -13,8 +13,10 @@ the public ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from forge_env.core.sandbox import ExecStatus, Limits
@@ -22,6 +24,8 @@ from forge_env.core.sandbox import ExecStatus, Limits
 SHORT = Limits(wall_s=0.4, cpu_s=4.0, processes=16, memory_bytes=128 * 2**20)
 """For attacks that have to run into the wall-clock limit."""
 LONG = Limits(wall_s=20.0, cpu_s=20.0, processes=16, memory_bytes=128 * 2**20)
+LIMITS = {"short": SHORT, "long": LONG, "small files": replace(LONG, file_bytes=4 * 2**20, tmp_bytes=8 * 2**20)}
+"""By their name in the files of attacks."""
 
 # Trusted code that runs first. `through(name=attempt, ...)` returns the names of the attempts that got through: those
 # that neither raised OSError nor answered with a negative number, as system calls do, or with False.
@@ -59,11 +63,13 @@ class Attack:
     """
 
     name: str
-    number: int
+    number: int = 0
     code: str
-    ends: tuple[ExecStatus, ...] = (ExecStatus.OK,)
-    harmless: Callable[[Any], bool] = field(default=lambda got: got == [])
-    """Judges what `f` returned, when it returned."""
+    ends: Sequence[ExecStatus] = (ExecStatus.OK,)
+    expected: Sequence[str] = ()
+    """What `f` returns, when it returns."""
+    at_most: Sequence[int] = ()
+    """In place of it: the most that each number may be that `f` returns."""
     limits: Limits = LONG
     counted: bool = False
     """Only a control group stops it: skipped where the capabilities say there is none."""
@@ -71,12 +77,36 @@ class Attack:
     """The kernel may end a whole container for it: the run is then a fault, and the next one gets a new container.
     Or it ends the helper of a place of the namespace sandbox as well, and the next run starts another one.
     """
+    unconfined: Sequence[str] = ()
+    """What gets through in a plain process of this machine."""
     control: Callable[[dict[str, Any]], bool] | None = None
     """Runs the attack where the wall that stops it is missing, given the facts; returns whether it got through."""
 
     @property
     def calls(self) -> bool:
         return "def f(host)" in self.code
+
+    def harmless(self, got: Any) -> bool:
+        """Judge what `f` returned."""
+        if self.at_most:
+            return all(number <= most for number, most in zip(got, self.at_most, strict=True))
+        return bool(got == list(self.expected))
+
+
+def attacks(name: str, before: str = "") -> list[Attack]:
+    """Return the attacks in `name`.toml of this folder, with `before` at the beginning of the code of each."""
+    made = []
+    for row in table(name, "attacks"):
+        ends = [ExecStatus[end] for end in row.pop("ends", ["OK"])]
+        limits = LIMITS[row.pop("limits", "long")]
+        made.append(Attack(**row | {"ends": ends, "limits": limits, "code": before + row["code"]}))
+    return made
+
+
+def table(name: str, of: str) -> list[dict[str, Any]]:
+    """Return the tables `of` in `name`.toml of this folder."""
+    rows: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))[of]
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)

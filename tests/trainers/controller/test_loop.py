@@ -7,8 +7,7 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -66,6 +65,18 @@ async def ticks(count: int) -> None:
     """Give way to the others `count` times: a latency without a clock."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def rollout(
+    make: Callable[[int], Group] = group, latency: Callable[[int], int] = lambda index: 0
+) -> Callable[[Task, int], Awaitable[Group]]:
+    """A rollout whose groups are made from their numbers, after so many ticks."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(latency(index))
+        return make(index)
+
+    return run_group
 
 
 STATE = [setting.name for setting in fields(LoopState)]
@@ -226,12 +237,11 @@ def make_objective(**parts: Any) -> Objective:
     return Objective(**{"loss": torch.nn.Identity(), "advantages": group_relative, "group_size": 2, **parts})
 
 
-@asynccontextmanager
-async def nothing_left() -> AsyncIterator[None]:
-    """The block leaves no task behind, however it ends."""
+async def run_to_end(loop: Loop) -> None:
+    """However it ends, it leaves no task behind."""
     before = asyncio.all_tasks()
     try:
-        yield
+        await loop.run()
     finally:
         assert asyncio.all_tasks() <= before
 
@@ -254,14 +264,9 @@ def test_staleness_is_bounded_and_every_group_trains_once(
     """A group admitted at version v trains at the latest in the step that starts from v + S."""
     steps = 6
 
-    async def run_group(task: Task, index: int) -> Group:
-        await ticks(latencies[index % len(latencies)])
-        return group(index)
-
     async def run() -> Record:
-        record = Record(run_group, train_ticks, pull_ticks)
-        async with nothing_left():
-            await record.loop(steps=steps, batch_size=batch_size, staleness=staleness).run()
+        record = Record(rollout(group, lambda index: latencies[index % len(latencies)]), train_ticks, pull_ticks)
+        await run_to_end(record.loop(steps=steps, batch_size=batch_size, staleness=staleness))
         return record
 
     record = asyncio.run(run())
@@ -277,12 +282,7 @@ def test_staleness_is_bounded_and_every_group_trains_once(
 
 async def test_a_step_takes_its_groups_in_the_order_of_their_admission() -> None:
     """Whichever comes back first: a run is then the same again where its groups are."""
-
-    async def run_group(task: Task, index: int) -> Group:
-        await ticks(9 - 2 * (index % 4))
-        return group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(group, lambda index: 9 - 2 * (index % 4)))
     await record.loop(steps=2, batch_size=4).run()
     assert record.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -290,11 +290,7 @@ async def test_a_step_takes_its_groups_in_the_order_of_their_admission() -> None
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 async def test_rollouts_run_ahead_as_far_as_staleness_allows(staleness: int) -> None:
     """With quick rollouts and slow steps the bound is reached: generation really overlaps with training."""
-
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
-    record = Record(run_group, train_ticks=50)
+    record = Record(rollout(), train_ticks=50)
     await record.loop(steps=6, staleness=staleness).run()
     lags = {step - record.admitted[i] for step, groups in enumerate(record.trained) for i in groups}
     assert max(lags) == staleness
@@ -306,23 +302,19 @@ async def test_engines_take_weights_over_while_the_next_step_trains(staleness: i
     """Its metrics come with the update after it, but for the last one, which is waited for."""
     steps, seen, during = 7, [], []
 
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
     async def train(groups: Sequence[Group]) -> dict[str, float]:
         await ticks(3)
         during.append(record.published - record.version)
         return {}
 
-    record = Record(run_group, pull_ticks=8)
+    record = Record(rollout(), pull_ticks=8)
     loop = record.loop(steps=steps, staleness=staleness, sync_interval=interval, train_step=train)
 
     def record_step(step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         seen.append((metrics.get("published"), metrics.get("pulled")))
 
     record.instead["record_step"] = record_step
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     updates = [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
     assert [int(published) for published, _ in seen if published] == updates
     waited = updates if staleness == 0 else [0, *updates[:-2], updates[-1]]
@@ -383,8 +375,7 @@ def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
             is_evaluated=lambda step: step % interval == 0 and step < steps,
         )
         record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)
-        async with nothing_left():
-            await loop.run()
+        await run_to_end(loop)
         return record
 
     record = asyncio.run(run())
@@ -401,10 +392,7 @@ async def test_rollouts_go_on_beside_an_evaluation() -> None:
     """With room for groups of the next steps, they are sampled while the weights are measured."""
     begun: list[int] = []
 
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
-    record = Record(run_group)
+    record = Record(rollout())
 
     async def evaluate(step: int) -> None:
         before = len(record.admitted)
@@ -416,16 +404,12 @@ async def test_rollouts_go_on_beside_an_evaluation() -> None:
 
 
 async def test_an_error_of_an_evaluation_ends_the_run() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
     async def evaluate(step: int) -> None:
         raise ServiceError("the environments are gone")
 
-    record = Record(run_group)
-    async with nothing_left():
-        with pytest.raises(ServiceError, match="the environments are gone"):
-            await record.loop(staleness=1, evaluate=evaluate, is_evaluated=lambda step: step == 2).run()
+    record = Record(rollout())
+    with pytest.raises(ServiceError, match="the environments are gone"):
+        await run_to_end(record.loop(staleness=1, evaluate=evaluate, is_evaluated=lambda step: step == 2))
     assert record.steps == [1, 2], "the step before it is written down"
 
 
@@ -442,9 +426,8 @@ async def test_an_error_of_a_pull_in_the_background_ends_the_run() -> None:
         raise ServiceError("the engine is gone")
 
     record = Record(run_group)
-    async with nothing_left():
-        with pytest.raises(ServiceError, match="the engine is gone"):
-            await record.loop(staleness=2, pull_weights=pull).run()
+    with pytest.raises(ServiceError, match="the engine is gone"):
+        await run_to_end(record.loop(staleness=2, pull_weights=pull))
     assert record.steps == [1]
 
 
@@ -479,11 +462,7 @@ async def test_rollouts_do_not_wait_for_a_proof_and_the_next_update_does(stalene
 
 
 async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        await ticks(60 if index == 0 else 1)
-        return group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(group, lambda index: 60 if index == 0 else 1))
     loop = record.loop(steps=10, staleness=3)
     await loop.run()
     (step,) = [step for step, groups in enumerate(record.trained) if 0 in groups]
@@ -491,11 +470,7 @@ async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
 
 
 async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        await ticks(200 if index == 0 else 1)
-        return group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(group, lambda index: 200 if index == 0 else 1))
     await record.loop(steps=10, staleness=1).run()
     assert 0 in [index for groups in record.trained[:2] for index in groups]
 
@@ -503,14 +478,11 @@ async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
 async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
     outcomes = [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.TRUNCATED, Outcome.SCORED]
 
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, outcomes, "gone")
-
     async def train(groups: Sequence[Group]) -> dict[str, float]:
         assert [[e.outcome for e in group.episodes] for group in groups] == [outcomes]
         return {"loss": 0.5}
 
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index, outcomes, "gone")))
     record.trained = [[0]]
     loop = record.loop(steps=1, batch_size=1, train_step=train)
     await loop.run()
@@ -528,8 +500,7 @@ async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
 
     record = Record(run_group)
     loop = record.loop(steps=5, staleness=1)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
     assert loop.drops.outcomes["env_fault"] == loop.drops.faulty >= 18
@@ -544,8 +515,7 @@ async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
 
     record = Record(run_group)
     loop = record.loop(steps=5, staleness=1)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 4 != 1 for index in trained)
     assert loop.ledger.dropped == {"its processes died": loop.drops.faulty} and loop.ledger.dropped
@@ -555,19 +525,14 @@ async def test_groups_that_end_their_process_all_the_time_end_the_run() -> None:
     async def run_group(task: Task, index: int) -> Group:
         raise ReplicaDied("the envs process died")
 
-    async with nothing_left():
-        with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*the envs process died"):
-            await Record(run_group).loop().run()
+    with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*the envs process died"):
+        await run_to_end(Record(run_group).loop())
 
 
 async def test_faults_all_the_time_end_the_run_and_name_the_error() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, [Outcome.INFRA_FAULT] * 2, "SandboxError: no more processes")
-
-    record = Record(run_group)
-    async with nothing_left():
-        with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*no more processes"):
-            await record.loop().run()
+    record = Record(rollout(lambda index: group(index, [Outcome.INFRA_FAULT] * 2, "SandboxError: no more processes")))
+    with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*no more processes"):
+        await run_to_end(record.loop())
     assert record.trained == []
     assert len(record.admitted) <= MAX_FAULTS_IN_A_ROW + 4
 
@@ -584,11 +549,7 @@ async def test_a_good_group_now_and_then_keeps_the_run_going() -> None:
 
 async def test_a_group_of_one_episode_is_trained_on() -> None:
     """`--reinforce.n_samples 1`, without a baseline."""
-
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, [Outcome.SCORED])
-
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index, [Outcome.SCORED])))
     await record.loop(steps=2).run()
     assert len(record.trained) == 2
 
@@ -606,14 +567,11 @@ def flat_group(index: int, reward: float = 1.0) -> Group:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: int) -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        await ticks(index % 4)
-        return group(index) if index % 3 == 0 else flat_group(index)
-
-    record = Record(run_group)
+    record = Record(
+        rollout(lambda index: group(index) if index % 3 == 0 else flat_group(index), lambda index: index % 4)
+    )
     loop = record.loop(steps=5, staleness=staleness, objective={"needs_signal": True})
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
     assert loop.drops.flat >= 18
@@ -621,55 +579,39 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return flat_group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(flat_group))
     loop = record.loop(steps=2)
     await loop.run()
     assert len(record.trained) == 2 and loop.drops.flat == 0
 
 
 async def test_too_many_without_a_signal_end_the_run_and_each_is_taken_note_of() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return flat_group(index, reward=0.25)
-
     dropped: list[list[float]] = []
-    record = Record(run_group)
+    record = Record(rollout(lambda index: flat_group(index, reward=0.25)))
     loop = record.loop(
         objective={"needs_signal": True}, signal_error=4, dropped=lambda group, rewards: dropped.append(rewards)
     )
     words = r"nothing was trained: 8 groups in a row were dropped: each of 8 .* 0\.25 in the last.*too easy or too hard"
-    async with nothing_left():
-        with pytest.raises(NothingTrained, match=words):
-            await loop.run()
+    with pytest.raises(NothingTrained, match=words):
+        await run_to_end(loop)
     assert dropped == [[0.25, 0.25]] * 8
     assert record.trained == []
 
 
 async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index) if index % 8 == 7 else flat_group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index) if index % 8 == 7 else flat_group(index)))
     await record.loop(steps=3, batch_size=1, signal_error=8, objective={"needs_signal": True}).run()
     assert len(record.trained) == 3
 
 
 async def test_a_run_may_wait_for_a_signal_without_end() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index) if index > 600 else flat_group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index) if index > 600 else flat_group(index)))
     await record.loop(steps=1, batch_size=1, signal_error=0, objective={"needs_signal": True}).run()
     assert len(record.trained) == 1
 
 
 async def test_a_run_that_has_learned_waits_longer_for_a_signal() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index) if index == 0 else flat_group(index, reward=1.0)
-
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index) if index == 0 else flat_group(index, reward=1.0)))
     with pytest.raises(ServiceError, match=f"{MAX_FLAT_IN_A_ROW} groups in a row were dropped: always rewarded"):
         await record.loop(steps=2, batch_size=1, signal_error=1, objective={"needs_signal": True}).run()
     assert record.trained == [[0]]
@@ -677,27 +619,22 @@ async def test_a_run_that_has_learned_waits_longer_for_a_signal() -> None:
 
 @pytest.mark.parametrize("in_windows", [False, True])
 async def test_first_steps_without_a_gradient_end_a_run_of_any_algorithm(in_windows: bool) -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return flat_group(index, reward=0.0)
-
-    record = Record(run_group)
+    record = Record(rollout(lambda index: flat_group(index, reward=0.0)))
     loop = record.loop(steps=9, signal_error=3, sync_interval=2, staleness=1, in_windows=in_windows)
     record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)
     words = (
         "nothing was trained: the first 3 steps had no gradient: never rewarded, all 6 groups .*signal_error 0 goes on"
     )
-    async with nothing_left():
-        with pytest.raises(NothingTrained, match=words):
-            await loop.run()
+    with pytest.raises(NothingTrained, match=words):
+        await run_to_end(loop)
     assert record.steps == [1, 2, 3], "the last of them is written down too"
 
 
 @pytest.mark.parametrize(("signal_error", "first"), [(3, 5), (0, 99), (6, 99)])
 async def test_a_gradient_in_one_of_the_first_steps_is_enough(signal_error: int, first: int) -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index) if index == first else flat_group(index)
-
-    loop = Record(run_group).loop(steps=6, signal_error=signal_error)
+    loop = Record(rollout(lambda index: group(index) if index == first else flat_group(index))).loop(
+        steps=6, signal_error=signal_error
+    )
     await loop.run()
     assert loop.steps_done == 6 and loop.drops.has_learned == (first == 5)
     if first != 5:
@@ -706,17 +643,14 @@ async def test_a_gradient_in_one_of_the_first_steps_is_enough(signal_error: int,
 
 
 async def test_a_resumed_run_goes_on_counting_its_first_steps() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return flat_group(index, reward=1.0)
-
-    record, states = Record(run_group), []
+    record, states = Record(rollout(lambda index: flat_group(index, reward=1.0))), []
 
     async def after_step(step: int, state: LoopState | None) -> None:
         assert state is not None
         states.append(json.loads(json.dumps(asdict(state.drops))))
 
     await record.loop(steps=3, after_step=after_step).run()
-    again = Record(run_group, published=2, version=2)
+    again = Record(rollout(lambda index: flat_group(index, reward=1.0)), published=2, version=2)
     again.instead["record_step"] = lambda step, groups, metrics: again.steps.append(step)
     loop = again.loop(steps=9, signal_error=3, steps_done=2, drops=DropCounts(**states[1]))
     with pytest.raises(NothingTrained, match="the first 3 steps .* always rewarded, all 6 groups"):
@@ -725,10 +659,7 @@ async def test_a_resumed_run_goes_on_counting_its_first_steps() -> None:
 
 
 async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return flat_group(index)
-
-    record = Record(run_group)
+    record = Record(rollout(flat_group))
     threads: list[threading.Thread] = []
 
     def last_digit(e: Episode) -> float:  # differs where the rewards do not
@@ -756,11 +687,8 @@ def failing(share: float) -> TrainingReward:
 
 @pytest.mark.parametrize("in_waves", [False, True])
 async def test_an_episode_that_a_reward_of_the_users_own_fails_for_is_left_out(in_waves: bool) -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, (Outcome.SCORED,) * 3)
-
     groups: list[Group] = []
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index, (Outcome.SCORED,) * 3)))
 
     async def train(taken: Sequence[Group]) -> dict[str, float]:
         groups.extend(taken)
@@ -780,24 +708,17 @@ async def test_an_episode_that_a_reward_of_the_users_own_fails_for_is_left_out(i
 
 @pytest.mark.parametrize("share", [0.75, 1.0])
 async def test_a_reward_that_mostly_fails_ends_the_run_between_two_steps(share: float) -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, (Outcome.SCORED,) * 6)
-
-    record = Record(run_group)
+    record = Record(rollout(lambda index: group(index, (Outcome.SCORED,) * 6)))
     loop = record.loop(steps=1000, objective={"reward": failing(share)})
-    async with nothing_left():
-        with pytest.raises(UserError, match=rf"\d\d of the last {MOSTLY + 2} episodes were left out: .*None") as ended:
-            await loop.run()
+    with pytest.raises(UserError, match=rf"\d\d of the last {MOSTLY + 2} episodes were left out: .*None") as ended:
+        await run_to_end(loop)
     assert ended.value is loop.ended_by and not loop.is_in_window
     assert loop.state.steps_done == len(record.trained) == loop.state.ledger.trained / 2
     assert (share == 1.0) == (loop.steps_done == 0)
 
 
 async def test_a_function_that_fails_in_a_step_leaves_a_state_that_has_its_prompts() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
-    record = Record(run_group)
+    record = Record(rollout())
 
     async def train(taken: Sequence[Group]) -> dict[str, float]:
         if len(record.trained) == 2:
@@ -809,7 +730,7 @@ async def test_a_function_that_fails_in_a_step_leaves_a_state_that_has_its_promp
         await loop.run()
     ledger = Ledger()
     ledger.load_state_dict(loop.state.ledger.state_dict())
-    rest, unrecorded = Record(run_group, published=2, version=2), {"record_step": lambda *_: None}
+    rest, unrecorded = Record(rollout(), published=2, version=2), {"record_step": lambda *_: None}
     await rest.loop(steps=4, steps_done=2, ledger=ledger, ready=loop.state.ready, **unrecorded).run()
     assert sorted(number for step in (*record.trained, *rest.trained) for number in step) == list(range(8))
 
@@ -825,20 +746,20 @@ async def test_a_time_out_amid_groups_without_a_signal_names_them() -> None:
 
 
 async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, [Outcome.INFRA_FAULT] * 2, "gone")
-
-    loop = Record(run_group).loop(objective={"needs_signal": True})
+    loop = Record(rollout(lambda index: group(index, [Outcome.INFRA_FAULT] * 2, "gone"))).loop(
+        objective={"needs_signal": True}
+    )
     with pytest.raises(ServiceError, match="too few valid episodes"):
         await loop.run()
     assert loop.drops.flat == 0
 
 
 async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_happened() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index, [Outcome.TIMEOUT, Outcome.TIMEOUT, Outcome.SCORED], "the services were slow")
-
-    record = Record(run_group)
+    record = Record(
+        rollout(
+            lambda index: group(index, [Outcome.TIMEOUT, Outcome.TIMEOUT, Outcome.SCORED], "the services were slow")
+        )
+    )
     loop = record.loop()
     words = "32 groups in a row had too few valid episodes; .*: timeout 2; the last error: the services were slow"
     with pytest.raises(ServiceError, match=words):
@@ -865,8 +786,7 @@ class Waves:
 async def test_waves_begin_what_a_step_still_needs() -> None:
     waves, record = Waves(), Record(lambda task, index: pytest.fail("a group was begun alone"))
     loop = record.loop(steps=3, batch_size=4, objective={"needs_signal": True}, run_wave=waves)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     assert waves.began[:4] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11]]
     assert record.trained == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
     assert loop.drops.flat == 6
@@ -911,9 +831,8 @@ async def test_no_signal_in_waves_ends_the_run() -> None:
         return [flat_group(int(spec.group_id)) for spec in specs]
 
     record = Record(lambda task, index: pytest.fail("a group was begun alone"))
-    async with nothing_left():
-        with pytest.raises(NothingTrained, match="8 groups in a row"):
-            await record.loop(objective={"needs_signal": True}, signal_error=4, run_wave=flat).run()
+    with pytest.raises(NothingTrained, match="8 groups in a row"):
+        await run_to_end(record.loop(objective={"needs_signal": True}, signal_error=4, run_wave=flat))
 
 
 async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
@@ -921,9 +840,8 @@ async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    async with nothing_left():
-        with pytest.raises(ServiceError, match=r"nothing has moved for 0\.05 s: 0 of 2 open groups are finished"):
-            await Record(lambda task, index: pytest.fail("alone")).loop(patience=0.05, run_wave=hangs).run()
+    with pytest.raises(ServiceError, match=r"nothing has moved for 0\.05 s: 0 of 2 open groups are finished"):
+        await run_to_end(Record(lambda task, index: pytest.fail("alone")).loop(patience=0.05, run_wave=hangs))
 
 
 # ---- deadlines and exceptions ----
@@ -934,12 +852,8 @@ async def test_no_group_in_time_ends_the_run() -> None:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    async with nothing_left():
-        with pytest.raises(
-            ServiceError,
-            match=r"nothing has moved for 0\.05 s: 0 of 2 open.*wait for groups 0, 1; the env",
-        ):
-            await Record(run_group).loop(patience=0.05).run()
+    with pytest.raises(ServiceError, match=r"moved for 0\.05 s: 0 of 2 open.*wait for groups 0, 1; the env"):
+        await run_to_end(Record(run_group).loop(patience=0.05))
 
 
 async def test_a_group_may_take_as_long_as_something_moves() -> None:
@@ -957,8 +871,7 @@ async def test_a_group_may_take_as_long_as_something_moves() -> None:
         return group(index)
 
     record = Record(run_group)
-    async with nothing_left():
-        await record.loop(steps=1, patience=0.05, progress=progress).run()
+    await run_to_end(record.loop(steps=1, patience=0.05, progress=progress))
     assert record.steps == [1] and next(steps) > 16
 
 
@@ -970,9 +883,7 @@ class Bug(Exception):
     "error",
     [
         ServiceError("the trainer died"),
-        pytest.param(
-            Bug("a bug"),
-        ),
+        pytest.param(Bug("a bug")),
     ],
     ids=["ServiceError", "Bug"],
 )
@@ -987,9 +898,8 @@ async def test_an_error_of_the_loop_is_raised_unchanged(where: str, error: Excep
             await breaks()
         return group(index)
 
-    async with nothing_left():
-        with pytest.raises(type(error), match=str(error)):
-            await Record(run_group).loop(**({} if where == "run_group" else {where: breaks})).run()
+    with pytest.raises(type(error), match=str(error)):
+        await run_to_end(Record(run_group).loop(**({} if where == "run_group" else {where: breaks})))
 
 
 async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
@@ -1000,21 +910,16 @@ async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    async with nothing_left():
-        running = asyncio.create_task(Record(run_group).loop(staleness=2).run())
-        await started.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+    running = asyncio.create_task(run_to_end(Record(run_group).loop(staleness=2)))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_no_steps_is_no_work() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
-    record = Record(run_group)
-    async with nothing_left():
-        await record.loop(steps=0).run()
+    record = Record(rollout())
+    await run_to_end(record.loop(steps=0))
     assert (record.trained, record.version) == ([], 0)
 
 
@@ -1075,17 +980,16 @@ async def test_a_loop_that_has_all_its_steps_admits_nothing() -> None:
 
 
 async def test_a_loop_that_is_stopped_in_a_step_finishes_it_and_its_state_goes_on() -> None:
-    record = Record(ready_at_once)
+    record = Record(rollout())
 
     async def train_step(groups: Sequence[Group]) -> dict[str, float]:
         loop.stop()  # amid the step
         return await record.train(groups)
 
     loop = record.loop(steps=50, train_step=train_step)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     assert len(record.trained) == 1 and loop.state.steps_done == 1
-    rest, unrecorded = Record(ready_at_once, published=1, version=1), {"record_step": lambda *_: None}
+    rest, unrecorded = Record(rollout(), published=1, version=1), {"record_step": lambda *_: None}
     await rest.loop(steps=3, steps_done=1, ledger=loop.ledger, ready=loop.state.ready, **unrecorded).run()
     trained = [number for step in (*record.trained, *rest.trained) for number in step]
     assert len(rest.trained) == 2 and len(trained) == len(set(trained)), "no prompt was trained twice"
@@ -1098,13 +1002,11 @@ async def test_a_loop_that_waits_for_groups_or_an_evaluation_stops_at_once() -> 
 
     record = Record(hangs)
     loop = record.loop(steps=50)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     assert loop.state.steps_done == 0
-    record = Record(ready_at_once)
+    record = Record(rollout())
     loop = record.loop(steps=50, is_evaluated=lambda step: step == 2, evaluate=hangs)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     assert loop.state.steps_done == 2
 
 
@@ -1116,11 +1018,10 @@ async def test_a_loop_that_is_stopped_while_engines_take_weights_over_begins_no_
     async def evaluate(step: int) -> None:
         raise AssertionError("an evaluation began")
 
-    record = Record(ready_at_once)
+    record = Record(rollout())
     given = {"is_evaluated": lambda step: True, "evaluate": evaluate, "pull_weights": pull_weights}
     loop = record.loop(steps=50, staleness=1, **given)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     assert loop.state.steps_done == 1
 
 
@@ -1129,13 +1030,8 @@ async def test_a_window_that_is_begun_is_finished_before_the_loop_stops() -> Non
         loop.stop()
         return {}
 
-    record = Record(ready_at_once)
+    record = Record(rollout())
     unrecorded = {"record_step": lambda *_: None}
     loop = record.loop(steps=50, sync_interval=3, staleness=2, begin_window=begin_window, **unrecorded)
-    async with nothing_left():
-        await loop.run()
+    await run_to_end(loop)
     assert loop.state.steps_done == len(record.trained) == 3
-
-
-async def ready_at_once(task: Task, index: int) -> Group:
-    return group(index)

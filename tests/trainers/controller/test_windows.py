@@ -15,7 +15,7 @@ from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ServiceError
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
-from tests.trainers.controller.test_loop import Record, group, nothing_left, ticks
+from tests.trainers.controller.test_loop import Record, group, rollout, run_to_end, ticks
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopState
@@ -96,15 +96,14 @@ def test_a_window_takes_all_its_groups_first_and_breaks_no_promise(
         async def run_wave(specs: Sequence[GroupSpec]) -> list[Group]:
             return list(await asyncio.gather(*map(record.run_group, specs)))
 
-        async with nothing_left():
-            loop = record.loop(
-                steps=steps,
-                batch_size=batch_size,
-                staleness=staleness,
-                sync_interval=interval,
-                **({"run_wave": run_wave} if deterministic else {}),
-            )
-            await loop.run()
+        loop = record.loop(
+            steps=steps,
+            batch_size=batch_size,
+            staleness=staleness,
+            sync_interval=interval,
+            **({"run_wave": run_wave} if deterministic else {}),
+        )
+        await run_to_end(loop)
         return record
 
     record = asyncio.run(run())
@@ -173,36 +172,26 @@ async def test_a_run_that_goes_on_after_a_window_loses_and_repeats_no_prompt(sta
 
 
 async def test_a_run_of_other_settings_goes_on_inside_of_a_window_with_what_is_left_of_it() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
-    record = Windows(run_group, published=2, version=2, first=2)
+    record = Windows(rollout(), published=2, version=2, first=2)
     await record.loop(steps=9, steps_done=2, staleness=3, sync_interval=4).run()
     assert [len(window) for window in record.windows] == [2, 4, 1]
 
 
 async def test_groups_that_are_taken_are_in_no_checkpoint() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
     async def after_step(step: int, state: LoopState | None) -> None:
         assert loop.state.ready == []
 
-    record = Windows(run_group)
+    record = Windows(rollout())
     loop = record.loop(steps=4, staleness=1, sync_interval=2, after_step=after_step)
     with pytest.raises(InvariantError, match="after step 1, groups are taken that no step has trained on"):
         await loop.run()
 
 
 async def test_a_window_that_cannot_begin_ends_the_run() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
     async def broken(batches: Sequence[Sequence[Group]]) -> dict[str, float]:
         raise ServiceError("the trainer died")
 
-    record = Record(run_group)
-    async with nothing_left():
-        with pytest.raises(ServiceError, match="the trainer died"):
-            await record.loop(staleness=1, sync_interval=2, begin_window=broken).run()
+    record = Record(rollout())
+    with pytest.raises(ServiceError, match="the trainer died"):
+        await run_to_end(record.loop(staleness=1, sync_interval=2, begin_window=broken))
     assert record.trained == []

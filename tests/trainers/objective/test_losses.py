@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forge_env.core.errors import UserError
+from tests.trainers.objective.loss_references import make_batch
 from trainers.losses import GRPOLoss, SFTLoss
 
 LN2 = math.log(2.0)
@@ -16,26 +17,6 @@ LN2 = math.log(2.0)
 
 def tensor(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def make_batch(episodes: int = 5, tokens: int = 7, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random inputs in float64; episode 0 has no valid token."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    mask = torch.rand(episodes, tokens, generator=generator) < 0.6
-    mask[0] = False
-    mask[1] = True
-    logprobs = -normal(episodes, tokens).abs()
-    return {
-        "logprobs": logprobs,
-        "generator_logprobs": logprobs + 0.4 * normal(episodes, tokens),
-        "reference_logprobs": logprobs + 0.4 * normal(episodes, tokens),
-        "advantages": normal(episodes, 1),
-        "loss_mask": mask,
-    }
 
 
 def slow_grpo(batch, clip_low, clip_high, beta, aggregation) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import UserError
+from tests.helpers.rows import rows
 from trainers.setup.options.parser import parse
 
 SHORT = {"steps": "training.steps", "output": "output", "deep": "training.inner"}
@@ -124,67 +125,15 @@ def test_a_file_may_use_short_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--stepz", "5"), ["--stepz", "did you mean --steps?", "--help"]),
-        (("--training.step", "5"), ["--training.step", "did you mean --training.steps?"]),
-        (("--training", "5"), ["there is no option --training", "it is a section", "--training.NAME"]),
-        (("--training.inner", "5"), ["there is no option --training.inner", "it is a section"]),
-        (("--deep", "5"), ["there is no option --deep", "it is a section"]),
-        (("--deep.rat", "5"), ["--deep.rat", "did you mean --training.inner.rate?"]),
-        (("--trainin.step", "5"), ["--trainin.step", "did you mean --training.steps?"]),
-        (("--store.steps", "5"), ["--store.steps", "did you mean --training.steps?"]),
-        (("--stor", "5"), ["--stor", "did you mean the section store?"]),
-        (("--zzz.steps", "5"), ["--zzz.steps", "did you mean --training.steps?"]),
-        (("--zzz.yyy", "5"), ["no option --zzz.yyy; --help"]),
-        (("--stepz",), ["--stepz", "needs a value"]),
-        (("--steps", "--training.fast", "true"), ["--steps needs a value", "--steps=--training.fast"]),
-        (("--training.inner.rate", "nan"), ["'nan'", "a finite number"]),
-        (("--training.inner.rate", "inf"), ["'inf'", "a finite number"]),
-        (("--output.name", "5"), ["there is no option --output.name"]),
-        (("--steps", "many"), ["--steps", "'many'", "a whole number"]),
-        (("--steps", "2.5"), ["--steps", "'2.5'", "a whole number"]),
-        (("--steps=",), ["--steps", "a whole number"]),
-        (("--training.inner.rate", "fast"), ["'fast'", "a finite number"]),
-        (("--training.fast", "maybe"), ["'maybe'", "true or false"]),
-        (("--steps",), ["--steps needs a value"]),
-        (("steps", "5"), ["'steps' is not an option"]),
-        (("--config", "/no/such.yaml"), ["no config file /no/such.yaml"]),
-    ],
+    ("arguments", "words"), [(arguments, words) for arguments, *words in rows(__file__, "config_mistakes.tsv")]
 )
-def test_a_mistake_is_named(arguments: tuple[str, ...], words: list[str]) -> None:
+def test_a_mistake_is_named(arguments: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        read(*arguments)
+        read(*arguments.split())
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-FILES = {
-    "unknown key": ("training: {stepz: 5}", ["run.yaml", "training.stepz", "did you mean --training.steps?"]),
-    "unknown section": ("trainnig: {steps: 5}", ["run.yaml", "trainnig.steps", "did you mean --training.steps?"]),
-    "a section without its keys": ("training: 5", ["run.yaml", "--training", "it is a section"]),
-    "bad value": ("training: {steps: many}", ["run.yaml", "--training.steps", "'many'"]),
-    "no value": ("training: {steps: }", ["run.yaml", "--training.steps", "a whole number"]),
-    "no mapping": ("- a\n- b\n", ["run.yaml", "not a mapping"]),
-    "empty": ("", ["run.yaml", "not a mapping"]),
-    "no YAML": ("a: [1, 2", ["run.yaml", "not YAML"]),
-    "a short name and the full one": (
-        "steps: 5\ntraining: {fast: true,\n  steps: 7}",
-        ["run.yaml, lines 1 and 3: --steps is 5 and --training.steps is 7, two values of one setting: give one"],
-    ),
-    "a section and a dotted name": ("training: {steps: 5}\n\ntraining.steps: 7", ["lines 1 and 3"]),
-    "dotted names": ("training.inner: {rate: 1}\ndeep.rate: 2", ["lines 1 and 2", "--training.inner.rate is 1"]),
-    "a dash and an underscore": ("store: {keep-last: 5, keep_last: 6}", ["lines 1 and 1", "--store.keep-last is 5"]),
-    "a name twice": ("training:\n  steps: 5\n  steps: 5", ["lines 2 and 3: steps is set twice"]),
-    "a section twice": ("training: {steps: 5}\ntraining: {fast: true}", ["lines 1 and 2: training is set twice"]),
-    "an entry twice": ("store: {options: {a: 1}}\nstore.options.a: 2", ["lines 1 and 2", "--store.options.a is 2"]),
-    "an entry of an entry": ("store.options: {a: {b: 1}}\nstore.options.a.b: 2", ["lines 1 and 2"]),
-    "an entry and what is in it": ("store.options.a.b: 2\nstore.options: {a: {b: 1}}", ["lines 1 and 2"]),
-    "a key of an entry twice": ("store:\n  options:\n    a: {b: 1,\n      b: 2}", ["lines 3 and 4: b is set twice"]),
-    "a secret twice": (
-        "store.options.api_key: LEAK\nstore: {options: {api_key: LEAK2}}",
-        ["is '[secret-not-written]'"],
-    ),
-}
+FILES = {name: (text, words) for name, text, *words in rows(__file__, "config_files.tsv")}
 
 
 @pytest.mark.parametrize("case", FILES)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from forge_env.core.errors import UserError
+from tests.helpers.rows import rows
 from trainers import sft
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
@@ -126,69 +127,14 @@ def test_a_snapshot_for_which_a_gpu_has_no_room_may_be_in_shared_memory() -> Non
 LARGE = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80")
 
 
-@pytest.mark.parametrize(
-    ("options", "fit"),
-    [
-        (
-            (*ONE, "--launcher.gpu_memory_gib=80", "--generator.kv_cache_gib=100"),
-            "--services.generator.kv_cache_gib 0.0",
-        ),
-        (
-            (*ONE, *LONG, "--launcher.gpu_memory_gib=20"),
-            "--training.max_tokens_per_micro_batch 4096 --training.activation_checkpoint selective",
-        ),
-        ((*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=40"), "--training.activation_checkpoint selective"),
-        # the cards that there are come before the host's memory
-        (
-            (
-                *LARGE,
-                "--launcher.gpus_per_host=2",
-                "--training.activation_checkpoint=full",
-                "--training.optimizer_state=bfloat16",
-            ),
-            "--services.trainer.procs 2",
-        ),
-        # a degree that was set for fewer processes does not stay
-        (
-            (
-                *LARGE,
-                "--launcher.gpus_per_host=2",
-                "--training.activation_checkpoint=full",
-                "--training.optimizer_state=bfloat16",
-                "--parallelism.data_parallel_shard_degree=1",
-            ),
-            "--services.trainer.procs 2 --parallelism.data_parallel_shard_degree -1",
-        ),
-        (LARGE, "--training.activation_checkpoint selective --training.cpu_offload true"),
-        (
-            (*LARGE, "--launcher.gpu_memory_gib=24"),
-            "--training.activation_checkpoint selective --training.cpu_offload true --training.offload_sums true",
-        ),
-        ((*LARGE, "--training.cpu_offload", "--launcher.gpu_memory_gib=40"), "--training.offload_sums true"),
-        # the host updates no moments in bfloat16
-        (
-            (*LARGE, "--training.optimizer_state=bfloat16", "--training.activation_checkpoint=full"),
-            "--training.cpu_offload true --training.optimizer_state float32",
-        ),
-        (
-            (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24"),
-            "on 2 such GPUs with --launcher.gpus_per_host 2 --services.trainer.procs 2 "
-            "--training.activation_checkpoint attention --services.generator.procs 2",
-        ),
-        (
-            (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24", "--trainer.procs=2"),
-            "on 2 such GPUs with --launcher.gpus_per_host 2 --training.activation_checkpoint attention "
-            "--services.generator.procs 2",
-        ),
-    ],
-)
-def test_remedies_are_named_from_the_cheapest_on_and_no_more_than_are_needed(
-    options: tuple[str, ...], fit: str
-) -> None:
-    (problem,) = problems(plan_of(*options))
+@pytest.mark.parametrize(("options", "fit"), [row[:2] for row in rows(__file__, "remedies.tsv")])
+def test_remedies_are_named_from_the_cheapest_on_and_no_more_than_are_needed(options: str, fit: str) -> None:
+    first, *others = options.split()
+    given = [*{"ONE": ONE, "LARGE": LARGE}[first], *others]
+    (problem,) = problems(plan_of(*given))
     named = problem.rpartition("; it fits ")[2].removeprefix("with ")
     assert named == fit
-    assert problems(plan_of(*options, *named.rpartition("with ")[2].split())) == []
+    assert problems(plan_of(*given, *named.rpartition("with ")[2].split())) == []
 
 
 def test_a_refusal_says_if_no_setting_helps() -> None:

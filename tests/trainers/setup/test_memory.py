@@ -48,61 +48,7 @@ def draft_of(shape: ModelShape, *options: str, tokens: int = 16) -> Draft:
     return Draft(config=config, defaults={}, trained_by=GRPO, model=model, objective=None)
 
 
-PLANS = """
-trainer of 0.6B
-  state 8.88, versions 1.11, runtime 1.80 + gathered 0.29, gradients 0.29, activations 5.47, logits 1.16, workspaces
-  1.50 or published 0.29
-
-trainer of 8B --training.activation_checkpoint=full --training.optimizer_state=bfloat16
-  state 91.5, versions 15.3, runtime 1.80 + gradients 6.96, activations 1.12, workspaces 1.50 or published 1.16
-
-trainer of 8B --training.activation_checkpoint=selective --training.optimizer_state=8bit --training.compile
-  state 80.0, versions 15.3, runtime 1.80 + gradients 6.96, activations 8.44, workspaces 1.50 or published 1.16
-
-trainer of 8B --trainer.procs=2 --training.cpu_offload --training.offload_sums --training.fp32_head
-  versions 15.3, runtime 2.30 + gathered 2.68, gradients 2.32, activations 22.2, logits 2.32, workspaces 1.50 or
-  published 2.32
-
-trainer of 8B --trainer.procs=8 --parallelism.data_parallel_replicate_degree=2 --training.cpu_offload
-  versions 15.3, runtime 2.30 + gathered 1.52, gradients 8.79, activations 22.2, logits 1.16, workspaces 1.50 or
-  published 2.32
-
-trainer of 8B --trainer.procs=8 --parallelism.tensor_parallel_degree=2 --parallelism.context_parallel_degree=2
-  state 15.3, versions 15.3, runtime 2.30 + gathered 0.18, gradients 1.74, activations 5.70, workspaces 1.50 or
-  published 2.32
-
-trainer of 8B --trainer.procs=4 --training.reshard_after_forward=never --training.keep_logits_gib=1
-  state 30.5, versions 15.3, runtime 2.30 + gathered 14.1, gradients 3.48, activations 22.2, workspaces 1.50 or
-  published 2.32
-
-trainer of 0.6B --trainer.procs=4 --parallelism.tensor_parallel_degree=2 --training.reshard_after_forward=never
-  state 2.22, versions 1.11, runtime 2.30 + gathered 0.56, gradients 0.14, activations 2.73, logits 0.58, workspaces
-  1.50 or published 0.58
-
-trainer of 8B --lora.rank=16
-  state 15.9, versions 0.081, runtime 1.80 + gathered 1.16, activations 22.2, logits 1.16, workspaces 1.50 or
-  published 0.002
-
-generator of 8B --lora.rank=16
-  weights 15.3, cache 107.4, buffers 4.06, adapter 0.16
-
-trainer of 8B --lora.rank=16 --lora.publish=merged --trainer.procs=2 --parallelism.tensor_parallel_degree=2
-  state 8.28, versions 15.3, runtime 2.30 + gathered 0.58, activations 11.1, logits 0.58, workspaces 1.50 or published
-  2.32
-
-trainer of 30B-A3B --trainer.procs=8 --parallelism.expert_parallel_degree=4
-  state 56.9, runtime 2.30 + gathered 0.90, gradients 0.58, activations 35.2, logits 1.16, workspaces 1.50 or
-  published 1.16
-
-trainer of 30B-A3B --trainer.procs=8 --training.activation_checkpoint=selective --generator.procs=4
-  state 56.9, runtime 2.30 + gathered 2.32, gradients 3.48, activations 5.36, workspaces 1.50 or published 1.16
-
-generator of 30B-A3B --trainer.procs=8 --training.activation_checkpoint=selective --generator.procs=4
-  weights 14.2, cache 26.4, buffers 3.96
-
-ref_model of 8B --grpo.beta=0.1 --ref_model.procs=2 --ref_model.with_gpus --trainer.procs=2
-  weights 7.63, forward 0.91, gathered 1.88, runtime 2.30 + workspaces 1.50
-"""
+PLANS = Path(__file__).with_name("planned_memory.txt").read_text()
 
 
 @pytest.mark.parametrize("planned", PLANS.strip().split("\n\n"), ids=lambda planned: planned.partition("\n")[0])

@@ -10,6 +10,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import leaves
+from tests.helpers.rows import rows
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
 from trainers.setup.options.other_names import ALGORITHM, OUR_NAMES, names_of_others, our_name
@@ -27,31 +28,7 @@ def test_every_name_leads_to_one_setting() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("learning_rate", "training.learning_rate"),
-        ("learning_rat", "training.learning_rate"),
-        ("lr", "training.learning_rate"),
-        ("warmup.lr", "warmup.learning_rate"),
-        ("batch_size", "training.batch_size"),
-        ("num_generations", "grpo.n_samples"),
-        ("num_generation", "grpo.n_samples"),
-        ("actor_rollout_ref.rollout.n", "grpo.n_samples"),
-        ("rollouts_per_example", "grpo.n_samples"),
-        ("max_completion_length", "env.max_turn_tokens"),
-        ("kl_coef", "grpo.beta"),
-        ("report_to", "metrics.sinks"),
-        ("epochs", "training.steps"),
-        ("max_turns", "env.max_turns"),
-        ("warmup_steps", "training.warmup_steps"),
-        ("custom_reward_function.name", "training.reward"),
-        ("trainer.scheduler.type", "training.lr_schedule"),
-        ("env.args", "env.options"),
-        ("num_rollout", "training.steps"),
-        ("max_input_tokens", "env.max_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("name", "ours"), rows(__file__, "other_names.tsv"))
 def test_an_option_of_another_library_is_understood(name: str, ours: str) -> None:
     with pytest.raises(UserError, match=f"there is no option --{name}; did you mean --{ours}\\?"):
         parse(Config, [f"--{name}", "5"], SHORT_OPTIONS)

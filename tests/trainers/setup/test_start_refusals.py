@@ -9,62 +9,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers.rows import rows
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 STARTS = ("trainers/run", "trainers/titan", "trainers/sft", "trainers/controller", "agents/generator")
 """What a run executes after its plan is made."""
-IN_PLAN = "the plan calls it"
-OF_LIBRARY = "a caller in Python meets it, and no run does"
-OF_EPISODES = "it needs an episode"
-OF_DISK = "the disk is full, or somebody changes a file meanwhile"
-OF_WEIGHTS = "a plan does not read all weights"
-OF_EVAL = "a check of forge-env eval or serve, before an engine starts"
-KNOWN = {
-    "trainers/run/training_run.py:_checked": OF_LIBRARY,
-    "trainers/run/warmup.py:demonstrate": OF_EPISODES,
-    "trainers/run/warmup.py:within_limits": OF_EPISODES,
-    "trainers/run/open_run.py:_with_remedies": OF_DISK,
-    "trainers/titan/weight_files.py:__init__": OF_DISK,
-    "trainers/titan/weight_files.py:_opened": OF_DISK,
-    "trainers/titan/settings.py:check": IN_PLAN,
-    "trainers/titan/settings.py:check_packages": IN_PLAN,
-    "trainers/titan/settings.py:check_procs": IN_PLAN,
-    "trainers/titan/settings.py:check_shape": IN_PLAN,
-    "trainers/titan/settings.py:choose_attention": IN_PLAN,
-    "trainers/titan/settings.py:check_state": IN_PLAN,
-    "trainers/titan/settings.py:check_model": IN_PLAN,
-    "trainers/titan/settings.py:__post_init__": "run_checks.check_schedule says it first",
-    "trainers/run/trainer_actor.py:_take": OF_LIBRARY,
-    "trainers/controller/ready_groups.py:unpack": OF_DISK,
-    "trainers/controller/drop_counts.py:judge": OF_EPISODES,
-    "trainers/controller/schedule.py:__init__": OF_LIBRARY,
-    "trainers/sft/config.py:_check_data": IN_PLAN,
-    "trainers/sft/config.py:_refuse_settings_of_data": IN_PLAN,
-    "trainers/sft/config.py:resolved": IN_PLAN,
-    "trainers/sft/shapes.py:find_shape": IN_PLAN,
-    "trainers/sft/source.py:__init__": IN_PLAN,
-    "trainers/sft/train.py:held_out_loss": OF_WEIGHTS,
-    "trainers/titan/checkpoint.py:_check_finite": OF_WEIGHTS,
-    "trainers/titan/checkpoint.py:load_weights": OF_DISK,
-    "trainers/titan/weight_files.py:read": OF_WEIGHTS,
-    "trainers/sft/data.py:_row_limit": "model_checks.check_length says it first",
-    "trainers/sft/data.py:check": IN_PLAN,
-    "trainers/sft/data.py:make_model": "the plan calls check, which says it first",
-    "trainers/sft/data.py:prepare": "the plan calls check, which says it first",
-    "trainers/titan/checkpoint.py:_explained": OF_DISK,
-    "trainers/titan/checkpoint.py:load": "resume_checks.checkpoint_of says it first",
-    "trainers/titan/head.py:check_temperature": IN_PLAN,
-    "trainers/titan/rank_batches.py:check_rows": OF_LIBRARY,
-    "trainers/titan/trainer.py:_adapters": OF_LIBRARY,
-    "agents/generator/adapter_folder.py:_check_matrix": OF_EVAL,
-    "agents/generator/adapter_folder.py:_of_layer": OF_EVAL,
-    "agents/generator/adapter_folder.py:_scale": OF_EVAL,
-    "agents/generator/adapter_folder.py:open_adapter": OF_EVAL,
-    "agents/generator/adapter_folder.py:read_config": IN_PLAN,
-    "agents/generator/engine_args.py:read_engine_args": IN_PLAN,
-    "agents/generator/expert_weights.py:check_complete": OF_LIBRARY,
-    "agents/generator/local.py:open_vllm": OF_EVAL,
-    "agents/generator/policy.py:pull": OF_LIBRARY,
-}
+KNOWN = rows(__file__, "start_refusals.tsv")
+"""The file and the function of each, and why a plan does not say it, or that it does."""
 
 
 def refusals() -> Iterator[str]:
@@ -83,4 +34,4 @@ def _refuses(function: ast.AST) -> bool:
 
 
 def test_every_refusal_of_a_start_is_known() -> None:
-    assert sorted(set(refusals())) == sorted(KNOWN)
+    assert sorted(set(refusals())) == [place for place, _ in KNOWN]

@@ -9,7 +9,6 @@ Settings of which one needs a GPU are combined in tests/gpu/test_sharding_gpu.py
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch import Tensor
 from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
 from tests.trainers.titan.test_trainer import make_model, make_samples
-from tests.trainers.titan.weights import weights_of
+from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import empty_batch
 from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan.parallel import init_process_group
@@ -132,31 +131,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("compiled-combinations"), list(COMPILED), world=2)
 
 
-@pytest.fixture
-def make() -> Iterator[Any]:
-    made: list[TitanTrainer] = []
-
-    def make(folder: Path, **changes: Any) -> TitanTrainer:
-        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
-
-
 def compare(root: Path, name: str, kind: str, make: Any, *, world: int = WORLD) -> None:
     alone = take_steps(make(root / kind))
     for rank in range(world):
-        found = torch.load(root / f"{name} {rank}.pt")
-        for ours, expected in zip(found["metrics"], alone["metrics"], strict=True):
-            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
-        for ours, expected in zip(found["logprobs"], alone["logprobs"], strict=True):
-            assert ours == pytest.approx(expected, abs=1e-4)
-        if rank == 0:  # the only rank that has them
-            assert found["weights"].keys() == alone["weights"].keys()
-            for weight, expected in alone["weights"].items():
-                torch.testing.assert_close(found["weights"][weight], expected, rtol=0, atol=1e-5, msg=weight)
+        check_same(torch.load(root / f"{name} {rank}.pt"), alone, rank=rank)
 
 
 def flat(values: dict[str, Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from forge_env.core.errors import UserError
 from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
 from tests.trainers.titan.test_trainer import make_model, make_samples
-from tests.trainers.titan.weights import weights_of
+from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import Sample, empty_batch, pack
 from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan import parallel
@@ -250,16 +250,9 @@ def test_more_ways_to_share_sequences_take_the_steps_of_one(root, alone):
 
 def compare_with_one(root: Path, alone: dict[str, Any], count: int, case: str) -> None:
     results = [torch.load(root / f"{case} {rank}.pt") for rank in range(count)]
-    for found in results:
-        for ours, expected in zip(found["metrics"], alone["metrics"], strict=True):
-            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
-        for ours, expected in zip(found["logprobs"], alone["logprobs"], strict=True):
-            assert ours == pytest.approx(expected, abs=1e-4)
+    for rank, found in enumerate(results):
+        check_same(found, alone, rank=rank)
         assert found["logprobs"] == results[0]["logprobs"]
-    first = results[0]["weights"]  # the only rank that has them
-    assert first.keys() == alone["weights"].keys()
-    for name, expected in alone["weights"].items():
-        assert torch.allclose(first[name], expected, rtol=0, atol=1e-5), name
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -18,7 +18,7 @@ from tests.helpers.forks import run_ranks
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
 from tests.trainers.titan.test_trainer import make_samples
-from tests.trainers.titan.weights import weights_of
+from tests.trainers.titan.weights import check_same, weights_of
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.titan.experts import WEIGHTS, SameDtypeExperts
@@ -84,50 +84,38 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[TitanTrainer] = []
-
-    def make(folder: Path, **changes: Any) -> TitanTrainer:
-        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The steps of one process, and its next one."""
+    trainer = TitanTrainer(make_model(tmp_path_factory.mktemp("alone") / "model"), SETTINGS)
+    yield take_steps(trainer) | {"next": next_step(trainer)}
+    trainer.close()
 
 
-def compare(root: Path, name: str, make: Make, *, world: int) -> None:
+def next_step(trainer: TitanTrainer) -> dict[str, float]:
+    return trainer.train_step(make_samples(7, seed=9), GRPOLoss()) | {"seconds": 0}
+
+
+def compare(root: Path, name: str, make: Make, alone: dict[str, Any], *, world: int) -> None:
     """All ranks have the metrics and logprobs of one process, the first its weights; one goes on from their files."""
-    alone = make(root / "model")
-    expected = take_steps(alone)
     for rank in range(world):
-        found = torch.load(root / f"{name} {rank}.pt")
-        for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
-            assert ours | {"seconds": 0} == pytest.approx(theirs | {"seconds": 0}, abs=1e-5, rel=1e-4)
-        for ours, theirs in zip(found["logprobs"], expected["logprobs"], strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4)
-    found = torch.load(root / f"{name} 0.pt")["weights"]
-    assert found.keys() == expected["weights"].keys()
-    for weight, value in expected["weights"].items():
-        torch.testing.assert_close(found[weight], value, rtol=0, atol=1e-5, msg=weight)
+        check_same(torch.load(root / f"{name} {rank}.pt"), alone, rank=rank)
     another = make(root / "model")
     another.load(root / name)
-    steps = [trainer.train_step(make_samples(7, seed=9), GRPOLoss()) | {"seconds": 0} for trainer in (another, alone)]
-    assert steps[0] == pytest.approx(steps[1], abs=1e-5, rel=1e-4)
+    assert next_step(another) == pytest.approx(alone["next"], abs=1e-5, rel=1e-4)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_take_the_steps_of_one(two_ranks: Path, make: Make, name: str) -> None:
-    compare(two_ranks, name, make, world=2)
+def test_two_ranks_take_the_steps_of_one(two_ranks: Path, make: Make, alone: dict[str, Any], name: str) -> None:
+    compare(two_ranks, name, make, alone, world=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OF_FOUR)
-def test_four_ranks_take_the_steps_of_one(four_ranks: Path, make: Make, name: str) -> None:
-    compare(four_ranks, name, make, world=4)
+def test_four_ranks_take_the_steps_of_one(four_ranks: Path, make: Make, alone: dict[str, Any], name: str) -> None:
+    compare(four_ranks, name, make, alone, world=4)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
 from tests.trainers.titan.test_trainer import (
-    SETTINGS,
     compare_with_one,
     make_models,
     make_samples,
@@ -35,6 +35,8 @@ from trainers.losses import SFTLoss
 from trainers.titan.trainer import TitanTrainer
 
 LORA = Lora(rank=4, alpha=8.0)
+COMMON: dict[str, Any] = {"lora": LORA, "learning_rate": 1e-2}
+SETTINGS = dataclasses.replace(TRAINING, **COMMON)
 FEW = Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 FAMILIES = {"qwen3": True, "llama-3": False, "llama-3.2": True, "qwen2.5": True}  # whether the embedding is tied
 Make = Callable[..., TitanTrainer]
@@ -44,21 +46,6 @@ Make = Callable[..., TitanTrainer]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {family: make_folder(root / family, family, tied=tied) for family, tied in FAMILIES.items()}
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Trainers of adapters; those of test_trainer.py but for what is given."""
-    made: list[TitanTrainer] = []
-
-    def make(folder: Path, **changes: Any) -> TitanTrainer:
-        settings = dataclasses.replace(SETTINGS, **{"lora": LORA, "learning_rate": 1e-2, **changes})
-        made.append(TitanTrainer(folder, settings))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
 
 
 def train(trainer: TitanTrainer, steps: int = 3) -> list[float]:
@@ -219,8 +206,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left behind, one folder per case."""
-    common = {"lora": LORA, "learning_rate": 1e-2}
-    cases = {name: (kind, common | changes) for name, (kind, changes) in CASES.items()}
+    cases = {name: (kind, COMMON | changes) for name, (kind, changes) in CASES.items()}
     return run_cases(make_models(tmp_path_factory.mktemp("ranks")), cases)
 
 

@@ -30,6 +30,7 @@ from trainers.model.weights import weight_shapes
 from trainers.titan import model as titan_model
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
+SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
 CLOSE = {"atol": 1e-5, "rtol": 0}  # of logits up to 5: about as many roundings of float32 as there are sums
 
 
@@ -51,20 +52,6 @@ def untouched(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Itera
 @pytest.fixture(params=["qwen3", "llama-3-tied", "llama-3.2", "qwen2.5-tied", "qwen3-moe"])
 def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
-
-
-@pytest.fixture
-def make_trainer() -> Iterator[Any]:
-    """Trainers that are closed after the test."""
-    made: list[TitanTrainer] = []
-
-    def make(folder: Path, **changes: Any) -> TitanTrainer:
-        made.append(TitanTrainer(folder, TitanSettings(**{"dtype": "float32", "learning_rate": 1e-3, **changes})))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
 
 
 def logits(trainer: TitanTrainer, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
@@ -157,27 +144,27 @@ def test_any_sizes_give_the_logits_of_transformers(
         trainer.close()
 
 
-def test_rope_scaling_is_read_in_the_names_of_older_versions(folders, make_trainer, tmp_path):
+def test_rope_scaling_is_read_in_the_names_of_older_versions(folders, make, tmp_path):
     tokens = random_tokens()
     expected = reference_logits(folders["llama-3.2"], tokens)
     scaling = {("type" if name == "rope_type" else name): value for name, value in LLAMA3_ROPE.items()}
     theta = scaling.pop("rope_theta")
     old = Path(shutil.copytree(folders["llama-3.2"], tmp_path / "old"))
     change_config(old, rope_parameters=..., rope_scaling=scaling, rope_theta=theta)
-    torch.testing.assert_close(logits(make_trainer(old), tokens), expected, **CLOSE)
+    torch.testing.assert_close(logits(make(old), tokens), expected, **CLOSE)
     # The test of the logits above would miss a scaling that changes nothing.
     unscaled = change_config(old, rope_scaling=None)
-    assert (logits(make_trainer(unscaled), tokens) - expected).abs().max() > 0.1
+    assert (logits(make(unscaled), tokens) - expected).abs().max() > 0.1
 
 
-def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make_trainer):
+def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make):
     tokens = random_tokens(shape=(1, SIZES["max_position_embeddings"]))
     expected = reference_logits(folders["llama-3.2"], tokens)
-    torch.testing.assert_close(logits(make_trainer(folders["llama-3.2"]), tokens), expected, **CLOSE)
+    torch.testing.assert_close(logits(make(folders["llama-3.2"]), tokens), expected, **CLOSE)
 
 
-def test_a_trained_export_is_what_transformers_loads(folder, make_trainer, tmp_path):
-    trainer, tokens = make_trainer(folder), random_tokens()
+def test_a_trained_export_is_what_transformers_loads(folder, make, tmp_path):
+    trainer, tokens = make(folder), random_tokens()
     before = logits(trainer, tokens)
     trainer.train_step(some_samples(), SFTLoss())
     trainer.export_hf(tmp_path / "out")
@@ -188,7 +175,7 @@ def test_a_trained_export_is_what_transformers_loads(folder, make_trainer, tmp_p
     assert saved.keys() == load_file(folder / "model.safetensors").keys()
 
 
-def test_every_weight_takes_the_step_that_transformers_takes(folder, make_trainer, tmp_path):
+def test_every_weight_takes_the_step_that_transformers_takes(folder, make, tmp_path):
     """One step of plain torch on transformers' model: a gradient that went elsewhere would show in its weight."""
     samples = some_samples()
     reference = AutoModelForCausalLM.from_pretrained(folder)
@@ -197,7 +184,7 @@ def test_every_weight_takes_the_step_that_transformers_takes(folder, make_traine
     (-table.gather(-1, tokens[:, 1:, None]).mean()).backward()
     # A large eps makes the first step of Adam nearly proportional to the gradient.
     torch.optim.AdamW(reference.parameters(), lr=1.0, eps=1.0, weight_decay=0.0).step()
-    trainer = make_trainer(folder, learning_rate=1.0, eps=1.0, max_grad_norm=1e9)
+    trainer = make(folder, learning_rate=1.0, eps=1.0, max_grad_norm=1e9)
     before = weights_of(trainer)
     trainer.train_step(samples, SFTLoss())
     reference.save_pretrained(tmp_path / "reference")
@@ -207,10 +194,10 @@ def test_every_weight_takes_the_step_that_transformers_takes(folder, make_traine
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
 
 
-def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make_trainer, monkeypatch):
-    separate, config = make_trainer(folder), titan_model.titan_config
+def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make, monkeypatch):
+    separate, config = make(folder), titan_model.titan_config
     monkeypatch.setattr(titan_model, "titan_config", lambda hf, **given: config(hf, **given | {"fuse_qkv": True}))
-    fused, half = make_trainer(folder), make_trainer(folder, dtype="bfloat16")
+    fused, half = make(folder), make(folder, dtype="bfloat16")
     expected, tokens = weights_of(separate), random_tokens()
     for trainer in (fused, half):
         assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
@@ -227,9 +214,9 @@ def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make_trainer, monkey
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
 @pytest.mark.parametrize("mode", ["selective", "attention", "full"])
-def test_activation_checkpointing_changes_no_gradient(folders, make_trainer, tmp_path, name, mode):
+def test_activation_checkpointing_changes_no_gradient(folders, make, tmp_path, name, mode):
     samples = some_samples()
-    kept, again = make_trainer(folders[name]), make_trainer(folders[name], activation_checkpoint=mode)
+    kept, again = make(folders[name]), make(folders[name], activation_checkpoint=mode)
     computed = count_calls(kept), count_calls(again)
     gradients = []
     for trainer in (kept, again):
@@ -263,7 +250,7 @@ def count_calls(trainer: TitanTrainer) -> list[int]:
 
 
 @pytest.mark.parametrize(("mode", "times"), [("attention", 2), ("full", 4)])
-def test_kept_attention_is_not_computed_again(folders, make_trainer, mode, times):
+def test_kept_attention_is_not_computed_again(folders, make, mode, times):
     calls = []
 
     class Watch(TorchDispatchMode):
@@ -272,26 +259,26 @@ def test_kept_attention_is_not_computed_again(folders, make_trainer, mode, times
                 calls.append(function)
             return function(*args, **(kwargs or {}))
 
-    trainer = make_trainer(folders["qwen3"], activation_checkpoint=mode)  # of two layers
+    trainer = make(folders["qwen3"], activation_checkpoint=mode)  # of two layers
     tokens = torch.arange(12)[None]
     with Watch():
         trainer.model.logits(tokens, None, torch.arange(12)).sum().backward()
     assert len(calls) == times
 
 
-def test_an_unknown_kind_of_activation_checkpointing_is_refused(folders, make_trainer):
+def test_an_unknown_kind_of_activation_checkpointing_is_refused(folders, make):
     with pytest.raises(UserError, match="activation_checkpoint is 'some'.*none, selective, attention, full"):
-        make_trainer(folders["qwen3"], activation_checkpoint="some")
+        make(folders["qwen3"], activation_checkpoint="some")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
 @pytest.mark.parametrize("mode", ["none", "full"])
-def test_compiled_blocks_take_the_same_step(folders, make_trainer, name, mode):
+def test_compiled_blocks_take_the_same_step(folders, make, name, mode):
     samples = some_samples()
-    compiled = make_trainer(folders[name], compile=True, activation_checkpoint=mode, eps=1e-3)
-    plain = make_trainer(folders[name], eps=1e-3)
+    compiled = make(folders[name], compile=True, activation_checkpoint=mode, eps=1e-3)
+    plain = make(folders[name], eps=1e-3)
     for _ in range(2):
         ours, expected = (trainer.train_step(samples, SFTLoss()) for trainer in (compiled, plain))
         assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-4)
@@ -346,10 +333,10 @@ def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, na
         ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2}),
     ],
 )
-def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make_trainer, tmp_path, name, changes):
+def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make, tmp_path, name, changes):
     copy = change_config(Path(shutil.copytree(folders[name], tmp_path / "copy")), **changes)
     tokens = random_tokens()
-    assert torch.equal(logits(make_trainer(copy), tokens), logits(make_trainer(folders[name]), tokens))
+    assert torch.equal(logits(make(copy), tokens), logits(make(folders[name]), tokens))
 
 
 def test_a_config_that_is_no_object_is_refused(tmp_path):
@@ -378,7 +365,7 @@ def test_a_text_in_the_place_of_a_boolean_is_refused(tmp_path):
         ("qwen3", {"lm_head.weight": None}, "lacks weight lm_head.weight"),
     ],
 )
-def test_weights_that_do_not_fit_are_named_as_in_the_folder(folders, make_trainer, tmp_path, name, change, match):
+def test_weights_that_do_not_fit_are_named_as_in_the_folder(folders, make, tmp_path, name, change, match):
     copy = Path(shutil.copytree(folders[name], tmp_path / "copy"))
     weights = load_file(copy / "model.safetensors")
     for weight, shape in change.items():
@@ -387,26 +374,26 @@ def test_weights_that_do_not_fit_are_named_as_in_the_folder(folders, make_traine
             weights[weight] = torch.zeros(shape)
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=match):
-        make_trainer(copy)
+        make(copy)
 
 
-def test_copies_that_old_folders_keep_are_passed_over(folders, make_trainer, tmp_path):
+def test_copies_that_old_folders_keep_are_passed_over(folders, make, tmp_path):
     copy = Path(shutil.copytree(folders["llama-3-tied"], tmp_path / "copy"))
     weights = load_file(copy / "model.safetensors")
     head = weights["model.embed_tokens.weight"].clone()
     extra = {"lm_head.weight": head, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     save_file({**weights, **extra}, copy / "model.safetensors", metadata={"format": "pt"})
-    state = weights_of(make_trainer(copy))
+    state = weights_of(make(copy))
     assert state.keys() == weights.keys() and all(torch.equal(state[name], weights[name]) for name in weights)
     head[-1, -1] += 1
     save_file({**weights, **extra}, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"holds a lm_head.weight that differs from its model.embed_tokens.weight"):
-        make_trainer(copy)
+        make(copy)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_plan_knows_every_tensor_of_a_family(folders, make_trainer, tied):
+def test_the_plan_knows_every_tensor_of_a_family(folders, make, tied):
     for family in FAMILIES:
         folder = folders[f"{family}{'-tied' * tied}"]
-        expected = {name: tuple(weight.shape) for name, weight in weights_of(make_trainer(folder)).items()}
+        expected = {name: tuple(weight.shape) for name, weight in weights_of(make(folder)).items()}
         assert weight_shapes(read_shape(folder)) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.helpers.routed_rows import distinct, random_routes
 from tests.trainers.titan.folders import EXPERTS, make_folder
 from tests.trainers.titan.test_context import PACKED, SETTINGS
 from tests.trainers.titan.test_trainer import make_samples
-from tests.trainers.titan.weights import weights_of
+from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import Sample
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss, GSPOLoss
@@ -105,19 +105,6 @@ def four_ranks(folder: Path) -> Path:
     return folder.parent
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[TitanTrainer] = []
-
-    def make(folder: Path, **changes: Any) -> TitanTrainer:
-        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
-
-
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Any]:
     trainer = TitanTrainer(folder, SETTINGS)
@@ -125,15 +112,6 @@ def alone(folder: Path) -> dict[str, Any]:
         return take_steps(trainer)
     finally:
         trainer.close()
-
-
-def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
-        assert ours | {"seconds": 0} == pytest.approx(theirs | {"seconds": 0}, abs=1e-5, rel=1e-4)
-    for ours, theirs in zip(found["logprobs"], expected["logprobs"], strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4)
-    for weight, value in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][weight], value, rtol=0, atol=1e-5, msg=weight)
 
 
 # -- one layer ---------------------------------------------------------------------------------------------------
@@ -335,8 +313,7 @@ def test_the_step_does_not_depend_on_packing_and_checkpointing(
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_take_the_steps_of_one(two_ranks: Path, alone: dict[str, Any], name: str) -> None:
     for rank in range(2):
-        check_same(torch.load(two_ranks / f"{name} {rank}.pt"), alone | {"weights": {}})
-    check_same(torch.load(two_ranks / f"{name} 0.pt"), alone)
+        check_same(torch.load(two_ranks / f"{name} {rank}.pt"), alone, rank=rank)
 
 
 @pytest.mark.slow

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from forge_env.core.errors import UserError
 from tests.trainers.titan.test_trainer import (
-    SETTINGS,
     compare_with_one,
     make_model,
     make_models,
@@ -29,20 +27,6 @@ from trainers.titan.trainer import TitanTrainer
 
 HSDP = {"hsdp": ("untied", {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2})}
 Make = Callable[..., TitanTrainer]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Trainers with the settings of test_trainer.py but for what is given."""
-    made: list[TitanTrainer] = []
-
-    def make(folder: Path, **changes: Any) -> TitanTrainer:
-        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,7 @@ from contrib.workspaces.contract import (
 from contrib.workspaces.tests.machines.conftest import opened_or_skipped
 from forge_env.core.sandbox import ExecStatus
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack
-from tests.sandboxes.attacks.escape import ATTACKS as ESCAPES
-from tests.sandboxes.test_attacks import ATTACKS, facts, settled, traces
+from tests.sandboxes.test_attacks import ATTACKS, ESCAPES, facts, settled, traces
 
 __all__ = ["facts"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
