@@ -25,19 +25,19 @@ from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Li
 from sandboxes import open_sandbox
 from sandboxes.guest.seccomp import denied_calls
 from sandboxes.settings import AUTO
-from tests.helpers.processes import control_groups, descendants, descriptors
-from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
+from tests.helpers.processes import descendants
+from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel, attacks, table
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses
-from tests.sandboxes.attacks.escape import ATTACKS as ESCAPES
-from tests.sandboxes.attacks.forgery import FORGERIES, OUTSIDE
-from tests.sandboxes.attacks.leftovers import ATTACKS as LEFTOVERS
-from tests.sandboxes.attacks.resources import ATTACKS as RESOURCES
 from tests.sandboxes.attacks.watching import ATTACKS as WATCHING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ATTACKS: list[Attack] = [*RESOURCES, *ESCAPES, *LEFTOVERS, *PAGE_CACHE, *WATCHING]
+ESCAPES = attacks("escapes")
+ATTACKS = [*attacks("resources"), *ESCAPES, *attacks("leftovers"), *PAGE_CACHE, *WATCHING]
+FORGERIES = {row["name"]: row["code"] for row in table("forgeries", "forgeries")}
+OUTSIDE = ("/tmp/forge-env-forged-result", "/dev/shm/forge-env-forged-result")
+"""Files that a forgery writes beside its folder; where nothing isolates it, they are there afterwards."""
 SLOTS = 2
 ROOT = Path(__file__).parents[2]
 MARKER = "sandbox-attack-marker"
@@ -95,15 +95,23 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 def traces() -> dict[str, Any]:
     """Return what an attack could have left on this machine."""
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return {
         "processes": descendants(os.getpid()),
         "mounts": Path("/proc/self/mounts").read_text().splitlines(),
-        "descriptors": descriptors(),
-        "groups": control_groups(os.getpid()),
+        "descriptors": sorted(os.readlink(link) for link in links if os.path.lexists(link)),
+        "groups": sorted(str(path) for path in own_groups()),
         "files": sorted(str(path) for folder in ("/tmp", "/dev/shm", "/var/tmp") for path in marked(Path(folder))),
         "cores": sorted(path.name for path in (*Path.cwd().glob("core*"), *Path("/tmp").glob("core*"))),
         "memory": Path("/proc/sysvipc/shm").read_text() if os.path.exists("/proc/sysvipc/shm") else "",
     }
+
+
+def own_groups() -> Iterator[Path]:
+    """Yield the control groups that this process has made, and those below them."""
+    for folder, _, _ in os.walk("/sys/fs/cgroup"):
+        if f"-{os.getpid()}-" in folder and "/forge_env-" in folder:
+            yield Path(folder)
 
 
 def marked(folder: Path) -> Iterator[Path]:
@@ -311,7 +319,7 @@ async def test_right_and_wrong_answers_are_told_apart(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("name", FORGERIES)
 async def test_verdict_cannot_be_forged(sandbox: Sandbox, name: str) -> None:
     before = traces()
-    assert not await grade(sandbox, FORGERIES[name][1])
+    assert not await grade(sandbox, FORGERIES[name])
     await is_honest(sandbox)
     assert await settled(before) == before
 
@@ -321,7 +329,7 @@ async def test_the_control_is_fooled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)  # nothing isolates the control, and answers write files
     try:
         assert grade_in_process("def f(x): return 2 * x") and not grade_in_process("def f(x): return 2 * x + 1")
-        fooled = {name for name, (_, answer) in FORGERIES.items() if grade_in_process(answer)}
+        fooled = {name for name, answer in FORGERIES.items() if grade_in_process(answer)}
     finally:
         written = [path for path in map(Path, OUTSIDE) if path.exists()]
         for path in written:
