@@ -63,6 +63,7 @@ def _entry(line: bytes) -> dict[str, float]:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    key, score = (entry.get("key"), entry.get("score")) if isinstance(entry, dict) else (None, None)
-    is_verdict = isinstance(key, str) and isinstance(score, (int, float)) and 0 <= score <= 1
-    return {key: float(score)} if is_verdict else {}
+    key, score = (entry.get("key"), entry.get("score")) if isinstance(entry, dict) else ("", None)
+    if isinstance(key, str) and isinstance(score, (int, float)) and 0 <= score <= 1:
+        return {key: float(score)}
+    return {}
