@@ -167,10 +167,10 @@ class RunDiagnosis(Observer):
 
 def _facts(run: Run) -> RunFacts | None:
     """The facts of a policy-gradient run; None for any other."""
-    plan, training, objective = run.plan, run.plan.training, run.plan.objective
+    plan, objective = run.plan, run.plan.objective
     if objective is None:
         return None
-    alarm = make_alarm(plan, run.record.say)
+    training, alarm = plan.training, make_alarm(plan, run.record.say)
     return RunFacts(
         algorithm=plan.algorithm,
         env=plan.env.name,
