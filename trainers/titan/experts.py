@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_token_dispatcher_config
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
@@ -53,7 +54,7 @@ class SameDtypeExperts(GroupedExperts):
             (tokens, width) in the dtype of x_RD.
         """
         ends = num_tokens_per_expert_E.cumsum(0).int()
-        gate, down, up = (_local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
+        gate, down, up = (local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
         hidden = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends)) * self._grouped_mm(A=x_RD, B_t=up, offs=ends)
         return self._grouped_mm(A=hidden, B_t=down, offs=ends)
 
@@ -111,9 +112,9 @@ class Router(TokenChoiceTopKRouter):
         """The given experts if they differ from the router's, and otherwise the router's, in its order."""
         if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
-            replicated = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
-            given = replicated.redistribute(placements=placements).to_local()
-            return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
+            replicated = DTensor.fromlocal(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            given = replicated.redistribute(placements=placements).tolocal()
+            return DTensor.fromlocal(self._replay(ids.tolocal(), given), mesh, placements, run_check=False)
         is_given = given[..., 0] >= 0
         is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
         is_other = is_given & ~is_same
@@ -163,12 +164,8 @@ class ReplayedBlock(Qwen3TransformerBlock):
         return output
 
 
-class ReplayedModel(Qwen3Model):
-    """Qwen3 with experts that can be given."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):
-        pass
+class Replayed(Decoder):
+    """A model whose experts can be given; its blocks take them as their last argument."""
 
     def forward(
         self,
@@ -190,6 +187,14 @@ class ReplayedModel(Qwen3Model):
         the number of them for which the router would have chosen others."""
         parts = [part.replayed for part in self.modules() if isinstance(part, Router)]
         return torch.stack(parts).sum(0)
+
+
+class ReplayedModel(Replayed, Qwen3Model):
+    """Qwen3 with experts that can be given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        pass
 
 
 def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[..., Any]]) -> MoE.Config:
@@ -224,5 +229,6 @@ def is_expert(name: str) -> bool:
     return name.rpartition(".")[2] in WEIGHTS
 
 
-def _local(weight: nn.Parameter) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+def local(weight: nn.Parameter) -> Tensor:
+    """This rank's part of a parameter."""
+    return weight.tolocal() if isinstance(weight, DTensor) else weight

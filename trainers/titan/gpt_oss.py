@@ -1,0 +1,397 @@
+"""gpt-oss in TorchTitan's terms: attention with sinks, alternating windows, and experts with biases.
+
+TorchTitan's blocks, rope and sharding are used. Its experts always compute in bfloat16, its names of weights lose every
+expert, and its kernel for packed rows drops a part of the gradient of queries and keys (see `SinkVarlen`): here are
+others. Matrices of experts are stored as Hugging Face's files have them, (experts, inputs, outputs), so a rank reads its
+slice.
+
+A sink is one number a head: the logit of a place that takes a share of the softmax and gives nothing. With the output
+`out` of ordinary attention and the logarithm `lse` of the sum of its exponents, attention with a sink is
+`out * sigmoid(lse - sink)` (https://arxiv.org/abs/2508.10925).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+# First of all TorchTitan imports: it settles the device for the others.
+import trainers.titan.device  # noqa: F401  # isort: skip
+import spmd_types as spmd
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.attention import FlexAttention, VarlenAttention, VarlenMetadata
+from torchtitan.models.common.config_utils import make_gqa_config, make_token_dispatcher_config
+from torchtitan.models.common.linear import ScaledBiasRowwiseLinear
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
+from torchtitan.models.gpt_oss.model import Attention, GptOssModel, GptOssTransformerBlock, apply_attention_sink_rescale
+from torchtitan.models.gpt_oss.moe import ScaleBiasForward, swiglu
+from torchtitan.models.gpt_oss.sharding import set_gpt_oss_sharding_config
+from torchtitan.protocols.module import Module
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from trainers.titan.attention import CausalSDPA, document_mask
+from trainers.titan.experts import Replayed, ReplayedMoE, Router, local
+
+_MATRICES = ("gate_up_EDG", "down_EFD")
+_BIASES = ("gate_up_bias_EG", "down_bias_ED")
+
+
+class SinkAttention(Attention):
+    """Attention whose kernel gets the sinks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Attention.Config):
+        pass
+
+    def forward(self, x: Tensor, attention_masks: Any, positions: Tensor | None = None) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        queries, keys, values = self.qkv_linear(x)
+        queries, keys = self.rope(queries, keys, positions)
+        sinks = self.sinks.to_local(grad_placements=self.sinks.placements) if isinstance(self.sinks, DTensor) else self.sinks
+        out = self.inner_attention(
+            queries,
+            keys,
+            values,
+            attention_masks=attention_masks,
+            scale=self.softmax_scale,
+            enable_gqa=self.enable_gqa,
+            sinks=sinks,
+        )
+        output: Tensor = self.wo(out.reshape(*x.shape[:2], -1).contiguous())
+        return output
+
+
+class SinkSDPA(CausalSDPA):
+    """Attention with sinks on the CPU: a further key with the value 0, to which every query has the sink as its logit.
+
+    The logit needs a further place in each query and key: it holds the sink in a query, and 1 in the further key.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CausalSDPA.Config):
+        pass
+
+    def forward(
+        self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: Tensor, sinks: Tensor, **kwargs: Any
+    ) -> Tensor:
+        column = (sinks / kwargs["scale"]).to(q_BLNH.dtype).expand(q_BLNH.shape[:-1])[..., None]
+        keys = F.pad(k_BLNH, (0, 1, 0, 0, 1, 0))
+        keys[:, 0, :, -1] = 1
+        out = super().forward(
+            torch.cat([q_BLNH, column], dim=-1),
+            keys,
+            F.pad(v_BLNH, (0, 1, 0, 0, 1, 0)),
+            attention_masks=F.pad(attention_masks, (1, 0), value=True),
+            **kwargs,
+        )
+        return out[..., :-1]
+
+
+class SinkFlex(FlexAttention):
+    """Attention with sinks by flex attention, which knows the gradient of `lse`."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        pass
+
+    def forward(self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, sinks: Tensor, **kwargs: Any) -> Tensor:
+        out: Tensor = super().forward(
+            q_BLNH,
+            k_BLNH,
+            v_BLNH,
+            out_transform=lambda out, lse: apply_attention_sink_rescale(out, lse, sinks),
+            **kwargs,
+        )
+        return out
+
+
+class SinkVarlen(VarlenAttention):
+    """Attention with sinks by FlashAttention over packed rows.
+
+    The gradient of torch's kernel ignores what comes through `lse`, so TorchTitan's rescaled output gives queries and
+    keys a wrong one. Here the backward kernel is given the output and the `lse` of the softmax with the sink in it. It
+    computes the probabilities from the latter and the rest from the former, so its gradient is exact.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        pass
+
+    def forward(
+        self,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
+        *,
+        attention_masks: VarlenMetadata,
+        scale: float,
+        sinks: Tensor,
+        **kwargs: Any,
+    ) -> Tensor:
+        packed = [part.flatten(0, 1).to(torch.bfloat16) for part in (q_BLNH, k_BLNH, v_BLNH)]
+        out: Tensor = _SinkVarlen.apply(*packed, sinks, attention_masks, scale, self.window_size)
+        return out.view(q_BLNH.shape).to(q_BLNH.dtype)
+
+
+class _SinkVarlen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_TNH: Tensor,
+        k_TNH: Tensor,
+        v_TNH: Tensor,
+        sinks: Tensor,
+        rows: VarlenMetadata,
+        scale: float,
+        window: tuple[int, int],
+    ) -> Tensor:
+        ends = rows.cu_seq_q, rows.cu_seq_k, rows.max_q, rows.max_k
+        ctx.settings = window == (-1, 0), scale, list(window)
+        is_causal, _, sides = ctx.settings
+        plain, lse_NT, random = torch.ops.torch_attn._varlen_attn(
+            q_TNH, k_TNH, v_TNH, *ends, is_causal, scale, sides, True, None, None, None
+        )
+        column = sinks.float()[:, None]
+        out = (plain * (lse_NT - column).sigmoid().T[..., None]).to(plain.dtype)
+        ctx.save_for_backward(q_TNH, k_TNH, v_TNH, out, torch.logaddexp(lse_NT, column), random, sinks)
+        ctx.ends = ends
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, out, lse_NT, random, sinks = ctx.saved_tensors
+        is_causal, scale, sides = ctx.settings
+        of_out = of_out.contiguous()
+        of_inputs = torch.ops.torch_attn._varlen_attn_backward(
+            of_out, queries, keys, values, out, lse_NT, *ctx.ends, is_causal, random, scale, sides
+        )
+        share_TN = (sinks.float()[:, None] - lse_NT).exp().T
+        of_sinks = -(share_TN * (of_out.float() * out.float()).sum(-1)).sum(0)
+        return (*of_inputs, of_sinks.to(sinks.dtype), None, None, None)
+
+
+_KERNELS: dict[str, Any] = {"sdpa": SinkSDPA.Config, "flex": SinkFlex.Config, "varlen": SinkVarlen.Config}
+
+
+class GptOssExperts(GroupedExperts):
+    """The experts of a layer, computed in the dtype of their input; gates and ups alternate in their matrix."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        Module.__init__(self)
+        count, width, inner = config.num_experts, config.dim, config.hidden_dim
+        self.num_experts = count
+        self.tensor_ranks = 1
+        self.gate_up_EDG = nn.Parameter(torch.empty(count, width, 2 * inner))
+        self.gate_up_bias_EG = nn.Parameter(torch.empty(count, 2 * inner))
+        self.down_EFD = nn.Parameter(torch.empty(count, inner, width))
+        self.down_bias_ED = nn.Parameter(torch.empty(count, width))
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """Without expert parallelism the tensor ranks sum their outputs, of which each then adds a part of the bias."""
+        self.tensor_ranks = 1 if parallel_dims.ep_enabled else parallel_dims.tp
+        super().parallelize(parallel_dims)
+
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+        """As `trainers.titan.experts.SameDtypeExperts.forward`."""
+        ends, dtype = num_tokens_per_expert_E.cumsum(0).int(), x_RD.dtype
+        gate_up, down = (local(getattr(self, name)).to(dtype) for name in _MATRICES)
+        of_gate_up, of_down = (local(getattr(self, name)) for name in _BIASES)
+        number = torch.searchsorted(ends, torch.arange(len(x_RD), device=ends.device), right=True)
+        number = number.clamp(max=len(gate_up) - 1)  # rows after the last expert's are padding
+        hidden = swiglu(self._grouped_mm(A=x_RD, B_t=gate_up, offs=ends) + of_gate_up.to(dtype)[number])
+        bias: Tensor = ScaleBiasForward.apply(of_down[number], self.tensor_ranks, dtype)
+        return self._grouped_mm(A=hidden, B_t=down, offs=ends) + bias
+
+
+class Block(GptOssTransformerBlock):
+    """A block of gpt-oss that can be given experts."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GptOssTransformerBlock.Config):
+        pass
+
+    def forward(
+        self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given: Tensor | None = None
+    ) -> Tensor:
+        """As `trainers.titan.experts.ReplayedBlock.forward`; the masks may be one for each kind of layer."""
+        if isinstance(attention_masks, dict):
+            attention_masks = attention_masks[self.attn_mask_key]
+        x = x + self.attention(self.attention_norm(x), attention_masks, positions)
+        output: Tensor = x + self.moe(self.ffn_norm(x), given)
+        return output
+
+
+class Model(Replayed, GptOssModel):
+    """gpt-oss with experts that can be given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GptOssModel.Config):
+        pass
+
+    def get_attention_masks(self, positions: Tensor) -> Any:
+        """The masks of both kinds of layers, for any kernel."""
+        if not isinstance(self.config.first_attention.inner_attention, SinkSDPA.Config):
+            return super().get_attention_masks(positions)
+        window = self.config.first_attention.sliding_window_size
+        return {"basic_mask": document_mask(positions), "sliding_window_mask": document_mask(positions, window)}
+
+
+class Names(StateDictAdapter):
+    """Names of weights: every parameter is one tensor of Hugging Face, in the same layout."""
+
+    def __init__(self, model_config: Model.Config, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        attention = {
+            f"self_attn.{part}_proj.{kind}": f"attention.{'wo' if part == 'o' else f'qkv_linear.w{part}'}.{kind}"
+            for part in "qkvo"
+            for kind in ("weight", "bias")
+        }
+        experts = dict(
+            zip(("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"), _MATRICES + _BIASES, strict=True)
+        )
+        layer = {
+            **attention,
+            "self_attn.sinks": "attention.sinks",
+            **{f"mlp.experts.{name}": f"moe.routed_experts.inner_experts.{ours}" for name, ours in experts.items()},
+            **{f"mlp.router.{kind}": f"moe.router.gate.{kind}" for kind in ("weight", "bias")},
+            "input_layernorm.weight": "attention_norm.weight",
+            "post_attention_layernorm.weight": "ffn_norm.weight",
+        }
+        self.from_hf_map = {
+            "model.embed_tokens.weight": "tok_embeddings.weight",
+            "model.norm.weight": "norm.weight",
+            "lm_head.weight": "lm_head.weight",
+            **{f"model.layers.{{}}.{name}": f"layers.{{}}.{ours}" for name, ours in layer.items()},
+        }
+        self._to_hf = {ours: name for name, ours in self.from_hf_map.items()}
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return {_renamed(name, self._to_hf): value for name, value in state_dict.items()}
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        return {_renamed(name, self.from_hf_map): value for name, value in hf_state_dict.items()}
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    layer = re.search(r"(?<=layers\.)\d+", name)
+    return names[name] if layer is None else names[re.sub(r"(?<=layers\.)\d+", "{}", name)].format(layer[0])
+
+
+def model_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool, init: Mapping[str, Any]) -> Model.Config:
+    """TorchTitan's config of a Hugging Face config; `init` gives initial values by the kind of a parameter."""
+    vocabulary, width = config["vocab_size"], config["hidden_size"]
+    return Model.Config(
+        vocab_size=vocabulary,
+        dim=width,
+        norm=_norm(config, init),
+        tok_embeddings=Embedding.Config(num_embeddings=vocabulary, embedding_dim=width, param_init=init),
+        lm_head=Linear.Config(in_features=width, out_features=vocabulary, param_init=init),
+        layers=[
+            Block.Config(
+                attention=_attention(config, kind == "sliding_attention", attention, fuse_qkv, init),
+                attention_norm=_norm(config, init),
+                ffn_norm=_norm(config, init),
+                moe=_moe(config, init),
+            )
+            for kind in config["layer_types"]
+        ],
+    )
+
+
+def _norm(config: Mapping[str, Any], init: Mapping[str, Any]) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=config["hidden_size"], eps=config["rms_norm_eps"], param_init=init)
+
+
+def _attention(
+    config: Mapping[str, Any], slides: bool, kernel: str, fuse_qkv: bool, init: Mapping[str, Any]
+) -> SinkAttention.Config:
+    width, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    kv_heads, yarn = config["num_key_value_heads"], config["rope_parameters"]
+    window = config["sliding_window"] if slides else None
+    inner = _KERNELS[kernel]()
+    if kernel == "varlen" and window is not None:
+        inner = dataclasses.replace(inner, window_size=(window - 1, 0))
+    rope = CosSinRoPE.Config(
+        dim=head_dim,
+        max_seq_len=config["max_position_embeddings"],
+        theta=yarn["rope_theta"],
+        scaling="yarn",
+        rope_factor=yarn["factor"],
+        original_seq_len=yarn["original_max_position_embeddings"],
+        **{name: yarn[name] for name in ("beta_fast", "beta_slow", "truncate")},
+    )
+    gqa = make_gqa_config(
+        dim=width,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        wqkv_param_init=init,
+        wo_param_init=init,
+        inner_attention=inner,
+        fuse_qkv=fuse_qkv,
+        rope=rope,
+    )
+    for name in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
+        projection = getattr(gqa.qkv_linear, name)
+        projection.bias, projection.param_init = True, init
+    return SinkAttention.Config(
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        dim=width,
+        qkv_linear=gqa.qkv_linear,
+        wo=ScaledBiasRowwiseLinear.Config(
+            in_features=heads * head_dim, out_features=width, bias=True, param_init=init
+        ),
+        sliding_window_size=window,
+        inner_attention=inner,
+        rope=rope,
+        param_init={"sinks": init["weight"]},
+    )
+
+
+def _moe(config: Mapping[str, Any], init: Mapping[str, Any]) -> ReplayedMoE.Config:
+    width, count, active = config["hidden_size"], config["num_local_experts"], config["num_experts_per_tok"]
+    return ReplayedMoE.Config(
+        num_experts=count,
+        load_balance_coeff=None,
+        router=Router.Config(
+            num_experts=count,
+            gate=Linear.Config(in_features=width, out_features=count, bias=True, param_init=init),
+            top_k=active,
+            score_func="softmax",
+            route_norm=True,
+        ),
+        routed_experts=RoutedExperts.Config(
+            inner_experts=GptOssExperts.Config(
+                dim=width,
+                hidden_dim=config["intermediate_size"],
+                num_experts=count,
+                param_init=dict.fromkeys(_MATRICES + _BIASES, init["weight"]),
+            ),
+            token_dispatcher=make_token_dispatcher_config(num_experts=count, top_k=active, comm_backend="standard"),
+        ),
+    )
+
+
+def shard(config: Model.Config, *, enable_sp: bool, enable_ep: bool) -> None:
+    """Fill in how matrices are cut for tensor and expert parallelism."""
+    set_gpt_oss_sharding_config(config, enable_sp=enable_sp, enable_ep=enable_ep)
+    layout = {"gate_up_EDG": spmd.S(2), "gate_up_bias_EG": spmd.S(1), "down_EFD": spmd.S(1), "down_bias_ED": spmd.R}
+    for layer in config.layers:
+        set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=layout)
+
