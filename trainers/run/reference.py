@@ -18,7 +18,7 @@ from forge_env.runtime.calls.handle import ServiceHandle
 from trainers.batching.batch import Sample
 from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
 from trainers.batching.shares import even_shares
-from trainers.model.shape import ModelShape
+from trainers.families.shape import ModelShape
 from trainers.run.model_actor import ImportedLater, ModelActor, of_model
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from forge_env.utils.settings import values_of
 from trainers.algorithm import Algorithm, kl_warning
 from trainers.checkpoints import CheckpointConfig
 from trainers.config import RunConfig, TrainingConfig
+from trainers.families.shape import ModelShape
 from trainers.lora import Lora
 from trainers.metrics.settings import EvaluationConfig, MetricsConfig
-from trainers.model.shape import FoundModel, ModelShape
+from trainers.model.find import FoundModel
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import choose_old_logprobs

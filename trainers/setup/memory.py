@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
+from trainers.families.shape import ModelShape
 from trainers.lora import Lora, target_sizes
-from trainers.model.shape import ModelShape
 from trainers.setup.draft import Draft
 
 GIB = 2**30

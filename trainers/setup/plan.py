@@ -12,7 +12,8 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.settings import checked_sections, with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
-from trainers.model.shape import find_shape, read_shape
+from trainers.families.table import read_shape
+from trainers.model.find import find_shape
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
 from trainers.setup.draft import Draft, plan_objective
 from trainers.setup.expert_need import with_room_for_expert

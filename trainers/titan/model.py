@@ -1,7 +1,7 @@
 """A TorchTitan model behind a few methods. Only this file knows its internals.
 
 It reads a Hugging Face folder (config.json and safetensors), builds the model on the meta device, shards it, and loads
-the weights. families.py has the architectures; hf_weights.py loads the weights and gives them back.
+the weights. builder.py builds the architectures; hf_weights.py loads the weights and gives them back.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
 from agents.model_weights import check_head
-from trainers.model.families import Experts, read_config, read_experts
-from trainers.model.shape import shape_of
+from trainers.families.family import Experts
+from trainers.families.table import read_config
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import AttentionAC, document_mask
+from trainers.titan.builder import builder_of
 from trainers.titan.context import Context
-from trainers.titan.families import TITAN, titan_config
 from trainers.titan.fused_qkv import split_shards_on_save
 from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
@@ -75,10 +75,10 @@ class TitanModel:
         self.parallel = parallel
         self.context = Context.of(parallel)
         self.device = device()
-        self.family = TITAN[self.hf_config["model_type"]]
         fuse_qkv = self.device.type != "cpu" and lora is None
-        self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
-        settings.check_model(shape_of(self.hf_config))
+        self.builder = builder_of(self.hf_config)(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
+        self.config = self.builder.decoder()
+        settings.check_model(self.builder.family.shape(self.hf_config))
         self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
@@ -88,7 +88,7 @@ class TitanModel:
         kept_logit_bytes = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
         split_shards_on_save(self.module)
         self._head = Head(self.module.get_submodule("lm_head"), kept_logit_bytes)
-        adapter = self.family.adapter(self.config, None)
+        adapter = self.builder.adapter(self.config, None)
         self.weights = HFWeights(self.module, adapter, tied=bool(self.config.enable_weight_tying))
         self.weights.load(files)
         self.adapters: Adapters | None = None
@@ -107,7 +107,7 @@ class TitanModel:
     @property
     def experts(self) -> Experts | None:
         """The experts of each layer; None for a dense model."""
-        return read_experts(self.hf_config)
+        return self.builder.family.experts(self.hf_config)
 
     @property
     def max_length(self) -> int:
@@ -188,7 +188,7 @@ class TitanModel:
         )
         if self.parallel.tp_enabled or self.parallel.ep_enabled:
             is_cut, is_spread = parallelism.enable_sequence_parallel, self.parallel.ep_enabled
-            self.family.shard(self.config, enable_sp=is_cut, enable_ep=is_spread)
+            self.builder.shard(self.config, enable_sp=is_cut, enable_ep=is_spread)
         with torch.device("meta"):
             module: Decoder = (
                 self.config.build() if self._lora is None else build_with_adapters(self.config, self._lora)
@@ -200,7 +200,7 @@ class TitanModel:
         # One process has nothing to shard. If there is nothing to cast or offload either, plain tensors are faster.
         of_trained = weights if self._lora is None else "float32"
         is_plain = self.parallel.world_size == 1 and dtype == of_trained == weights and not self.is_offloaded
-        module = self.family.parallelize(
+        module = self.builder.parallelize(
             module,
             parallel_dims=self.parallel,
             training=TrainingConfig(mixed_precision_param=dtype, enable_cpu_offload=self.is_offloaded),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import find_shape
+from trainers.model.find import find_shape
 from trainers.setup.draft import Draft
 from trainers.setup.memory import GIB, engine_memory
 from trainers.setup.options.read_config import read_config

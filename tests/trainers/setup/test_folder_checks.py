@@ -19,9 +19,9 @@ from agents.served_tokenizer import ServedTokenizer, plain_config
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings
 from tests.helpers.model_folders import change_json, change_weights, make_model_folder
+from trainers.families.table import read_config as read_model_config
 from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
-from trainers.model.families import read_config as read_model_config
 from trainers.model.new_rows import make_folder, untrained
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from trainers.families.shape import ModelShape
+from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import KNOWN_SHAPES, FoundModel, ModelShape
+from trainers.model.find import FoundModel
 from trainers.setup.draft import Draft
 from trainers.setup.memory import (
     GIB,

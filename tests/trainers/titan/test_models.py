@@ -21,13 +21,10 @@ from transformers import AutoModelForCausalLM
 from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULARY, make_folder
-from tests.trainers.titan.weights import weights_of
+from tests.trainers.titan.weights import fused_projections, weights_of
 from trainers.batching.batch import Sample
+from trainers.families.table import family_of, read_config
 from trainers.losses import SFTLoss
-from trainers.model.families import read_config
-from trainers.model.shape import read_shape
-from trainers.model.weights import weight_shapes
-from trainers.titan import model as titan_model
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
@@ -194,10 +191,10 @@ def test_every_weight_takes_the_step_that_transformers_takes(folder, make, tmp_p
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
 
 
-def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make, monkeypatch):
-    separate, config = make(folder), titan_model.titan_config
-    monkeypatch.setattr(titan_model, "titan_config", lambda hf, **given: config(hf, **given | {"fuse_qkv": True}))
-    fused, half = make(folder), make(folder, dtype="bfloat16")
+def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make):
+    separate = make(folder)
+    with fused_projections():
+        fused, half = make(folder), make(folder, dtype="bfloat16")
     expected, tokens = weights_of(separate), random_tokens()
     for trainer in (fused, half):
         assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
@@ -396,4 +393,5 @@ def test_the_plan_knows_every_tensor_of_a_family(folders, make, tied):
     for family in FAMILIES:
         folder = folders[f"{family}{'-tied' * tied}"]
         expected = {name: tuple(weight.shape) for name, weight in weights_of(make(folder)).items()}
-        assert weight_shapes(read_shape(folder)) == expected
+        config = read_config(folder)
+        assert family_of(config).weights(config) == expected

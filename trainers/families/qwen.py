@@ -1,0 +1,89 @@
+"""Qwen2.5, and Qwen3 with and without experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from trainers.families.family import Experts, Family, check_size, gated_mlp, sizes
+from trainers.families.shape import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Moe(Family):
+    """Qwen3 with experts in each layer instead of one MLP."""
+
+    def check(self, config: Mapping[str, Any], path: Path) -> None:
+        super().check(config, path)
+        active, count = config.get("num_experts_per_tok"), _expert_count(config)
+        given = {"num_experts": count, "num_experts_per_tok": active}
+        for name, size in (given | {"moe_intermediate_size": config.get("moe_intermediate_size")}).items():
+            check_size(size, name, path)
+        if config["num_experts_per_tok"] > count:
+            raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
+
+    def unsupported(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        mixed = config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1
+        return super().unsupported(config) | {"dense layers between those with experts": mixed}
+
+    def experts(self, config: Mapping[str, Any]) -> Experts:
+        return Experts(
+            count=_expert_count(config),
+            active=config["num_experts_per_tok"],
+            size=config["moe_intermediate_size"],
+            normalised=bool(config.get("norm_topk_prob", False)),
+        )
+
+    def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        weights: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (shape.num_experts, shape.hidden_size)}
+        for expert in range(shape.num_experts):
+            weights |= gated_mlp(f"mlp.experts.{expert}", shape.hidden_size, shape.moe_intermediate_size)
+        return weights
+
+
+def _expert_count(config: Mapping[str, Any]) -> Any:
+    """The number of experts; two versions of transformers have two names for it."""
+    return config.get("num_experts") or config.get("num_local_experts")
+
+
+FAMILIES = (
+    Family(
+        model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
+        builder="trainers.titan.builder:Builder",
+        qk_norm=True,
+        thinks=True,
+        known={
+            "Qwen/Qwen3-0.6B": sizes(1024, 3072, 28, 16, 8, 128, 151936, 40960, tie_word_embeddings=True),
+            "Qwen/Qwen3-1.7B": sizes(2048, 6144, 28, 16, 8, 128, 151936, 40960, tie_word_embeddings=True),
+            "Qwen/Qwen3-4B": sizes(2560, 9728, 36, 32, 8, 128, 151936, 40960, tie_word_embeddings=True),
+            "Qwen/Qwen3-8B": sizes(4096, 12288, 36, 32, 8, 128, 151936, 40960),
+            "Qwen/Qwen3-14B": sizes(5120, 17408, 40, 40, 8, 128, 151936, 40960),
+            "Qwen/Qwen3-32B": sizes(5120, 25600, 64, 64, 8, 128, 151936, 40960),
+        },
+    ),
+    Qwen3Moe(
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        builder="trainers.titan.qwen:Qwen3MoeBuilder",
+        qk_norm=True,
+        thinks=True,
+        known={
+            "Qwen/Qwen3-30B-A3B": sizes(2048, 6144, 48, 32, 4, 128, 151936, 40960, experts=(128, 8, 768)),
+        },
+    ),
+    Family(
+        model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
+        builder="trainers.titan.qwen:Qwen2Builder",
+        qkv_bias=True,
+        known={
+            "Qwen/Qwen2.5-7B-Instruct": sizes(3584, 18944, 28, 28, 4, 128, 152064, 32768),
+            "Qwen/Qwen2.5-14B-Instruct": sizes(5120, 13824, 48, 40, 8, 128, 152064, 32768),
+            "Qwen/Qwen2.5-32B-Instruct": sizes(5120, 27648, 64, 40, 8, 128, 152064, 32768),
+        },
+    ),
+)
