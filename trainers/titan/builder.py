@@ -65,6 +65,11 @@ class Builder:
             layers=[self.layer(number) for number in range(self.hf["num_hidden_layers"])],
         )
 
+    @property
+    def windows(self) -> Mapping[str, int | None]:
+        """The windows of its kinds of layers, by the names of their masks; empty if all layers attend to everything."""
+        return {}
+
     def layer(self, number: int) -> TransformerBlock.Config:
         """One transformer block."""
         width = self.hf["hidden_size"]

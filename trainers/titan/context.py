@@ -112,23 +112,30 @@ class Context:
         result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots), self._group)
         return result
 
-    def mask(self, positions: Tensor) -> Tensor:
+    def mask(self, positions: Tensor, window: int | None = None) -> Tensor:
         """Boolean attention mask (B, 1, L / ranks, L) of this rank's queries and the gathered keys.
 
-        Causal, and within the document that starts at each position 0.
+        Causal, within the document that starts at each position 0, and within a window.
 
         Args:
             positions: (B, L) int64, of the whole sequences.
+            window: tokens that a token attends to at most, itself among them.
         """
         queries, keys, of_queries, of_keys = self._sides(positions)
-        return ((queries[:, None] >= keys) & (of_queries[..., None] == of_keys[:, None]))[:, None]
+        behind = queries[:, None] - keys
+        is_near = (behind >= 0) & (behind < (window or positions.shape[1]))
+        return (is_near & (of_queries[..., None] == of_keys[:, None]))[:, None]
 
-    def block_mask(self, positions: Tensor, block_size: int | tuple[int, int]) -> BlockMask:
+    def block_mask(
+        self, positions: Tensor, block_size: int | tuple[int, int], window: int | None = None
+    ) -> BlockMask:
         """`mask` for flex attention."""
         queries, keys, of_queries, of_keys = self._sides(positions)
+        most = window or positions.shape[1]
 
         def attends(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (queries[query] >= keys[key]) & (of_queries[b, query] == of_keys[b, key])
+            behind = queries[query] - keys[key]
+            return (behind >= 0) & (behind < most) & (of_queries[b, query] == of_keys[b, key])
 
         sizes = len(positions), None, len(queries), len(keys)
         mask: BlockMask = create_attention_mask(attends, *sizes, device=positions.device, BLOCK_SIZE=block_size)

@@ -112,9 +112,9 @@ class Router(TokenChoiceTopKRouter):
         """The given experts if they differ from the router's, and otherwise the router's, in its order."""
         if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
-            replicated = DTensor.fromlocal(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
-            given = replicated.redistribute(placements=placements).tolocal()
-            return DTensor.fromlocal(self._replay(ids.tolocal(), given), mesh, placements, run_check=False)
+            replicated = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            given = replicated.redistribute(placements=placements).to_local()
+            return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
         is_given = given[..., 0] >= 0
         is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
         is_other = is_given & ~is_same
@@ -231,4 +231,4 @@ def is_expert(name: str) -> bool:
 
 def local(weight: nn.Parameter) -> Tensor:
     """This rank's part of a parameter."""
-    return weight.tolocal() if isinstance(weight, DTensor) else weight
+    return weight.to_local() if isinstance(weight, DTensor) else weight

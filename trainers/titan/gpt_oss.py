@@ -12,7 +12,6 @@ A sink is one number a head: the logit of a place that takes a share of the soft
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,20 +25,24 @@ from torch.distributed.tensor import DTensor
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 import spmd_types as spmd
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import RMSNorm
 from torchtitan.models.common.attention import FlexAttention, VarlenAttention, VarlenMetadata
-from torchtitan.models.common.config_utils import make_gqa_config, make_token_dispatcher_config
 from torchtitan.models.common.linear import ScaledBiasRowwiseLinear
-from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.gpt_oss.model import Attention, GptOssModel, GptOssTransformerBlock, apply_attention_sink_rescale
 from torchtitan.models.gpt_oss.moe import ScaleBiasForward, swiglu
+from torchtitan.models.gpt_oss.parallelize import parallelize_gptoss
 from torchtitan.models.gpt_oss.sharding import set_gpt_oss_sharding_config
 from torchtitan.protocols.module import Module
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from trainers.titan.attention import CausalSDPA, document_mask
-from trainers.titan.experts import Replayed, ReplayedMoE, Router, local
+from forge_env.core.errors import UserError
+from trainers.families.gpt_oss import EPS, WINDOW, is_quantized, slides
+from trainers.families.rope import rope_parameters
+from trainers.titan.attention import CausalSDPA
+from trainers.titan.builder import SKIP, Builder
+from trainers.titan.experts import Replayed, experts_config, local
 
 _MATRICES = ("gate_up_EDG", "down_EFD")
 _BIASES = ("gate_up_bias_EG", "down_bias_ED")
@@ -242,13 +245,6 @@ class Model(Replayed, GptOssModel):
     class Config(GptOssModel.Config):
         pass
 
-    def get_attention_masks(self, positions: Tensor) -> Any:
-        """The masks of both kinds of layers, for any kernel."""
-        if not isinstance(self.config.first_attention.inner_attention, SinkSDPA.Config):
-            return super().get_attention_masks(positions)
-        window = self.config.first_attention.sliding_window_size
-        return {"basic_mask": document_mask(positions), "sliding_window_mask": document_mask(positions, window)}
-
 
 class Names(StateDictAdapter):
     """Names of weights: every parameter is one tensor of Hugging Face, in the same layout."""
@@ -291,107 +287,78 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return names[name] if layer is None else names[re.sub(r"(?<=layers\.)\d+", "{}", name)].format(layer[0])
 
 
-def model_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool, init: Mapping[str, Any]) -> Model.Config:
-    """TorchTitan's config of a Hugging Face config; `init` gives initial values by the kind of a parameter."""
-    vocabulary, width = config["vocab_size"], config["hidden_size"]
-    return Model.Config(
-        vocab_size=vocabulary,
-        dim=width,
-        norm=_norm(config, init),
-        tok_embeddings=Embedding.Config(num_embeddings=vocabulary, embedding_dim=width, param_init=init),
-        lm_head=Linear.Config(in_features=width, out_features=vocabulary, param_init=init),
-        layers=[
-            Block.Config(
-                attention=_attention(config, kind == "sliding_attention", attention, fuse_qkv, init),
-                attention_norm=_norm(config, init),
-                ffn_norm=_norm(config, init),
-                moe=_moe(config, init),
+class GptOssBuilder(Builder):
+    """Builds gpt-oss."""
+
+    model = Model.Config
+    block = Block.Config
+    adapter = Names
+
+    def __init__(self, config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> None:
+        if is_quantized(config):
+            raise UserError(
+                "the experts of the model are in MXFP4, which cannot be trained: a run writes them as bfloat16 first, as "
+                "trainers.model.mxfp4.write_bfloat16 does"
             )
-            for kind in config["layer_types"]
-        ],
-    )
+        super().__init__(config, attention=attention, fuse_qkv=fuse_qkv)
+        self._window = config.get("sliding_window", WINDOW)
 
+    @property
+    def windows(self) -> dict[str, int | None]:
+        return {"basic_mask": None, "sliding_window_mask": self._window}
 
-def _norm(config: Mapping[str, Any], init: Mapping[str, Any]) -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=config["hidden_size"], eps=config["rms_norm_eps"], param_init=init)
-
-
-def _attention(
-    config: Mapping[str, Any], slides: bool, kernel: str, fuse_qkv: bool, init: Mapping[str, Any]
-) -> SinkAttention.Config:
-    width, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
-    kv_heads, yarn = config["num_key_value_heads"], config["rope_parameters"]
-    window = config["sliding_window"] if slides else None
-    inner = _KERNELS[kernel]()
-    if kernel == "varlen" and window is not None:
-        inner = dataclasses.replace(inner, window_size=(window - 1, 0))
-    rope = CosSinRoPE.Config(
-        dim=head_dim,
-        max_seq_len=config["max_position_embeddings"],
-        theta=yarn["rope_theta"],
-        scaling="yarn",
-        rope_factor=yarn["factor"],
-        original_seq_len=yarn["original_max_position_embeddings"],
-        **{name: yarn[name] for name in ("beta_fast", "beta_slow", "truncate")},
-    )
-    gqa = make_gqa_config(
-        dim=width,
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        head_dim=head_dim,
-        wqkv_param_init=init,
-        wo_param_init=init,
-        inner_attention=inner,
-        fuse_qkv=fuse_qkv,
-        rope=rope,
-    )
-    for name in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
-        projection = getattr(gqa.qkv_linear, name)
-        projection.bias, projection.param_init = True, init
-    return SinkAttention.Config(
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        head_dim=head_dim,
-        dim=width,
-        qkv_linear=gqa.qkv_linear,
-        wo=ScaledBiasRowwiseLinear.Config(
-            in_features=heads * head_dim, out_features=width, bias=True, param_init=init
-        ),
-        sliding_window_size=window,
-        inner_attention=inner,
-        rope=rope,
-        param_init={"sinks": init["weight"]},
-    )
-
-
-def _moe(config: Mapping[str, Any], init: Mapping[str, Any]) -> ReplayedMoE.Config:
-    width, count, active = config["hidden_size"], config["num_local_experts"], config["num_experts_per_tok"]
-    return ReplayedMoE.Config(
-        num_experts=count,
-        load_balance_coeff=None,
-        router=Router.Config(
-            num_experts=count,
-            gate=Linear.Config(in_features=width, out_features=count, bias=True, param_init=init),
-            top_k=active,
-            score_func="softmax",
-            route_norm=True,
-        ),
-        routed_experts=RoutedExperts.Config(
-            inner_experts=GptOssExperts.Config(
-                dim=width,
-                hidden_dim=config["intermediate_size"],
-                num_experts=count,
-                param_init=dict.fromkeys(_MATRICES + _BIASES, init["weight"]),
+    def attention_of(self, number: int) -> SinkAttention.Config:
+        gqa, window = super().attention_of(number), self._window if slides(number) else None
+        inner = _KERNELS[self.attention]()
+        if self.attention == "varlen" and window is not None:
+            inner.window_size = (window - 1, 0)
+        return SinkAttention.Config(
+            n_heads=gqa.n_heads,
+            n_kv_heads=gqa.n_kv_heads,
+            head_dim=gqa.head_dim,
+            dim=gqa.dim,
+            qkv_linear=gqa.qkv_linear,
+            wo=ScaledBiasRowwiseLinear.Config(
+                in_features=gqa.wo.in_features, out_features=gqa.dim, bias=True, param_init=SKIP
             ),
-            token_dispatcher=make_token_dispatcher_config(num_experts=count, top_k=active, comm_backend="standard"),
-        ),
-    )
+            sliding_window_size=window,
+            inner_attention=inner,
+            rope=gqa.rope,
+            param_init={"sinks": SKIP["weight"]},
+        )
 
+    def rope_scaling(self) -> dict[str, Any]:
+        yarn = rope_parameters(self.hf)
+        return {
+            "scaling": "yarn",
+            "rope_factor": yarn["factor"],
+            "original_seq_len": yarn["original_max_position_embeddings"],
+            "beta_fast": yarn["beta_fast"],
+            "beta_slow": yarn["beta_slow"],
+            "truncate": yarn.get("truncate", True),
+        }
 
-def shard(config: Model.Config, *, enable_sp: bool, enable_ep: bool) -> None:
-    """Fill in how matrices are cut for tensor and expert parallelism."""
-    set_gpt_oss_sharding_config(config, enable_sp=enable_sp, enable_ep=enable_ep)
-    layout = {"gate_up_EDG": spmd.S(2), "gate_up_bias_EG": spmd.S(1), "down_EFD": spmd.S(1), "down_bias_ED": spmd.R}
-    for layer in config.layers:
-        set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=layout)
+    def mlp(self) -> dict[str, Any]:
+        experts = self.family.experts(self.hf)
+        assert experts is not None, "each layer has experts"
+        moe = experts_config(self.hf["hidden_size"], experts, SKIP)
+        moe.router.gate.bias = True
+        moe.routed_experts.inner_experts = GptOssExperts.Config(
+            dim=self.hf["hidden_size"],
+            hidden_dim=experts.size,
+            num_experts=experts.count,
+            param_init=dict.fromkeys(_MATRICES + _BIASES, SKIP["weight"]),
+        )
+        return {"moe": moe}
 
+    def norm(self, size: int) -> RMSNorm.Config:
+        return RMSNorm.Config(normalized_shape=size, eps=EPS, param_init=SKIP)
+
+    def shard(self, config: Any, *, enable_sp: bool, enable_ep: bool) -> None:
+        set_gpt_oss_sharding_config(config, enable_sp=enable_sp, enable_ep=enable_ep)
+        cuts = {"gate_up_EDG": spmd.S(2), "gate_up_bias_EG": spmd.S(1), "down_EFD": spmd.S(1), "down_bias_ED": spmd.R}
+        for layer in config.layers:
+            set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=cuts)
+
+    def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
+        return parallelize_gptoss(module, skip_dp=skip_dp, **settings)

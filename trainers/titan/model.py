@@ -6,7 +6,8 @@ the weights. builder.py builds the architectures; hf_weights.py loads the weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,18 +250,27 @@ class TitanModel:
     def _run_part(self, tokens: Tensor, positions: Tensor, routes: Tensor | None) -> Any:
         """The forward pass of this rank's part. Every rank gets full sequences, which are small beside activations."""
         if self.attention == "sdpa":
-            masks: Any = self.context.mask(positions)
+            make = partial(self.context.mask, positions)
         else:
-            masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
+            make = partial(self.context.block_mask, positions, self.config.first_attention.inner_attention.block_size)
+        masks = self._of_kinds(make)
         # Only padding lies beyond the last position of the model.
         positions = self.context.cut(positions).clamp(max=self.max_length - 1)
         arguments = {} if routes is None else {"routes": self.context.cut(routes)}
         return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **arguments)
 
     def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
+        if self.attention == "sdpa" and positions is None and not self.builder.windows:
+            return None
+        positions = _positions(tokens) if positions is None else positions
         if self.attention == "sdpa":
-            return None if positions is None else document_mask(positions)
-        return self.module.get_attention_masks(_positions(tokens) if positions is None else positions)
+            return self._of_kinds(partial(document_mask, positions))
+        return self.module.get_attention_masks(positions)
+
+    def _of_kinds(self, make: Callable[..., Any]) -> Any:
+        """One mask, or one for each kind of layer by name."""
+        masks = {name: make(window=window) for name, window in self.builder.windows.items()}
+        return masks or make()
 
 
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 VOCABULARY = 97  # odd, as those of real tokenizers often are
 SIZES: dict[str, Any] = {
@@ -35,6 +43,27 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+# Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+}
+UNTIED = {"gpt-oss"}
+"""Families whose output layer is never the embedding."""
+LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
+"""Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
 # name -> config class, and what is special about it
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen3": (Qwen3Config, {"head_dim": 24}),
@@ -42,6 +71,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
+    "gpt-oss": (GptOssConfig, GPT_OSS),
 }
 
 
@@ -52,7 +82,7 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     config = kind(**{**SIZES, **special, "tie_word_embeddings": tied, **changes})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for name, parameter in model.named_parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=LARGE.get(name.rpartition(".")[2], 0.1))
     model.save_pretrained(folder)
     return folder
