@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,53 @@ from forge_env.core.errors import UserError
 from trainers.families.family import Experts, Family, check_size, gated_mlp, sizes
 from trainers.families.shape import ModelShape
 
+_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Moe(Family):
+class Qwen(Family):
+    """All layers attend to a window, or none does: vLLM knows no layers that differ in it."""
+
+    computed: frozenset[str] = frozenset(_WINDOWS)
+
+    def windows(self, config: Mapping[str, Any]) -> list[int | None]:
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+        return [window] * config["num_hidden_layers"]
+
+    def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
+        (window, *_), kinds = self.windows(config), set(self.layer_types(config))
+        if window is not None and (not isinstance(window, int) or window < 1):
+            return [f"sliding_window {window!r}"]
+        if kinds != {"full_attention" if window is None else "sliding_attention"}:
+            given = {name: config[name] for name in (*_WINDOWS, "layer_types") if name in config}
+            return [f"windows in some layers only ({', '.join(f'{name} {value}' for name, value in given.items())})"]
+        return []
+
+    def layer_types(self, config: Mapping[str, Any]) -> list[str]:
+        """Which layers attend to a window, as transformers decides it."""
+        if config.get("layer_types"):
+            return list(config["layer_types"])
+        first = config.get("max_window_layers", 28) if self.windows(config)[0] else config["num_hidden_layers"]
+        return [
+            "sliding_attention" if layer >= first else "full_attention" for layer in range(config["num_hidden_layers"])
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Moe(Qwen):
     """Qwen3 with experts in each layer instead of one MLP."""
+
+    computed: frozenset[str] = frozenset(
+        (
+            *_WINDOWS,
+            "num_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "norm_topk_prob",
+        )
+    )
+    only: Mapping[str, Any] = field(default_factory=lambda: {"decoder_sparse_step": 1})
 
     def check(self, config: Mapping[str, Any], path: Path) -> None:
         super().check(config, path)
@@ -25,9 +68,9 @@ class Qwen3Moe(Family):
         if config["num_experts_per_tok"] > count:
             raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
 
-    def unsupported(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        mixed = config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1
-        return super().unsupported(config) | {"dense layers between those with experts": mixed}
+    def layer_types(self, config: Mapping[str, Any]) -> list[str]:
+        # transformers has one kind of layers here, whatever max_window_layers says.
+        return super().layer_types(config | {"max_window_layers": 0})
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
         return Experts(
@@ -50,7 +93,7 @@ def _expert_count(config: Mapping[str, Any]) -> Any:
 
 
 FAMILIES = (
-    Family(
+    Qwen(
         model_type="qwen3",
         architecture="Qwen3ForCausalLM",
         builder="trainers.titan.builder:Builder",
@@ -75,7 +118,7 @@ FAMILIES = (
             "Qwen/Qwen3-30B-A3B": sizes(2048, 6144, 48, 32, 4, 128, 151936, 40960, experts=(128, 8, 768)),
         },
     ),
-    Family(
+    Qwen(
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
         builder="trainers.titan.qwen:Qwen2Builder",
