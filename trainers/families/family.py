@@ -82,11 +82,13 @@ class Family:
         """What a config asks for, in words, and the trainer does not compute."""
         refused = REFUSED - self.computed - self.harmless
         only = {name: value for name, value in {**ONLY, **self.only}.items() if name in config}
+        windows = [window for window in self.windows(config) if not (window is None or is_size(window))]
         return [
             *uncomputed(config, self.rope_types),
             *(f"{name} {config[name]!r}" for name in config if name in refused and config[name]),
             *(f"{name} {config[name]!r} instead of {value!r}" for name, value in only.items() if config[name] != value),
             *self.uncomputed_windows(config),
+            *(f"sliding_window {window!r}" for window in windows[:1]),
         ]
 
     def windows(self, config: Mapping[str, Any]) -> Sequence[int | None]:
@@ -168,8 +170,13 @@ def gated_mlp(name: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
 
 def check_size(value: Any, name: str, path: Path) -> None:
     """Check that a setting is a whole number above 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_size(value):
         raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
+
+
+def is_size(value: Any) -> bool:
+    """Whether a setting is a whole number above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -16,31 +16,34 @@ _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen(Family):
-    """All layers attend to a window, or none does: vLLM knows no layers that differ in it."""
+    """All layers attend to a window, or none does."""
 
+    rope_types: tuple[str, ...] = ("default", "yarn")
     computed: frozenset[str] = frozenset(_WINDOWS)
 
     def windows(self, config: Mapping[str, Any]) -> list[int | None]:
-        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-        return [window] * config["num_hidden_layers"]
+        return [_window(config) if "sliding_attention" in self.layer_types(config) else None] * config[
+            "num_hidden_layers"
+        ]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
-        (window, *_), kinds = self.windows(config), set(self.layer_types(config))
-        if window is not None and (not isinstance(window, int) or window < 1):
-            return [f"sliding_window {window!r}"]
-        if kinds != {"full_attention" if window is None else "sliding_attention"}:
+        kinds, window = set(self.layer_types(config)), _window(config)
+        if len(kinds) > 1 or ("sliding_attention" in kinds and window is None):
             given = {name: config[name] for name in (*_WINDOWS, "layer_types") if name in config}
             return [f"windows in some layers only ({', '.join(f'{name} {value}' for name, value in given.items())})"]
         return []
 
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:
         """Which layers attend to a window, as transformers decides it."""
-        if config.get("layer_types"):
-            return list(config["layer_types"])
-        first = config.get("max_window_layers", 28) if self.windows(config)[0] else config["num_hidden_layers"]
-        return [
-            "sliding_attention" if layer >= first else "full_attention" for layer in range(config["num_hidden_layers"])
+        layers = range(config["num_hidden_layers"])
+        first = len(layers) if _window(config) is None else config.get("max_window_layers", 28)
+        return config.get("layer_types") or [
+            "full_attention" if layer < first else "sliding_attention" for layer in layers
         ]
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +71,13 @@ class Qwen3Moe(Qwen):
         if config["num_experts_per_tok"] > count:
             raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
 
+    def windows(self, config: Mapping[str, Any]) -> list[int | None]:
+        # transformers has one kind of layers here, whatever max_window_layers and layer_types say.
+        return [_window(config)] * config["num_hidden_layers"]
+
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:
-        # transformers has one kind of layers here, whatever max_window_layers says.
-        return super().layer_types(config | {"max_window_layers": 0})
+        own = ["full_attention" if window is None else "sliding_attention" for window in self.windows(config)]
+        return [*own, *(config.get("layer_types") or ())]  # vLLM decides by the latter
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
         return Experts(

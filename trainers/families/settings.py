@@ -46,7 +46,8 @@ REFUSED = names(
     is_encoder_decoder attn_type_list block_configs canvas_length kv_lora_rank layers_block_type mamba_chunk_size
     chunk_size position_embedding_type hidden_size_per_head is_mm_prefix_lm
     rswa_window text_config vision_config encoder_config thinker_config compress_ratios model qk_nope_head_dim
-    num_experts_per_tok num_experts_per_token moe_top_k moe_topk top_k_experts projection_dim projection_size"""
+    num_experts_per_tok num_experts_per_token moe_top_k moe_topk top_k_experts projection_dim projection_size
+    ada_rms_norm_t_cond ada_rms_norm_t_cond_dim llama_4_scaling"""
 )
 """Settings that must be absent, or say nothing: null, false, 0 or an empty list."""
 ONLY: Mapping[str, Any] = {"hidden_act": "silu", "is_causal": True, "logit_scale": 1.0}

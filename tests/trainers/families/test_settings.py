@@ -56,7 +56,7 @@ def test_the_walk_sees_what_engines_read() -> None:
 def _read_of(family: Family) -> frozenset[str]:
     """The settings of a family that its config class has, or that the code of both packages reads."""
     kind = type(AutoConfig.for_model(family.model_type))
-    fields = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    fields = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map, *kind.attribute_map.values()}
     name = family.model_type
     files = [f"transformers/models/{name}/modeling_{name}.py", *_vllm_files(name)]
     return frozenset(fields.union(*map(_names, (*SHARED, *files))))
