@@ -1,10 +1,15 @@
 """The proof of a family of models, the same for all: trainer, transformers and engine compute the same logprobs.
 
 `prove` measures each pair before and after training, with packed rows, and with an export that transformers reads.
+`two_steps_of_grpo` is a run of it.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
+from agents.model_folder import config_of
 from forge_env.core.episode import Row
 from forge_env.core.types import Sampling
 from trainers.batching.batch import Sample
@@ -35,8 +41,6 @@ def transformers_logprobs(folder: Path, ids: list[int]) -> np.ndarray:
 
 def random_row(folder: Path, length: int, seed: int = 0) -> list[int]:
     """A row of random tokens of a folder's vocabulary."""
-    from agents.model_folder import config_of
-
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, config_of(folder)["vocab_size"], (length,), generator=generator).tolist()
 
@@ -54,27 +58,29 @@ async def prove(folder: Path, out: Path, *, length: int, settings: TitanSettings
         By comparison. "trained" is how far two steps have moved the logprobs: it must be large.
     """
     ids, found = random_row(folder, length), {}
-    trainer = TitanTrainer(str(folder), settings)
-    engine = VLLMEngine(str(folder), EngineSettings(max_model_len=length, max_requests=4))
+    engine = VLLMEngine(str(folder), EngineSettings(max_model_len=length + 1, max_requests=4))
+    await engine.start()  # first: a trainer joins its process group, and leaves before it ends
     try:
-        ours, theirs = trainer.score(ids), transformers_logprobs(folder, ids)
-        found["transformers"] = _apart(ours, theirs)
-        await engine.start()
-        found["prompt"] = _apart(await engine.score(ids, "prompt"), theirs)
-        found["decode"] = await _decode(engine, trainer, ids[:5], length)
-        found["packed"] = _packed(folder, trainer, length, settings)
-        for _ in range(2):
-            trainer.train_step(_samples(folder, length), SFTLoss())
-        trained = trainer.score(ids)
-        found["trained"] = _apart(trained, ours)
-        with trainer.model.weights.stream(torch.float32) as tensors:
-            await engine.update_weights(1, {name: tensor.clone() for name, tensor in tensors})
-        found["swap"] = _apart(await engine.score(ids, "swap"), trained)
-        found["decode after swap"] = await _decode(engine, trainer, ids[:5], length)
-        trainer.export_hf(out)
-        found["export"] = _apart(transformers_logprobs(out, ids), trained)
+        trainer = TitanTrainer(str(folder), settings)
+        try:
+            ours, theirs = trainer.score(ids), transformers_logprobs(folder, ids)
+            found["transformers"] = _apart(ours, theirs)
+            found["prompt"] = _apart(await engine.score(ids, "prompt"), theirs)
+            found["decode"] = await _decode(engine, trainer, ids[:5], length)
+            found["packed"] = _packed(folder, trainer, length, settings)
+            for _ in range(2):
+                trainer.train_step(_samples(folder, length), SFTLoss())
+            trained = trainer.score(ids)
+            found["trained"] = _apart(trained, ours)
+            with trainer.model.weights.stream(torch.float32) as tensors:
+                await engine.update_weights(1, {name: tensor.clone() for name, tensor in tensors})
+            found["swap"] = _apart(await engine.score(ids, "swap"), trained)
+            found["decode after swap"] = await _decode(engine, trainer, ids[:5], length)
+            trainer.export_hf(out)
+            found["export"] = _apart(transformers_logprobs(out, ids), trained)
+        finally:
+            trainer.close()
     finally:
-        trainer.close()
         await engine.close()
     return found
 
@@ -125,3 +131,27 @@ def _samples(folder: Path, length: int) -> list[Sample]:
 
 def _apart(ours: object, theirs: object) -> float:
     return float(np.abs(np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)).max())
+
+
+def with_tokenizer(folder: Path, like: Path) -> Path:
+    """Give a folder the tokenizer and the template of another one, whose tokens its vocabulary has."""
+    for path in like.iterdir():
+        if path.name != "config.json" and path.suffix != ".safetensors":
+            shutil.copy(path, folder)
+    return folder
+
+
+def two_steps_of_grpo(folder: Path, out: Path) -> list[dict[str, float]]:
+    """What a real run of two steps writes for each: both train, whatever the rewards, and the engine gets weights."""
+    (out / "constant.py").write_text("def half(episode):\n    return 0.5\n")
+    command = [
+        *(sys.executable, "-m", "trainers.grpo", "--model", str(folder), "--output", str(out / "run")),
+        *("--env", "math", "--reward", f"{out}/constant.py:half", "--training.entropy_coef", "0.01"),
+        *("--steps", "2", "--training.batch_size", "2", "--grpo.n_samples", "2", "--warmup.steps", "0"),
+        *("--tasks", "64", "--dataset.held_out", "4", "--env.max_turns", "2", "--env.max_turn_tokens", "32"),
+        *("--env.max_tokens", "4000"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = map(json.loads, (out / "run" / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["phase"] == "train"]

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 pytest.importorskip("torchtitan")
 pytest.importorskip("vllm")
-from tests.helpers.family_proof import prove, wrong
+from tests.agents.renderer.test_qwen25 import make_qwen25
+from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
 from tests.trainers.titan.folders import make_folder
 
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -34,3 +37,28 @@ async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, 
     folder = make_folder(tmp_path / "model", family, tied=tied, **changes)
     found = await prove(folder, tmp_path / "out", length=120)
     assert wrong(found) == {}, found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_trains_it_with_its_own_template(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    makers = {"qwen2": make_qwen25, "llama": make_llama}
+    like = makers[name](tmp_path / "like") if name in makers else tiny_model
+    family, tied, changes = CASES[name]
+    vocabulary = Tokenizer.from_file(str(like / "tokenizer.json")).get_vocab_size()
+    folder = make_folder(
+        tmp_path / "model",
+        family,
+        tied=tied,
+        **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096}
+        | (
+            {"rope_parameters": {**YARN, "original_max_position_embeddings": 1024}}
+            if "rope_parameters" in changes
+            else {}
+        ),
+    )
+    for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path):
+        assert step["mean_abs_logprob_difference"] <= CLOSE
+        assert step.get("delivery/difference", 0.0) <= CLOSE
+        assert step["grad_norm"] > 0
