@@ -9,9 +9,10 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from trainers.families.family import Experts, Family, check_size, gated_mlp, sizes
+from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
-_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+_WINDOWS = names("sliding_window use_sliding_window max_window_layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +20,16 @@ class Qwen(Family):
     """All layers attend to a window, or none does."""
 
     rope_types: tuple[str, ...] = ("default", "yarn")
-    computed: frozenset[str] = frozenset(_WINDOWS)
+    computed: frozenset[str] = _WINDOWS
 
     def windows(self, config: Mapping[str, Any]) -> list[int | None]:
-        return [_window(config) if "sliding_attention" in self.layer_types(config) else None] * config[
-            "num_hidden_layers"
-        ]
+        window = _window(config) if "sliding_attention" in self.layer_types(config) else None
+        return [window] * config["num_hidden_layers"]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds, window = set(self.layer_types(config)), _window(config)
         if len(kinds) > 1 or ("sliding_attention" in kinds and window is None):
-            given = {name: config[name] for name in (*_WINDOWS, "layer_types") if name in config}
+            given = {name: config[name] for name in sorted(_WINDOWS | {"layer_types"}) if name in config}
             return [f"windows in some layers only ({', '.join(f'{name} {value}' for name, value in given.items())})"]
         return []
 
@@ -50,15 +50,8 @@ def _window(config: Mapping[str, Any]) -> int | None:
 class Qwen3Moe(Qwen):
     """Qwen3 with experts in each layer instead of one MLP."""
 
-    computed: frozenset[str] = frozenset(
-        (
-            *_WINDOWS,
-            "num_experts",
-            "num_local_experts",
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-            "norm_topk_prob",
-        )
+    computed: frozenset[str] = _WINDOWS | names(
+        "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob"
     )
     only: Mapping[str, Any] = field(default_factory=lambda: {"decoder_sparse_step": 1})
 
@@ -130,6 +123,7 @@ FAMILIES = (
         architecture="Qwen2ForCausalLM",
         builder="trainers.titan.qwen:Qwen2Builder",
         qkv_bias=True,
+        harmless=names("attention_bias"),  # it has the biases of its architecture, whatever this setting says
         known={
             "Qwen/Qwen2.5-7B-Instruct": sizes(3584, 18944, 28, 28, 4, 128, 152064, 32768),
             "Qwen/Qwen2.5-14B-Instruct": sizes(5120, 13824, 48, 40, 8, 128, 152064, 32768),

@@ -50,12 +50,17 @@ def uncomputed(config: Mapping[str, Any], types: tuple[str, ...]) -> list[str]:
         config: of a model, whose sizes were checked.
         types: the rope types that the family computes.
     """
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name) or {}, dict):
+            return [f"{name} {config[name]!r}, which is no object"]
     rope = rope_parameters(config)
     kind, needed = rope["rope_type"], {"llama3": LLAMA3, "yarn": YARN}.get(rope["rope_type"], ())
     if kind not in types:
         return [f"rope scaling {kind!r}"]
     if missing := [name for name in needed if not _is_number(rope.get(name))]:
         return [f"rope scaling {kind!r} without a number for {', '.join(missing)}"]
+    if not _is_number(rope["rope_theta"]):
+        return [f"rope_theta {rope['rope_theta']!r}, which is no number above 0"]
     problems = [f"{name} {value!r} of RoPE" for name, value in rope.items() if name not in KEYS and value]
     if rope["partial_rotary_factor"] != 1.0:
         problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']}")
@@ -74,7 +79,7 @@ def _uncomputed_yarn(config: Mapping[str, Any], rope: Mapping[str, Any]) -> list
     problems = [
         f"{name} {rope[name]!r} of yarn"
         for name in YARN_OPTIONS
-        if rope.get(name) is not None and not _is_number(rope[name], least=0.0) and name != "truncate"
+        if rope.get(name) is not None and not _is_number(rope[name]) and name != "truncate"
     ]
     if rope["factor"] < 1.0:
         problems.append(f"factor {rope['factor']} of yarn, which is at least 1")
@@ -88,5 +93,5 @@ def _uncomputed_yarn(config: Mapping[str, Any], rope: Mapping[str, Any]) -> list
     return problems
 
 
-def _is_number(value: Any, *, least: float = 0.0) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > least
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

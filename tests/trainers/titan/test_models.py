@@ -329,6 +329,8 @@ def test_compiled_blocks_take_the_same_step(folders, make, name, mode):
         ("qwen3", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast 0 of yarn"),
         ("qwen3", {"rope_parameters": YARN | {"factor": 2.0}}, "max_position_embeddings 128 with yarn, .* reaches 64"),
         ("qwen3", {"rope_parameters": YARN | {"mrope_section": [4, 4]}}, r"mrope_section \[4, 4\] of RoPE"),
+        ("qwen3", {"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
+        ("qwen3", {"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta '1e4', which is no number above 0"),
         ("qwen3", {"rope_scaling": YARN_SCALING}, "rope_scaling beside rope_parameters.* 5000.0 is not used"),
         ("qwen2.5", {"rope_parameters": LLAMA3_ROPE}, "'llama3'"),
         ("qwen2.5", {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
@@ -368,7 +370,8 @@ def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, na
     [
         ("qwen2.5", {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 28, "sliding_window": 8}),
         ("qwen3", {"use_sliding_window": False, "layer_types": ..., "sliding_window": 4096, "max_window_layers": 0}),
-        ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2}),
+        ("qwen2.5", {"attention_bias": True}),
+        ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2, "logit_scale": 1}),
     ],
 )
 def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make, tmp_path, name, changes):
