@@ -30,6 +30,15 @@ class Experts:
     normalised: bool
     """Whether the router's scores of the chosen experts are divided by their sum."""
 
+    def check(self, path: Path) -> None:
+        """Check the numbers, which are those of the config.json `path`, whatever it says."""
+        count, active = self.count, self.active
+        named = {"num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
+        for name, size in named.items():
+            check_size(size, name, path)
+        if active > count:
+            raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -70,6 +79,8 @@ class Family:
             raise UserError(
                 f"{path} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}."
             )
+        if (experts := self.experts(config)) is not None:
+            experts.check(path)
         for what in self.uncomputed(config):
             raise UserError(f"{path} asks for {what}, which the trainer does not support for {self.architecture}.")
 
@@ -102,7 +113,7 @@ class Family:
         return []
 
     def experts(self, config: Mapping[str, Any]) -> Experts | None:
-        """The experts of a config that was checked; None for a dense model."""
+        """The experts of a config; None for a dense model."""
         return None
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:

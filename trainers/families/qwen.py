@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from forge_env.core.errors import UserError
-from trainers.families.family import Experts, Family, check_size, gated_mlp, sizes
+from trainers.families.family import Experts, Family, gated_mlp, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
@@ -55,15 +53,6 @@ class Qwen3Moe(Qwen):
     )
     only: Mapping[str, Any] = field(default_factory=lambda: {"decoder_sparse_step": 1})
 
-    def check(self, config: Mapping[str, Any], path: Path) -> None:
-        super().check(config, path)
-        active, count = config.get("num_experts_per_tok"), _expert_count(config)
-        given = {"num_experts": count, "num_experts_per_tok": active}
-        for name, size in (given | {"moe_intermediate_size": config.get("moe_intermediate_size")}).items():
-            check_size(size, name, path)
-        if config["num_experts_per_tok"] > count:
-            raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
-
     def windows(self, config: Mapping[str, Any]) -> list[int | None]:
         # transformers has one kind of layers here, whatever max_window_layers and layer_types say.
         return [_window(config)] * config["num_hidden_layers"]
@@ -74,9 +63,10 @@ class Qwen3Moe(Qwen):
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
         return Experts(
-            count=_expert_count(config),
-            active=config["num_experts_per_tok"],
-            size=config["moe_intermediate_size"],
+            # Two versions of transformers have two names for it.
+            count=config.get("num_experts") or config.get("num_local_experts"),
+            active=config.get("num_experts_per_tok"),
+            size=config.get("moe_intermediate_size"),
             normalised=bool(config.get("norm_topk_prob", False)),
         )
 
@@ -85,11 +75,6 @@ class Qwen3Moe(Qwen):
         for expert in range(shape.num_experts):
             weights |= gated_mlp(f"mlp.experts.{expert}", shape.hidden_size, shape.moe_intermediate_size)
         return weights
-
-
-def _expert_count(config: Mapping[str, Any]) -> Any:
-    """The number of experts; two versions of transformers have two names for it."""
-    return config.get("num_experts") or config.get("num_local_experts")
 
 
 FAMILIES = (
