@@ -31,7 +31,7 @@ class Experts:
     """Whether the router's scores of the chosen experts are divided by their sum."""
 
     def check(self, path: Path) -> None:
-        """Check the numbers, which are those of the config.json `path`, whatever it says."""
+        """Check the numbers; `path` is the config.json that says them."""
         count, active = self.count, self.active
         named = {"num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
         for name, size in named.items():

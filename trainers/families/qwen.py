@@ -59,7 +59,7 @@ class Qwen3Moe(Qwen):
 
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:
         own = ["full_attention" if window is None else "sliding_attention" for window in self.windows(config)]
-        return [*own, *(config.get("layer_types") or ())]  # vLLM decides by the latter
+        return [*own, *(config.get("layer_types") or ())]  # vLLM decides by these
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
         return Experts(
