@@ -45,29 +45,26 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Moe(Qwen):
-    """Qwen3 with experts in each layer instead of one MLP."""
+class Qwen3Moe(Family):
+    """Qwen3 with experts in each layer instead of one MLP.
 
-    computed: frozenset[str] = _WINDOWS | names(
+    Windows are refused: the engine's record of experts ends with the keys of a token, and so with its window.
+    """
+
+    rope_types: tuple[str, ...] = ("default", "yarn")
+    computed: frozenset[str] = names(
         "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob"
     )
+    harmless: frozenset[str] = names("sliding_window max_window_layers")
     only: Mapping[str, Any] = field(default_factory=lambda: {"decoder_sparse_step": 1})
 
-    def windows(self, config: Mapping[str, Any]) -> list[int | None]:
-        # transformers has one kind of layers here, whatever max_window_layers and layer_types say.
-        return [_window(config)] * config["num_hidden_layers"]
-
-    def layer_types(self, config: Mapping[str, Any]) -> list[str]:
-        own = ["full_attention" if window is None else "sliding_attention" for window in self.windows(config)]
-        return [*own, *(config.get("layer_types") or ())]  # vLLM decides by these
-
     def experts(self, config: Mapping[str, Any]) -> Experts:
+        value: Any = config.get
         return Experts(
-            # Two versions of transformers have two names for it.
-            count=config.get("num_experts") or config.get("num_local_experts"),
-            active=config.get("num_experts_per_tok"),
-            size=config.get("moe_intermediate_size"),
-            normalised=bool(config.get("norm_topk_prob", False)),
+            count=value("num_experts") or value("num_local_experts"),  # names of two versions of transformers
+            active=value("num_experts_per_tok"),
+            size=value("moe_intermediate_size"),
+            normalised=bool(value("norm_topk_prob", False)),
         )
 
     def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -40,7 +40,7 @@ HARMLESS = names(
 # In this order: of attention and MLPs, of weights, RoPE in the names of old folders, what vLLM asks every config for.
 REFUSED = names(
     """attention_bias mlp_bias bias qkv_bias qk_norm dual_chunk_attention_config attention_chunk_size sliding_window
-    shared_expert_intermediate_size mlp_only_layers target_layer_count
+    use_sliding_window shared_expert_intermediate_size mlp_only_layers target_layer_count
     quantization_config compression_config head_dtype
     rotary_emb_base rotary_pct rotary_emb_fraction mrope_section xdrope_section
     is_encoder_decoder attn_type_list block_configs canvas_length kv_lora_rank layers_block_type mamba_chunk_size

@@ -22,7 +22,7 @@ LAYERS = {"layer_types": ["sliding_attention"] * 2, "max_window_layers": 0}
 CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "qwen2": ("qwen2.5", True, {"hidden_size": 128, "rope_parameters": YARN, **WINDOW, **LAYERS}),
     "qwen3": ("qwen3", False, {"head_dim": 32, "rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16}}),
-    "qwen3_moe": ("qwen3-moe", False, {"head_dim": 32, **WINDOW}),
+    "qwen3_moe": ("qwen3-moe", False, {"head_dim": 32, "rope_parameters": YARN}),
     "llama": ("llama-3.2", True, {"head_dim": 32}),
     "mistral": ("mistral", False, {"head_dim": 32, "sliding_window": 24}),
 }
