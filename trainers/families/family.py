@@ -5,25 +5,16 @@ Nothing of torch is needed here. `Family.builder` names the class that builds th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agents.model_weights import EMBEDDING, HEAD
 from forge_env.core.errors import UserError
-from trainers.families.rope import LLAMA3, rope_parameters
+from trainers.families.rope import uncomputed
+from trainers.families.settings import COMPUTED, HARMLESS, ONLY, OPTIONAL_SIZES, REFUSED, SIZES
 from trainers.families.shape import ModelShape
-
-_SIZES = (
-    "num_attention_heads",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "vocab_size",
-    "max_position_embeddings",
-)
-_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +29,15 @@ class Experts:
     """The width of one expert's MLP."""
     normalised: bool
     """Whether the router's scores of the chosen experts are divided by their sum."""
+
+    def check(self, path: Path) -> None:
+        """Check the numbers; `path` is the config.json that says them."""
+        count, active = self.count, self.active
+        named = {"num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
+        for name, size in named.items():
+            check_size(size, name, path)
+        if active > count:
+            raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,12 @@ class Family:
     """Whether the projections of queries, keys and values have a bias."""
     thinks: bool = False
     """Whether its models may think before they answer; the renderer tells this of a folder."""
+    computed: frozenset[str] = frozenset()
+    """Settings that it computes beside `COMPUTED`, or instead of refusing them."""
+    harmless: frozenset[str] = frozenset()
+    """Settings that change nothing, and would be refused in another family."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings with the one value that is computed."""
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 
@@ -66,35 +72,48 @@ class Family:
         Raises:
             UserError: one is missing, or is not computed.
         """
-        for name in (*_SIZES, *(name for name in _OPTIONAL_SIZES if config.get(name) is not None)):
+        for name in (*SIZES, *(name for name in OPTIONAL_SIZES if config.get(name) is not None)):
             check_size(config.get(name), name, path)
         heads, kv_heads, _ = head_sizes(config)
         if heads % kv_heads:
             raise UserError(
                 f"{path} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}."
             )
-        for what, is_so in self.unsupported(config).items():
-            if is_so:
-                raise UserError(f"{path} asks for {what}, which the trainer does not support for {self.architecture}.")
+        if (experts := self.experts(config)) is not None:
+            experts.check(path)
+        for what in self.uncomputed(config):
+            raise UserError(f"{path} asks for {what}, which the trainer does not support for {self.architecture}.")
 
-    def unsupported(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What is not computed, in words, and whether a config asks for it."""
-        rope = rope_parameters(config)
-        missing = [name for name in LLAMA3 if rope.get(name) is None] if rope["rope_type"] == "llama3" else []
-        return {
-            f"rope scaling {rope['rope_type']!r}": rope["rope_type"] not in self.rope_types,
-            f"rope scaling 'llama3' without {', '.join(missing)}": missing,
-            f"partial_rotary_factor {rope['partial_rotary_factor']}": rope["partial_rotary_factor"] != 1.0,
-            "sliding windows": _slides(config),
-            # Qwen2.5 has the biases of its architecture, whatever this setting says.
-            "attention_bias": config.get("attention_bias") and not self.qkv_bias,
-            "mlp_bias": config.get("mlp_bias"),
-            f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
-            "quantized weights": config.get("quantization_config"),
-        }
+    @property
+    def settings(self) -> frozenset[str]:
+        """Every setting with a known meaning."""
+        return COMPUTED | HARMLESS | REFUSED | self.computed | self.harmless | ONLY.keys() | self.only.keys()
+
+    def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
+        """What a config asks for, in words, and the trainer does not compute."""
+        refused = REFUSED - self.computed - self.harmless
+        only = {name: value for name, value in {**ONLY, **self.only}.items() if name in config}
+        windows = [window for window in self.windows(config) if not (window is None or is_size(window))]
+        return [
+            *uncomputed(config, self.rope_types),
+            *(f"{name} {config[name]!r}" for name in config if name in refused and config[name]),
+            *(f"{name} {config[name]!r} instead of {value!r}" for name, value in only.items() if config[name] != value),
+            *self.uncomputed_windows(config),
+            *(f"sliding_window {window!r}" for window in windows[:1]),
+        ]
+
+    def windows(self, config: Mapping[str, Any]) -> Sequence[int | None]:
+        """For each layer the most tokens that one attends to, itself among them; None is no bound."""
+        return [None] * config["num_hidden_layers"]
+
+    def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
+        """What a config says of windows, in words, and the trainer does not compute."""
+        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+            return [f"layer_types {config['layer_types']} with windows"]
+        return []
 
     def experts(self, config: Mapping[str, Any]) -> Experts | None:
-        """The experts of a config that was checked; None for a dense model."""
+        """The experts of a config; None for a dense model."""
         return None
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
@@ -162,8 +181,13 @@ def gated_mlp(name: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
 
 def check_size(value: Any, name: str, path: Path) -> None:
     """Check that a setting is a whole number above 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_size(value):
         raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
+
+
+def is_size(value: Any) -> bool:
+    """Whether a setting is a whole number above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -179,7 +203,7 @@ def sizes(
 
     Args:
         numbers: width, MLP, layers, heads, key and value heads, size of a head, vocabulary, context.
-        experts: their number, those of a token, and the width of one.
+        experts: their number, the number that computes a token, and the width of one.
     """
     width, inner, layers, heads, key_value_heads, head_dim, vocabulary, context = numbers
     return {
@@ -196,11 +220,3 @@ def sizes(
         "num_experts_per_tok": experts[1],
         "moe_intermediate_size": experts[2],
     }
-
-
-def _slides(config: Mapping[str, Any]) -> bool:
-    """Whether any layer attends to a window only; if there are layer_types, transformers decides by them."""
-    if config.get("layer_types"):
-        return any(kind != "full_attention" for kind in config["layer_types"])
-    from_layer = config.get("max_window_layers", 28)
-    return bool(config.get("use_sliding_window")) and from_layer < config["num_hidden_layers"]

@@ -1,83 +1,76 @@
 """gpt-oss: experts with biases in each layer, attention with sinks, and a window in every second layer.
 
 vLLM 0.32 computes its norms, its clamped SwiGLU, its windows and its biases in one way, whatever config.json says. What
-a config says otherwise is refused here.
+a config says otherwise is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.core.errors import UserError
-from trainers.families.family import Experts, Family, check_size, sizes
+from trainers.families.family import Experts, Family, sizes
 from trainers.families.rope import rope_parameters
+from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
-EPS, WINDOW = 1e-5, 128
-"""Of its norms and its windows, if config.json does not say."""
+EPS = 1e-5
+"""Of its norms."""
 BLOCK = 32
 """Numbers of MXFP4 that share a scale."""
-_KINDS = {True: "sliding_attention", False: "full_attention"}
-_YARN = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "rope_theta")
+_KINDS = "sliding_attention", "full_attention"
 _VALUES = {
     "rms_norm_eps": EPS,
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,
     "attention_bias": True,
     "tie_word_embeddings": False,
-    "attention_dropout": 0.0,
 }
-"""The only value of a setting that vLLM and the trainer compute."""
+_NEEDED = ("beta_fast", "beta_slow")
+_IGNORED = ("attention_factor", "mscale", "mscale_all_dim")
+"""Fields of yarn that transformers computes and vLLM ignores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GptOss(Family):
-    """gpt-oss, with weights in bfloat16 or float32, or as published, with experts in MXFP4."""
+    """gpt-oss, with weights in bfloat16 or float32, or with experts in MXFP4 as they were published."""
 
-    def check(self, config: Mapping[str, Any], path: Path) -> None:
-        for name in ("num_local_experts", "num_experts_per_tok"):
-            check_size(self._sizes(config)[name], name, path)
-        super().check(config, path)
-        experts = self.experts(config)
-        if experts.active > experts.count:
-            raise UserError(
-                f"{path} has num_experts_per_tok={experts.active}, which cannot be more than "
-                f"num_local_experts={experts.count}."
-            )
+    rope_types: tuple[str, ...] = ("yarn",)
+    qkv_bias: bool = True
+    computed: frozenset[str] = names(
+        "num_experts num_local_experts num_experts_per_tok sliding_window attention_bias quantization_config"
+    )
+    only: Mapping[str, Any] = field(default_factory=lambda: dict(_VALUES))
 
-    def unsupported(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        rope = {"rope_theta": config.get("rope_theta")} | given
-        missing = [name for name in _YARN if rope.get(name) is None]
-        others = [name for name in ("attention_factor", "mscale", "mscale_all_dim") if rope.get(name) is not None]
-        layers = [_KINDS[slides(layer)] for layer in range(config["num_hidden_layers"])]
-        window = config.get("sliding_window", WINDOW)
-        method = (config.get("quantization_config") or {}).get("quant_method")
-        return {
-            f"rope scaling {rope_parameters(config)['rope_type']!r}": rope_parameters(config)["rope_type"] != "yarn",
-            f"rope scaling 'yarn' without {', '.join(missing)}": missing,
-            f"rope scaling 'yarn' with {', '.join(others)}": others,
-            f"partial_rotary_factor {rope.get('partial_rotary_factor')}": rope.get("partial_rotary_factor", 1.0) != 1.0,
-            f"sliding_window {window!r}": not isinstance(window, int) or window < 1,
-            f"layer_types other than {_KINDS[True]} and {_KINDS[False]} in turn": (config.get("layer_types") or layers)
-            != layers,
-            f"quantized weights ({method})": method not in (None, "mxfp4"),
-        } | {f"{name} {config.get(name)!r}": config.get(name, value) != value for name, value in _VALUES.items()}
+    def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
+        rope, method = rope_parameters(config), (config.get("quantization_config") or {}).get("quant_method")
+        given = config.get("rope_theta") or (config.get("rope_parameters") or config.get("rope_scaling") or {})
+        missing = [name for name in _NEEDED if rope.get(name) is None]
+        missing += ["rope_theta"] if isinstance(given, dict) and not given.get("rope_theta") else []
+        return [
+            *super().uncomputed(config),
+            *([f"yarn without {', '.join(missing)}"] if missing else []),
+            *(f"{name} {rope[name]!r} of yarn" for name in _IGNORED if rope.get(name) is not None),
+            *([f"weights quantized by {method}"] if method not in (None, "mxfp4") else []),
+        ]
 
-    def _sizes(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The numbers of experts; transformers reads two names for their number."""
-        count = config.get("num_local_experts") or config.get("num_experts")
-        return {"num_local_experts": count, "num_experts_per_tok": config.get("num_experts_per_tok")}
+    def windows(self, config: Mapping[str, Any]) -> list[int | None]:
+        window = config.get("sliding_window", 128)
+        return [None if layer % 2 else window for layer in range(config["num_hidden_layers"])]
+
+    def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
+        kinds = config.get("layer_types")
+        if kinds and kinds != [_KINDS[layer % 2] for layer in range(config["num_hidden_layers"])]:
+            return [f"layer_types other than {' and '.join(_KINDS)} in turn"]
+        return [] if config.get("sliding_window", 128) else [f"sliding_window {config['sliding_window']!r}"]
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        numbers = self._sizes(config)
+        value: Any = config.get
         return Experts(
-            count=numbers["num_local_experts"],
-            active=numbers["num_experts_per_tok"],
-            size=config["intermediate_size"],
+            count=value("num_local_experts") or value("num_experts"),  # transformers has both names
+            active=value("num_experts_per_tok"),
+            size=value("intermediate_size"),
             normalised=True,
         )
 
@@ -111,13 +104,8 @@ class GptOss(Family):
         }
 
 
-def slides(layer: int) -> bool:
-    """Whether a layer attends to a window only."""
-    return layer % 2 == 0
-
-
 def is_quantized(config: Mapping[str, Any]) -> bool:
-    """Whether the experts of a folder are in MXFP4, as in the published ones."""
+    """Whether the experts of a folder are in MXFP4."""
     return bool(config.get("quantization_config"))
 
 
@@ -126,8 +114,6 @@ FAMILIES = (
         model_type="gpt_oss",
         architecture="GptOssForCausalLM",
         builder="trainers.titan.gpt_oss:GptOssBuilder",
-        rope_types=("yarn",),
-        qkv_bias=True,
         thinks=True,
         known={
             "openai/gpt-oss-20b": sizes(2880, 2880, 24, 64, 8, 64, 201088, 131072, experts=(32, 4, 2880)),

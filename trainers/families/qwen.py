@@ -3,38 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from forge_env.core.errors import UserError
-from trainers.families.family import Experts, Family, check_size, gated_mlp, sizes
+from trainers.families.family import Experts, Family, gated_mlp, sizes
+from trainers.families.settings import names
 from trainers.families.shape import ModelShape
+
+_WINDOWS = names("sliding_window use_sliding_window max_window_layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen(Family):
+    """All layers attend to a window, or none does."""
+
+    rope_types: tuple[str, ...] = ("default", "yarn")
+    computed: frozenset[str] = _WINDOWS
+
+    def windows(self, config: Mapping[str, Any]) -> list[int | None]:
+        window = _window(config) if "sliding_attention" in self.layer_types(config) else None
+        return [window] * config["num_hidden_layers"]
+
+    def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
+        kinds, window = set(self.layer_types(config)), _window(config)
+        if len(kinds) > 1 or ("sliding_attention" in kinds and window is None):
+            given = {name: config[name] for name in sorted(_WINDOWS | {"layer_types"}) if name in config}
+            return [f"windows in some layers only ({', '.join(f'{name} {value}' for name, value in given.items())})"]
+        return []
+
+    def layer_types(self, config: Mapping[str, Any]) -> list[str]:
+        """Which layers attend to a window, as transformers decides it."""
+        layers = range(config["num_hidden_layers"])
+        first = len(layers) if _window(config) is None else config.get("max_window_layers", 28)
+        return config.get("layer_types") or [
+            "full_attention" if layer < first else "sliding_attention" for layer in layers
+        ]
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Moe(Family):
-    """Qwen3 with experts in each layer instead of one MLP."""
+    """Qwen3 with experts in each layer instead of one MLP.
 
-    def check(self, config: Mapping[str, Any], path: Path) -> None:
-        super().check(config, path)
-        active, count = config.get("num_experts_per_tok"), _expert_count(config)
-        given = {"num_experts": count, "num_experts_per_tok": active}
-        for name, size in (given | {"moe_intermediate_size": config.get("moe_intermediate_size")}).items():
-            check_size(size, name, path)
-        if config["num_experts_per_tok"] > count:
-            raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
+    Windows are refused: the engine's record of experts ends with the keys of a token, and so with its window.
+    """
 
-    def unsupported(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        mixed = config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1
-        return super().unsupported(config) | {"dense layers between those with experts": mixed}
+    rope_types: tuple[str, ...] = ("default", "yarn")
+    computed: frozenset[str] = names(
+        "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob"
+    )
+    harmless: frozenset[str] = names("sliding_window max_window_layers")
+    only: Mapping[str, Any] = field(default_factory=lambda: {"decoder_sparse_step": 1})
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
+        value: Any = config.get
         return Experts(
-            count=_expert_count(config),
-            active=config["num_experts_per_tok"],
-            size=config["moe_intermediate_size"],
-            normalised=bool(config.get("norm_topk_prob", False)),
+            count=value("num_experts") or value("num_local_experts"),  # names of two versions of transformers
+            active=value("num_experts_per_tok"),
+            size=value("moe_intermediate_size"),
+            normalised=bool(value("norm_topk_prob", False)),
         )
 
     def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -44,13 +74,8 @@ class Qwen3Moe(Family):
         return weights
 
 
-def _expert_count(config: Mapping[str, Any]) -> Any:
-    """The number of experts; two versions of transformers have two names for it."""
-    return config.get("num_experts") or config.get("num_local_experts")
-
-
 FAMILIES = (
-    Family(
+    Qwen(
         model_type="qwen3",
         architecture="Qwen3ForCausalLM",
         builder="trainers.titan.builder:Builder",
@@ -75,11 +100,12 @@ FAMILIES = (
             "Qwen/Qwen3-30B-A3B": sizes(2048, 6144, 48, 32, 4, 128, 151936, 40960, experts=(128, 8, 768)),
         },
     ),
-    Family(
+    Qwen(
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
         builder="trainers.titan.qwen:Qwen2Builder",
         qkv_bias=True,
+        harmless=names("attention_bias"),  # it has the biases of its architecture, whatever this setting says
         known={
             "Qwen/Qwen2.5-7B-Instruct": sizes(3584, 18944, 28, 28, 4, 128, 152064, 32768),
             "Qwen/Qwen2.5-14B-Instruct": sizes(5120, 13824, 48, 40, 8, 128, 152064, 32768),

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, RoPE, TransformerBlock
-from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common import Embedding, Linear, RMSNorm, RoPE, TransformerBlock
+from torchtitan.models.common.attention import GQAttention, VarlenAttention
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.param_init import skip_param_init
@@ -26,6 +26,7 @@ from trainers.families.family import head_sizes
 from trainers.families.rope import rope_parameters
 from trainers.families.table import family_of
 from trainers.titan.attention import CausalSDPA
+from trainers.titan.rope import ScaledCosSinRoPE, scaling_of
 
 SKIP = {"weight": skip_param_init, "bias": skip_param_init}
 """Every weight is loaded after construction, so initial values would be wasted work."""
@@ -42,7 +43,7 @@ class Builder:
 
     model: ClassVar[type[Decoder.Config]] = Qwen3Model.Config
     block: ClassVar[type[TransformerBlock.Config]] = Qwen3TransformerBlock.Config
-    rope: ClassVar[type[RoPE.Config]] = CosSinRoPE.Config
+    rope: ClassVar[type[RoPE.Config]] = ScaledCosSinRoPE.Config
     adapter: ClassVar[type[StateDictAdapter]] = Qwen3StateDictAdapter
     """Translates names and layouts of weights between Hugging Face and TorchTitan."""
 
@@ -65,11 +66,6 @@ class Builder:
             layers=[self.layer(number) for number in range(self.hf["num_hidden_layers"])],
         )
 
-    @property
-    def windows(self) -> Mapping[str, int | None]:
-        """The windows of its kinds of layers, by the names of their masks; empty if all layers attend to everything."""
-        return {}
-
     def layer(self, number: int) -> TransformerBlock.Config:
         """One transformer block."""
         width = self.hf["hidden_size"]
@@ -90,13 +86,12 @@ class Builder:
             head_dim=head_dim,
             wqkv_param_init=SKIP,
             wo_param_init=SKIP,
-            inner_attention=CausalSDPA.Config() if self.attention == "sdpa" else get_attention_config(self.attention),
+            inner_attention=self.kernel(self.family.windows(self.hf)[number]),
             fuse_qkv=self.fuse_qkv,
             rope=self.rope(
                 dim=head_dim,
                 max_seq_len=self.hf["max_position_embeddings"],
-                theta=rope_parameters(self.hf)["rope_theta"],
-                **self.rope_scaling(),
+                **scaling_of(rope_parameters(self.hf)),
             ),
             qk_norm=self.norm(head_dim) if self.family.qk_norm else None,
         )
@@ -105,9 +100,16 @@ class Builder:
             projection.bias, projection.param_init = self.family.qkv_bias, SKIP
         return gqa
 
-    def rope_scaling(self) -> dict[str, Any]:
-        """The scaling of positions, in the names of TorchTitan's RoPE."""
-        return {}
+    def kernel(self, window: int | None) -> Any:
+        """What attends, for a layer with this window; the masks are `TitanModel`'s."""
+        if self.attention == "varlen" and window is not None:
+            return VarlenAttention.Config(window_size=(window - 1, 0))
+        return CausalSDPA.Config() if self.attention == "sdpa" else get_attention_config(self.attention)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The different windows of the layers."""
+        return list(dict.fromkeys(self.family.windows(self.hf)))
 
     def mlp(self) -> dict[str, Any]:
         """A block's MLP or experts, by the name of the block's part."""

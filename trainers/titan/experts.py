@@ -167,6 +167,10 @@ class ReplayedBlock(Qwen3TransformerBlock):
 class Replayed(Decoder):
     """A model whose experts can be given; its blocks take them as their last argument."""
 
+    @dataclass(kw_only=True, slots=True)
+    class Config(Decoder.Config):
+        pass
+
     def forward(
         self,
         tokens: Tensor,

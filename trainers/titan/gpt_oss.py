@@ -30,7 +30,7 @@ from torchtitan.models.common.attention import FlexAttention, VarlenAttention, V
 from torchtitan.models.common.linear import ScaledBiasRowwiseLinear
 from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.moe_sharding import set_moe_sharding_config
-from torchtitan.models.gpt_oss.model import Attention, GptOssModel, GptOssTransformerBlock, apply_attention_sink_rescale
+from torchtitan.models.gpt_oss.model import Attention, GptOssTransformerBlock, apply_attention_sink_rescale
 from torchtitan.models.gpt_oss.moe import ScaleBiasForward, swiglu
 from torchtitan.models.gpt_oss.parallelize import parallelize_gptoss
 from torchtitan.models.gpt_oss.sharding import set_gpt_oss_sharding_config
@@ -38,8 +38,7 @@ from torchtitan.protocols.module import Module
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.core.errors import UserError
-from trainers.families.gpt_oss import EPS, WINDOW, is_quantized, slides
-from trainers.families.rope import rope_parameters
+from trainers.families.gpt_oss import EPS, is_quantized
 from trainers.titan.attention import CausalSDPA
 from trainers.titan.builder import SKIP, Builder
 from trainers.titan.experts import Replayed, experts_config, local
@@ -55,11 +54,19 @@ class SinkAttention(Attention):
     class Config(Attention.Config):
         pass
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.softmax_scale = config.head_dim**-0.5  # the factor of yarn is in the table of rope
+
     def forward(self, x: Tensor, attention_masks: Any, positions: Tensor | None = None) -> Tensor:
         """(B, L, D) to (B, L, D)."""
         queries, keys, values = self.qkv_linear(x)
         queries, keys = self.rope(queries, keys, positions)
-        sinks = self.sinks.to_local(grad_placements=self.sinks.placements) if isinstance(self.sinks, DTensor) else self.sinks
+        sinks = (
+            self.sinks.to_local(grad_placements=self.sinks.placements)
+            if isinstance(self.sinks, DTensor)
+            else self.sinks
+        )
         out = self.inner_attention(
             queries,
             keys,
@@ -84,11 +91,21 @@ class SinkSDPA(CausalSDPA):
         pass
 
     def forward(
-        self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: Tensor, sinks: Tensor, **kwargs: Any
+        self,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
+        *,
+        attention_masks: Tensor | None,
+        sinks: Tensor,
+        **kwargs: Any,
     ) -> Tensor:
         column = (sinks / kwargs["scale"]).to(q_BLNH.dtype).expand(q_BLNH.shape[:-1])[..., None]
         keys = F.pad(k_BLNH, (0, 1, 0, 0, 1, 0))
         keys[:, 0, :, -1] = 1
+        if attention_masks is None:
+            length = q_BLNH.shape[1]
+            attention_masks = torch.ones(length, length, dtype=torch.bool, device=q_BLNH.device).tril_()
         out = super().forward(
             torch.cat([q_BLNH, column], dim=-1),
             keys,
@@ -227,29 +244,24 @@ class Block(GptOssTransformerBlock):
     class Config(GptOssTransformerBlock.Config):
         pass
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.window = config.attention.sliding_window_size
+
     def forward(
         self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given: Tensor | None = None
     ) -> Tensor:
-        """As `trainers.titan.experts.ReplayedBlock.forward`; the masks may be one for each kind of layer."""
-        if isinstance(attention_masks, dict):
-            attention_masks = attention_masks[self.attn_mask_key]
-        x = x + self.attention(self.attention_norm(x), attention_masks, positions)
+        """As `trainers.titan.experts.ReplayedBlock.forward`; the masks are one for each window."""
+        masks = attention_masks[self.window]
+        x = x + self.attention(self.attention_norm(x), masks, positions)
         output: Tensor = x + self.moe(self.ffn_norm(x), given)
         return output
-
-
-class Model(Replayed, GptOssModel):
-    """gpt-oss with experts that can be given."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(GptOssModel.Config):
-        pass
 
 
 class Names(StateDictAdapter):
     """Names of weights: every parameter is one tensor of Hugging Face, in the same layout."""
 
-    def __init__(self, model_config: Model.Config, hf_assets_path: str | None) -> None:
+    def __init__(self, model_config: Replayed.Config, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
         attention = {
             f"self_attn.{part}_proj.{kind}": f"attention.{'wo' if part == 'o' else f'qkv_linear.w{part}'}.{kind}"
@@ -290,28 +302,25 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 class GptOssBuilder(Builder):
     """Builds gpt-oss."""
 
-    model = Model.Config
+    model = Replayed.Config
     block = Block.Config
     adapter = Names
 
     def __init__(self, config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> None:
         if is_quantized(config):
             raise UserError(
-                "the experts of the model are in MXFP4, which cannot be trained: a run writes them as bfloat16 first, as "
-                "trainers.model.mxfp4.write_bfloat16 does"
+                "the experts of the model are in MXFP4, which cannot be trained: write them as bfloat16 first, as a run "
+                "does, by trainers.model.mxfp4.write_bfloat16"
             )
         super().__init__(config, attention=attention, fuse_qkv=fuse_qkv)
-        self._window = config.get("sliding_window", WINDOW)
 
-    @property
-    def windows(self) -> dict[str, int | None]:
-        return {"basic_mask": None, "sliding_window_mask": self._window}
+    def kernel(self, window: int | None) -> Any:
+        if self.attention == "varlen" and window is not None:
+            return SinkVarlen.Config(window_size=(window - 1, 0))
+        return _KERNELS[self.attention]()
 
     def attention_of(self, number: int) -> SinkAttention.Config:
-        gqa, window = super().attention_of(number), self._window if slides(number) else None
-        inner = _KERNELS[self.attention]()
-        if self.attention == "varlen" and window is not None:
-            inner.window_size = (window - 1, 0)
+        gqa = super().attention_of(number)
         return SinkAttention.Config(
             n_heads=gqa.n_heads,
             n_kv_heads=gqa.n_kv_heads,
@@ -321,22 +330,11 @@ class GptOssBuilder(Builder):
             wo=ScaledBiasRowwiseLinear.Config(
                 in_features=gqa.wo.in_features, out_features=gqa.dim, bias=True, param_init=SKIP
             ),
-            sliding_window_size=window,
-            inner_attention=inner,
+            sliding_window_size=self.family.windows(self.hf)[number],
+            inner_attention=gqa.inner_attention,
             rope=gqa.rope,
             param_init={"sinks": SKIP["weight"]},
         )
-
-    def rope_scaling(self) -> dict[str, Any]:
-        yarn = rope_parameters(self.hf)
-        return {
-            "scaling": "yarn",
-            "rope_factor": yarn["factor"],
-            "original_seq_len": yarn["original_max_position_embeddings"],
-            "beta_fast": yarn["beta_fast"],
-            "beta_slow": yarn["beta_slow"],
-            "truncate": yarn.get("truncate", True),
-        }
 
     def mlp(self) -> dict[str, Any]:
         experts = self.family.experts(self.hf)

@@ -6,8 +6,7 @@ the weights. builder.py builds the architectures; hf_weights.py loads the weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,10 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
+from torchtitan.models.common.attention import (
+    get_efficient_causal_mask_mod_for_packed_document,
+    get_sliding_window_mask_mod,
+)
 
 from agents.model_weights import check_head
 from trainers.families.family import Experts
@@ -242,35 +245,33 @@ class TitanModel:
         return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
     def _run(self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None) -> Any:
+        masks = {window: self._mask(tokens, positions, window) for window in self.builder.windows}
+        arguments = {"attention_masks": masks if len(masks) > 1 else next(iter(masks.values()))}
         if self.context.ranks > 1:
-            return self._run_part(tokens, _positions(tokens) if positions is None else positions, routes)
-        arguments = {} if routes is None else {"routes": routes}
-        return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions, **arguments)
+            # Only padding lies beyond the last position of the model.
+            whole = _positions(tokens) if positions is None else positions
+            positions = self.context.cut(whole).clamp(max=self.max_length - 1)
+            tokens = self.context.cut(tokens)
+            routes = None if routes is None else self.context.cut(routes)
+        return self.module(tokens, positions=positions, **arguments, **({} if routes is None else {"routes": routes}))
 
-    def _run_part(self, tokens: Tensor, positions: Tensor, routes: Tensor | None) -> Any:
-        """The forward pass of this rank's part. Every rank gets full sequences, which are small beside activations."""
-        if self.attention == "sdpa":
-            make = partial(self.context.mask, positions)
-        else:
-            make = partial(self.context.block_mask, positions, self.config.first_attention.inner_attention.block_size)
-        masks = self._of_kinds(make)
-        # Only padding lies beyond the last position of the model.
-        positions = self.context.cut(positions).clamp(max=self.max_length - 1)
-        arguments = {} if routes is None else {"routes": self.context.cut(routes)}
-        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **arguments)
-
-    def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
-        if self.attention == "sdpa" and positions is None and not self.builder.windows:
+    def _mask(self, tokens: Tensor, positions: Tensor | None, window: int | None) -> Any:
+        """The mask of layers that attend to a window. Every rank gets full sequences, which are small beside
+        activations."""
+        if self.attention == "sdpa" and self.context.ranks == 1 and positions is None and window is None:
             return None
         positions = _positions(tokens) if positions is None else positions
         if self.attention == "sdpa":
-            return self._of_kinds(partial(document_mask, positions))
-        return self.module.get_attention_masks(positions)
-
-    def _of_kinds(self, make: Callable[..., Any]) -> Any:
-        """One mask, or one for each kind of layer by name."""
-        masks = {name: make(window=window) for name, window in self.builder.windows.items()}
-        return masks or make()
+            return document_mask(positions, window) if self.context.ranks == 1 else self.context.mask(positions, window)
+        attention = self.config.first_attention
+        if self.context.ranks > 1:
+            return self.context.block_mask(positions, window, attention.inner_attention.block_size)
+        if self.attention == "varlen" or window is None:  # the kernel of varlen knows its window
+            return self.module.get_attention_masks(positions)
+        in_row = get_efficient_causal_mask_mod_for_packed_document(positions)
+        return self.module._create_flex_attention_mask(
+            positions, attention, [get_sliding_window_mask_mod(window), in_row]
+        )
 
 
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:

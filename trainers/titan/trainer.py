@@ -78,7 +78,7 @@ COMPILED = 8
 
 
 class TitanTrainer:
-    """Trains one model from a Hugging Face folder: Qwen3, dense or with experts, Qwen2.5 or Llama 3.
+    """Trains one model from a Hugging Face folder, of a family of trainers/families.
 
     Args:
         model_path: the folder.

@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     GptOssConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -62,7 +63,7 @@ GPT_OSS: dict[str, Any] = {
 }
 UNTIED = {"gpt-oss"}
 """Families whose output layer is never the embedding."""
-LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
+_LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
 """Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
 # name -> config class, and what is special about it
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -71,6 +72,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
+    "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 24}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
 
@@ -83,6 +85,6 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=LARGE.get(name.rpartition(".")[2], 0.1))
+            parameter.add_(torch.randn_like(parameter), alpha=_LARGE.get(name.rpartition(".")[2], 0.1))
     model.save_pretrained(folder)
     return folder
