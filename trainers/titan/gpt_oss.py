@@ -2,7 +2,7 @@
 
 TorchTitan's blocks, rope and sharding are used. Its experts always compute in bfloat16, its names of weights lose every
 expert, and its kernel for packed rows drops a part of the gradient of queries and keys (see `SinkVarlen`): here are
-others. Matrices of experts are stored as Hugging Face's files have them, (experts, inputs, outputs), so a rank reads its
+others. Matrices of experts are stored as in Hugging Face's files, (experts, inputs, outputs), so a rank reads its
 slice.
 
 A sink is one number a head: the logit of a place that takes a share of the softmax and gives nothing. With the output
@@ -309,8 +309,8 @@ class GptOssBuilder(Builder):
     def __init__(self, config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> None:
         if is_quantized(config):
             raise UserError(
-                "the experts of the model are in MXFP4, which cannot be trained: write them as bfloat16 first, as a run "
-                "does, by trainers.model.mxfp4.write_bfloat16"
+                "the experts of the model are in MXFP4, which cannot be trained: write them as bfloat16 first, by "
+                "trainers.run.mxfp4.write_bfloat16, as a run does"
             )
         super().__init__(config, attention=attention, fuse_qkv=fuse_qkv)
 

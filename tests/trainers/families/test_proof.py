@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
 from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
-from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.folders import GPT_OSS, make_folder
 
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 WINDOW = {"use_sliding_window": True, "sliding_window": 24}
@@ -47,17 +47,14 @@ def test_a_run_trains_it_with_its_own_template(tmp_path: Path, tiny_model: Path,
     makers = {"qwen2": make_qwen25, "llama": make_llama}
     like = makers[name](tmp_path / "like") if name in makers else tiny_model
     family, tied, changes = CASES[name]
+    rope = {"gpt_oss": GPT_OSS["rope_parameters"]}.get(name, changes.get("rope_parameters") and YARN)
     vocabulary = Tokenizer.from_file(str(like / "tokenizer.json")).get_vocab_size()
     folder = make_folder(
         tmp_path / "model",
         family,
         tied=tied,
         **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096}
-        | (
-            {"rope_parameters": {**YARN, "original_max_position_embeddings": 1024}}
-            if "rope_parameters" in changes
-            else {}
-        ),
+        | ({"rope_parameters": {**rope, "original_max_position_embeddings": 1024}} if rope else {}),
     )
     for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path):
         assert step["mean_abs_logprob_difference"] <= CLOSE

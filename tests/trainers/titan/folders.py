@@ -54,7 +54,7 @@ GPT_OSS: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 5000.0,
-        "factor": 8.0,
+        "factor": 4.0,
         "beta_fast": 32.0,
         "beta_slow": 1.0,
         "truncate": False,
