@@ -1,9 +1,13 @@
 """gpt-oss in TorchTitan's terms: attention with sinks, alternating windows, and experts with biases.
 
-TorchTitan's blocks, rope and sharding are used. Its experts always compute in bfloat16, its names of weights lose every
-expert, and its kernel for packed rows drops a part of the gradient of queries and keys (see `SinkVarlen`): here are
-others. Matrices of experts are stored as in Hugging Face's files, (experts, inputs, outputs), so a rank reads its
-slice.
+TorchTitan's blocks and sharding are used, but not these parts of it, which this file has its own of:
+
+- its experts always compute in bfloat16;
+- its names of weights lose every expert;
+- its attention over packed rows loses a part of the gradient of queries and keys, see `SinkVarlen`;
+- tensor parallelism loses a part of the gradient of a bias, see `OutputLinear`.
+
+Matrices of experts are stored as in Hugging Face's files, (experts, inputs, outputs), so a rank reads its slice.
 
 A sink is one number a head: the logit of a place that takes a share of the softmax and gives nothing. With the output
 `out` of ordinary attention and the logarithm `lse` of the sum of its exponents, attention with a sink is
@@ -78,6 +82,23 @@ class SinkAttention(Attention):
         )
         output: Tensor = self.wo(out.reshape(*x.shape[:2], -1).contiguous())
         return output
+
+
+class OutputLinear(ScaledBiasRowwiseLinear):
+    """TorchTitan's output projection of attention, with the whole gradient of its bias.
+
+    Tensor ranks sum their outputs, so each adds a part of the bias. TorchTitan's gives the bias a part of its gradient
+    only.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledBiasRowwiseLinear.Config):
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, L, inputs) of this rank to its part of a sum."""
+        bias = ScaleBiasForward.apply(local(self.bias), self.tp_degree, input.dtype)
+        return F.linear(input, local(self.weight), bias)
 
 
 class SinkSDPA(CausalSDPA):
@@ -327,9 +348,7 @@ class GptOssBuilder(Builder):
             head_dim=gqa.head_dim,
             dim=gqa.dim,
             qkv_linear=gqa.qkv_linear,
-            wo=ScaledBiasRowwiseLinear.Config(
-                in_features=gqa.wo.in_features, out_features=gqa.dim, bias=True, param_init=SKIP
-            ),
+            wo=OutputLinear.Config(in_features=gqa.wo.in_features, out_features=gqa.dim, bias=True, param_init=SKIP),
             sliding_window_size=self.family.windows(self.hf)[number],
             inner_attention=gqa.inner_attention,
             rope=gqa.rope,

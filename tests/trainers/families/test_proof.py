@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("torchtitan")
 pytest.importorskip("vllm")
+from tests.agents.renderer.test_harmony import make_gpt_oss
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
 from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
@@ -44,7 +45,7 @@ async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_trains_it_with_its_own_template(tmp_path: Path, tiny_model: Path, name: str) -> None:
-    makers = {"qwen2": make_qwen25, "llama": make_llama}
+    makers = {"qwen2": make_qwen25, "llama": make_llama, "gpt_oss": make_gpt_oss}
     like = makers[name](tmp_path / "like") if name in makers else tiny_model
     family, tied, changes = CASES[name]
     rope = {"gpt_oss": GPT_OSS["rope_parameters"]}.get(name, changes.get("rope_parameters") and YARN)
@@ -56,7 +57,8 @@ def test_a_run_trains_it_with_its_own_template(tmp_path: Path, tiny_model: Path,
         **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096}
         | ({"rope_parameters": {**rope, "original_max_position_embeddings": 1024}} if rope else {}),
     )
-    for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path):
+    options = ("--env.thinking", "on") if name == "gpt_oss" else ()
+    for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path, *options):
         assert step["mean_abs_logprob_difference"] <= CLOSE
         assert step.get("delivery/difference", 0.0) <= CLOSE
         assert step["grad_norm"] > 0
