@@ -18,7 +18,8 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import ToolCall
 from tests.agents.renderer.test_rendering_families import make_llama
 
-SPECIAL = [f"<|{name}|>" for name in ["startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call"]]
+_NAMES = ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")
+SPECIAL = [f"<|{name}|>" for name in _NAMES]
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 CALL = '<|message|>{"word": "a"}'
 
