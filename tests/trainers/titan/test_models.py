@@ -167,7 +167,7 @@ def test_rope_scaling_is_read_in_the_names_of_older_versions(folders, make, tmp_
         ("llama-3", {"rope_parameters": YARN | {"truncate": False}}),
         ("qwen3", {"rope_scaling": YARN_SCALING, "rope_theta": 5000.0}),
         ("qwen2.5", {**SLIDES, "layer_types": ["sliding_attention"] * 2}),
-        ("mistral", {"sliding_window": 8}),
+        ("mistral", {"sliding_window": 16}),
         ("mistral", {"sliding_window": None}),
     ],
 )
