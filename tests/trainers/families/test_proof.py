@@ -44,7 +44,7 @@ async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_trains_it_with_its_own_template(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_two_steps_of_grpo_train_it(tmp_path: Path, tiny_model: Path, name: str) -> None:
     makers = {"qwen2": make_qwen25, "llama": make_llama, "gpt_oss": make_gpt_oss}
     like = makers[name](tmp_path / "like") if name in makers else tiny_model
     family, tied, changes = CASES[name]

@@ -72,7 +72,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
-    "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 24}),
+    "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
 

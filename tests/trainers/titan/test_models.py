@@ -25,6 +25,8 @@ from tests.trainers.titan.weights import fused_projections, weights_of
 from trainers.batching.batch import Sample
 from trainers.families.table import family_of, read_config
 from trainers.losses import SFTLoss
+from trainers.titan.attention import document_mask
+from trainers.titan.builder import builder_of
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
@@ -170,7 +172,7 @@ def test_rope_scaling_is_read_in_the_names_of_older_versions(folders, make, tmp_
         ("llama-3", {"rope_parameters": YARN | {"truncate": False}}),
         ("qwen3", {"rope_scaling": YARN_SCALING, "rope_theta": 5000.0}),
         ("qwen2.5", {**SLIDES, "layer_types": ["sliding_attention"] * 2}),
-        ("mistral", {"sliding_window": 8}),
+        ("mistral", {"sliding_window": 16}),
         ("mistral", {"sliding_window": None}),
     ],
 )
@@ -183,6 +185,19 @@ def test_scaled_positions_and_windows_are_those_of_transformers(folders, make, t
     positions = torch.cat([torch.arange(length) for length in lengths]).expand(tokens.shape)
     expected = torch.cat([reference_logits(copy, part) for part in tokens.split(lengths, dim=1)], dim=1)
     torch.testing.assert_close(logits(trainer, tokens, positions), expected, **CLOSE)
+
+
+def test_the_kernels_of_a_gpu_have_the_same_window(folders, make):
+    model = make(folders["mistral"]).model
+    positions = torch.cat([torch.arange(length) for length in (70, 58)])[None]
+    model.attention = "flex"
+    with torch.compiler.set_stance("force_eager"):
+        blocks = model._mask(positions, positions, 24)
+    query, key = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
+    of_row = torch.zeros_like(query)
+    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 24)[0, 0])
+    varlen = builder_of(model.hf_config)(model.hf_config, attention="varlen", fuse_qkv=True).decoder()
+    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(23, 0)] * 2
 
 
 def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make):
