@@ -117,11 +117,13 @@ class SinkSDPA(CausalSDPA):
         k_BLNH: Tensor,
         v_BLNH: Tensor,
         *,
-        attention_masks: Tensor | None,
-        sinks: Tensor,
+        attention_masks: Tensor | None = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
         **kwargs: Any,
     ) -> Tensor:
-        column = (sinks / kwargs["scale"]).to(q_BLNH.dtype).expand(q_BLNH.shape[:-1])[..., None]
+        assert scale is not None, "`SinkAttention` gives it"
+        column = (kwargs["sinks"] / scale).to(q_BLNH.dtype).expand(q_BLNH.shape[:-1])[..., None]
         keys = F.pad(k_BLNH, (0, 1, 0, 0, 1, 0))
         keys[:, 0, :, -1] = 1
         if attention_masks is None:
@@ -132,7 +134,8 @@ class SinkSDPA(CausalSDPA):
             keys,
             F.pad(v_BLNH, (0, 1, 0, 0, 1, 0)),
             attention_masks=F.pad(attention_masks, (1, 0), value=True),
-            **kwargs,
+            scale=scale,
+            enable_gqa=enable_gqa,
         )
         return out[..., :-1]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from agents.renderer.dialects.bodies import Piece
 from agents.renderer.dialects.calls import Calls, Tools, Written
-from agents.renderer.model_json import SPACE, dump, read_arguments
+from agents.renderer.model_json import SPACE, decode, dump, read_arguments
 from forge_env.core.types import FunctionSpec, ToolCall
 
 END, ANSWER = "<|end|>", "<|start|>assistant"
@@ -51,10 +51,23 @@ def messages(text: str) -> Iterator[ChannelMessage]:
     """The messages of an answer; one that has no header is content."""
     rest = text
     while rest:
-        message, end, rest = rest.partition(END)
-        header, mark, body = message.partition(_MESSAGE)
-        yield ChannelMessage(header, body, bool(end)) if mark else ChannelMessage("", message, bool(end))
-        rest = rest.removeprefix(ANSWER)
+        header, mark, body = rest.partition(_MESSAGE)
+        if END in header or not mark:  # of a later message
+            header, body = "", rest
+        whole = _length_of_arguments(body) if _RECIPIENT.search(header) else 0
+        end = body.find(END, whole)
+        body, rest = (body, "") if end < 0 else (body[:end], body[end + len(END) :].removeprefix(ANSWER))
+        if whole and body[whole:].strip():  # words behind a call
+            yield ChannelMessage(header, body[:whole], True)
+            header, body = "", body[whole:].strip()
+        yield ChannelMessage(header, body, end >= 0)
+
+
+def _length_of_arguments(text: str) -> int:
+    """The length of the JSON at the beginning of a text, in whose strings marks may be; 0 if there is none."""
+    space = len(text) - len(text.lstrip(SPACE))
+    _, length, problem = decode(text[space:])
+    return 0 if problem else space + length
 
 
 def split(text: str) -> tuple[str | None, str | None]:

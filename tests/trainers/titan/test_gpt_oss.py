@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("torchtitan")
+import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common.attention import VarlenMetadata
 
 from tests.helpers.forks import run_ranks
