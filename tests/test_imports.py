@@ -37,9 +37,9 @@ ROOMS = {
     "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
-    "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out draft
-        memory cost sizing checks run_plan plan describe""",
-    "trainers.setup.sizing": "card engine fit",
+    "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out card
+        run_plan memory cost sizing checks plan describe""",
+    "trainers.setup.sizing": "engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 
