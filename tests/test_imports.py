@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -197,7 +198,10 @@ def test_every_row_of_contrib_is_there_once() -> None:
         names = [name for folder in folders().values() for name in folder.tables.get(table, {})]
         assert sorted(set(names)) == sorted(names), table
         for row in rows(table).values():
-            assert row.load() is not None
+            target = row.load()
+            assert target is not None
+            if table == "commands" and inspect.isfunction(target):
+                assert row.about == (inspect.getdoc(target) or "").partition("\n\n")[0], "the help says one thing"
 
 
 def test_no_files_of_a_package_import_each_other_in_a_circle() -> None:
