@@ -10,9 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from forge_env.utils.gates import Gate, after, gate_of, inside
-from forge_env.utils.lanes import lane_of
-from forge_env.utils.trust import trust_in
-from forge_env.utils.workers import Call
+from forge_env.utils.workers import Call, start
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COROUTINE = inspect.CO_COROUTINE
@@ -87,12 +85,8 @@ async def _raise(error: BaseException) -> Any:
 async def _in_thread(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], gate: Gate | None
 ) -> Any:
-    loop = asyncio.get_running_loop()
-    call = Call(function, args, kwargs, trust_in(function), loop)
-    if own_thread_each.get():
-        lane_of(loop).start(call, in_new_thread=True)
-    else:
-        lane_of(loop).add(call)
+    call = Call(function, args, kwargs)
+    start(call, in_new_thread=own_thread_each.get())
     try:
         result = await call.future
     except asyncio.CancelledError:
