@@ -98,12 +98,6 @@ async def _in_thread(
     return await result if inspect.isawaitable(result) else result
 
 
-def awaitable(function: F) -> F:
-    """Mark a plain function that returns an awaitable: `invoke` calls it on the event loop, not in a thread."""
-    function.__forge_awaitable__ = True  # type: ignore[attr-defined]
-    return function
-
-
 def gated(function: F) -> F:
     """Mark a coroutine function that calls users' code by `call_on` only: it may begin while a call still runs."""
     function.__forge_gated__ = True  # type: ignore[attr-defined]
@@ -125,4 +119,4 @@ def _is_awaited(function: Callable[..., Any]) -> bool:
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & _COROUTINE:  # the usual case; `inspect` takes several times as long
         return True
-    return hasattr(function, "__forge_awaitable__") or inspect.iscoroutinefunction(function)
+    return inspect.iscoroutinefunction(function)

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import pytest
 
 from forge_env.utils import workers
-from forge_env.utils.threads import awaitable, invoke, invoker
+from forge_env.utils.threads import invoke, invoker
 from forge_env.utils.workers import GivenUp
 from tests.helpers.waiting import DEADLINE_S
 
@@ -30,11 +30,7 @@ async def test_a_function_of_many_calls_is_looked_at_once() -> None:
     async def slow(a: int, *, b: int) -> int:
         return a + b
 
-    @awaitable
-    def later(a: int) -> object:
-        return slow(a, b=1)
-
-    assert invoker(slow) is slow and await invoker(later)(4) == 5
+    assert invoker(slow) is slow
     plain = invoker(lambda a, *, b: (a * b, threading.get_ident()))
     product, thread = await plain(3, b=4)
     assert product == 12 and thread != threading.get_ident()
