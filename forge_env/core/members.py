@@ -39,8 +39,9 @@ def check_class(cls: Any, root: type) -> None:
 
 def _wanted(own: Any) -> str:
     if isinstance(own, classmethod):
-        return "a class method, with @classmethod above it"
-    return "a method" if inspect.isfunction(own) else "itself" if own is None else f"a {type(own).__name__}"
+        return "a class method, with @classmethod or @staticmethod above it"
+    kind = "list" if isinstance(own, tuple) else type(own).__name__
+    return "a method" if inspect.isfunction(own) else "itself" if own is None else f"a {kind}"
 
 
 def _fits(name: str, value: Any, own: Any) -> bool:
