@@ -36,10 +36,10 @@ def own_copy(value: T, other: Callable[[Any], Any] = _deep) -> T:
     if kind is dict:
         copied: Any = {key: own_copy(item, other) for key, item in value.items()}  # type: ignore[attr-defined]
     elif kind is list or kind is tuple:
-        copied = kind([own_copy(item, other) for item in value])  # type: ignore[attr-defined]
+        copied = kind([own_copy(item, other) for item in value])
     else:
         copied = other(value)
-    return copied  # type: ignore[no-any-return]
+    return copied
 
 
 def own_containers(value: T) -> T:

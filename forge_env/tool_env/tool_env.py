@@ -58,7 +58,7 @@ class ToolEnv(Env):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         members.check_class(cls, ToolEnv)
-        own = cls.__dict__.get("reset")
+        own: Any = cls.__dict__.get("reset")
         is_plain = inspect.isfunction(own) and not inspect.iscoroutinefunction(own)
         if is_plain and "__class__" in own.__code__.co_freevars:  # it uses super()
             raise UserError(
