@@ -205,10 +205,6 @@ def skip_reason(category: str) -> str:
     return next((reason for start, reason in SKIPPED.items() if category.startswith(start)), "")
 
 
-def skipped(suite: Installed) -> dict[str, str]:
-    return {name: skip_reason(name) for name in _names(suite)["others"]}
-
-
 @functools.cache
 def _names(suite: Installed) -> dict[str, Any]:
     return process_of(library.__file__, suite).ask({"do": "categories"})
