@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from contrib.swe.repository import BASE, GIT_ENV
+from contrib.swe.repository import BASE, GIT_ENV, by_script
 from contrib.swe.resolution import satisfied
 from contrib.swe.rows import Instance
 from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError
@@ -30,13 +30,6 @@ _GIT_SECONDS = 120.0
 _MAX_PATCH = 16 * 2**20
 _SHOWN = 2000
 _LISTED = 20
-_DIFF = f"""set -e
-export GIT_INDEX_FILE=/tmp/.forge-env-index
-rm -f "$GIT_INDEX_FILE"
-git read-tree {BASE}
-git add -A
-git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv --output="$1" {BASE}
-"""
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests\.py|conftest\.py")
 _TEST_FOLDERS = {"test", "tests"}
 _SETTINGS = {"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"}
@@ -70,7 +63,7 @@ class Outcome:
 async def collect_patch(workspace: Workspace, instance: Instance) -> Submission:
     """The changes in the workspace of an agent after its processes have ended; ignored files are left out."""
     place = "/tmp/.forge-env-patch"
-    result = await _git(workspace, instance, ["sh", "-c", _DIFF, "sh", place])
+    result = await _git(workspace, instance, by_script("diff", place))
     if not result.ok:
         return Submission(problem=f"the changes cannot be read: {_last(result)}")
     try:
