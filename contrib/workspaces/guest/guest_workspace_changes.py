@@ -45,7 +45,7 @@ def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
         else:
             entry = files.OBJECT.pack(_SAME, len(encoded), 0, info.st_size, 0, 0, files.time_of(info))
             files.send(fds[0], entry + encoded)
-    files.send(fds[0], files.OBJECT.pack(files.END, 0, 0, 0, 0, 0, 0))
+    files.send(fds[0], files.LAST)
     files.send(fds[1], json.dumps(told).encode())
 
 
