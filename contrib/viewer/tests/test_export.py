@@ -122,7 +122,6 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
         assert record["episode"]["id"] == "a/2"
         again = record["commands"]["the same evaluation again"]
         assert "--env math --agent 'scripted:expert; rm -rf /' --tasks 2" in again, "a name is one word of the shell"
-    assert (tmp_path / "run" / ".view" / "index.sqlite").exists()
 
 
 def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
