@@ -57,12 +57,14 @@ from contrib.harbor.verify import (
     sources,
     take_work,
 )
-from contrib.workspaces.contract import Network, Snapshot, UnpackedImage, Workspace, WorkspaceFileError, Workspaces
+from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceFileError
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.obstacles import names_network, task_faults
 from contrib.workspaces.env.submission import copy_in
 from contrib.workspaces.images.dockerfile import BuiltImage, with_settings
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError

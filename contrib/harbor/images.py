@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from contrib.harbor.config import Environment, resolved
-from contrib.workspaces.contract import Network, WorkspaceLimits, Workspaces
+from contrib.workspaces.contract import Network, WorkspaceLimits
 from contrib.workspaces.images.dockerfile import BuiltImage, build, built_from, with_settings
 from contrib.workspaces.images.resolve import find_image
+from contrib.workspaces.machines.backend import Workspaces
 from forge_env.core.errors import UserError
 
 _MB = 2**20

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contrib.harbor.config import HarborTask, Healthcheck, Step
-from contrib.workspaces.contract import CommandResult, Workspace
+from contrib.workspaces.contract import CommandResult
 from contrib.workspaces.images.dockerfile import BuiltImage
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import EnvError
 
 

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contrib.swe.rows import Instance
-from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.contract import CommandResult, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.cheats import read_scripts
 from contrib.workspaces.env.output import shorten
 from contrib.workspaces.images.dockerfile import BuiltImage
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError
 
 _MB = 2**20

@@ -19,8 +19,9 @@ from typing import Any
 from contrib.swe.repository import BASE, GIT_ENV, by_script
 from contrib.swe.resolution import satisfied
 from contrib.swe.rows import Instance
-from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError
+from contrib.workspaces.contract import CommandResult, WorkspaceFileError
 from contrib.workspaces.env.output import shorten
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import EnvError
 from forge_env.core.sandbox import ExecStatus
 

@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 from contrib.workspaces.bug_fix.repository import find_repair
 from contrib.workspaces.bug_fix.tasks import tasks_of_level
-from contrib.workspaces.contract import UnpackedImage, Workspace, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.contract import UnpackedImage, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.cheats import workspace_cheats
 from contrib.workspaces.env.submission import put_texts
 from contrib.workspaces.images.host_image import host_image
+from contrib.workspaces.machines.workspace import Workspace
 from envs.code_exec.values import same
 from envs.messages import call, say
 from forge_env.core.errors import EnvError

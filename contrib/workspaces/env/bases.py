@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from contrib.workspaces.contract import WorkspaceCapabilities, Workspaces
+from contrib.workspaces.contract import WorkspaceCapabilities
 from contrib.workspaces.env.obstacles import task_faults
 from contrib.workspaces.images.dockerfile import BuiltImage
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.open import open_workspaces
 from forge_env.utils.deadlines import queued
 

@@ -8,20 +8,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
-from contrib.workspaces.contract import (
-    LOOPBACK,
-    Network,
-    Snapshot,
-    UnpackedImage,
-    Workspace,
-    WorkspaceLimits,
-    Workspaces,
-)
+from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, WorkspaceLimits
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.rows import DEFAULT_IMAGE
 from contrib.workspaces.images.dockerfile import BuiltImage, built_from
 from contrib.workspaces.images.resolve import find_image
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from forge_env.utils.deadlines import queued
 
 

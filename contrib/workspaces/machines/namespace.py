@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
-from contrib.workspaces.machines.backend import BoxWorkspaces, above
+from contrib.workspaces.machines.backend import Workspaces, above
 from contrib.workspaces.machines.box import Box
 from contrib.workspaces.machines.selftest import check_workspaces
 from contrib.workspaces.machines.server import Server
-from contrib.workspaces.machines.workspace import BoxWorkspace, Origin, Started
+from contrib.workspaces.machines.workspace import Origin, Started, Workspace
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups, open_groups
@@ -57,8 +57,8 @@ async def open_namespace_workspaces(*, cgroups: bool = True, spares: int = _SPAR
     return workspaces
 
 
-class NamespaceWorkspaces(BoxWorkspaces):
-    """A `Workspaces` with one server. Created by `open_namespace_workspaces`.
+class NamespaceWorkspaces(Workspaces):
+    """Workspaces of one server. Created by `open_namespace_workspaces`.
 
     Args:
         groups: the control groups, which are closed with it, or the reason for having none.
@@ -89,7 +89,7 @@ class NamespaceWorkspaces(BoxWorkspaces):
             self._refill()
         return prepared, origin
 
-    async def _keep(self, workspace: BoxWorkspace, order: dict[str, Any]) -> tuple[Origin, Started]:
+    async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         layer = next(self._numbers)
         below, origin = workspace.origin, above(workspace.origin, layer)
         await workspace.started.stop(keep=layer)

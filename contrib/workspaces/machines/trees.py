@@ -114,7 +114,7 @@ def _entries(source: BinaryIO, max_bytes: int) -> Iterator[_Entry]:
     """Yield the entries up to the last one; the caller reads the content of each file. Raises EOFError before it."""
     left = max_bytes
     while True:
-        kind, length, mode, size, *owner_and_time = OBJECT.unpack(_read(source, OBJECT.size))
+        kind, length, mode, size, uid, gid, time = OBJECT.unpack(_read(source, OBJECT.size))
         if kind == END:
             return
         path = _checked(_read(source, length))
@@ -122,7 +122,7 @@ def _entries(source: BinaryIO, max_bytes: int) -> Iterator[_Entry]:
         if left < 0 or (kind != FILE and size > _MAX_PATH):
             raise WorkspaceFileError(f"the files have more than {max_bytes} bytes")
         target = "" if kind == FILE else os.fsdecode(_read(source, size))
-        yield _Entry(kind, path, mode, size, *owner_and_time, target)
+        yield _Entry(kind, path, mode, size, uid, gid, time, target)
 
 
 def _read(source: BinaryIO, size: int) -> bytes:

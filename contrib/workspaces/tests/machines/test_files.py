@@ -10,9 +10,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from contrib.workspaces.contract import Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
+from contrib.workspaces.contract import WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.guest.guest_workspace_files import FILE, FOLDER, LAST, LINK, OBJECT
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.trees import receive_tree, send_tree
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
