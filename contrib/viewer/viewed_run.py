@@ -58,9 +58,10 @@ class ViewedRun:
     def open(self, wake: threading.Event | None = None) -> None:
         """Make the index if there is none yet; `wake` lets the follower fill it at once."""
         with self._lock:
-            if self._index is None:
-                self._temporary.mkdir(exist_ok=True)
-                self._index = EpisodeIndex(self.run, self._temporary / "index.sqlite", self._max_bytes)
+            if self._index is not None:
+                return
+            self._temporary.mkdir(exist_ok=True)
+            self._index = EpisodeIndex(self.run, self._temporary / "index.sqlite", self._max_bytes)
         if wake is not None:
             wake.set()
 
