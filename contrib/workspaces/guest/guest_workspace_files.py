@@ -97,25 +97,6 @@ def _matcher(patterns: list[str]) -> Callable[[str], Any]:
     return re.compile("|".join(f"(?:.*/)?(?:{translate(pattern)})" for pattern in cleaned if pattern), re.DOTALL).match
 
 
-def pack(request: dict[str, Any], fds: list[int], user: Any) -> None:
-    """Send all that is below /, with owners, times and hard links, and without what is mounted there."""
-    device, left = os.lstat("/").st_dev, request["max_files"]
-    places: dict[tuple[int, int], bytes] = {}
-    try:
-        for base, folders, names, fd in os.fwalk("/", follow_symlinks=False):
-            left -= len(folders) + len(names)
-            if left < 0:
-                raise OSError(errno.EMFILE, "too many files", "/")
-            for name in sorted((*folders, *names)):
-                info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode) and info.st_dev != device:
-                    folders.remove(name)
-                send_object(fds[0], os.fsencode(os.path.join(base, name)[1:]), name, fd, info, places)
-    except RecursionError:
-        raise OSError(errno.ENAMETOOLONG, "folders too deep", "/") from None
-    send(fds[0], LAST)
-
-
 def settle(request: dict[str, Any], fds: list[int], user: Any) -> None:
     """Remove what is no file where a container engine, outside, reads one: it would wait for a pipe for ever."""
     for path in ("/etc/passwd", "/etc/group"):
@@ -131,7 +112,6 @@ WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {
     "get": get,
     "put_tree": put_tree,
     "get_tree": get_tree,
-    "pack": pack,
     "settle": settle,
 }
 
