@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from contrib.harbor.audit import audit_of, cheats_of
 from contrib.harbor.config import (
     Environment,
     HarborTask,
@@ -32,10 +31,9 @@ from contrib.harbor.config import (
     read_task,
     resolved,
 )
-from contrib.harbor.images import limits_of, make_image
 from contrib.harbor.mcp_servers import Place, configured, open_servers
 from contrib.harbor.needs import network_need, require_consent
-from contrib.harbor.oracle import play_solution
+from contrib.harbor.oracle import audit_of, cheats_of, play_solution
 from contrib.harbor.policies import (
     agent_network,
     agent_seconds,
@@ -45,7 +43,7 @@ from contrib.harbor.policies import (
     read_consent,
     verifier_network,
 )
-from contrib.harbor.staging import begin_step, by_bash, set_up_again
+from contrib.harbor.staging import begin_step, by_bash, limits_of, make_image, set_up_again
 from contrib.harbor.verify import (
     HarborVerdict,
     Submission,
@@ -59,8 +57,8 @@ from contrib.harbor.verify import (
 )
 from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceFileError
 from contrib.workspaces.env.base import WorkspaceEnv
-from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.obstacles import names_network, task_faults
+from contrib.workspaces.env.prepared_env import Bases
 from contrib.workspaces.env.submission import copy_in
 from contrib.workspaces.images.dockerfile import BuiltImage, with_settings
 from contrib.workspaces.machines.backend import Workspaces
@@ -81,7 +79,7 @@ _FORGEABLE = "the verifier ran with the agent's files, so a replaced interpreter
 class Harbor(WorkspaceEnv):
     """Tasks in Harbor's format. The reward is what the verifier of the task writes."""
 
-    shared: ClassVar = {"bases": "contrib.workspaces.env.bases:open_bases"}
+    shared: ClassVar = {"bases": "contrib.workspaces.env.prepared_env:open_bases"}
     made_of: ClassVar[Sequence[str]] = ("contrib.workspaces.images.dockerfile",)
     path: ClassVar[str] = ""
     """The folder of tasks; set by `resolve`."""

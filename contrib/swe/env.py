@@ -4,7 +4,7 @@
 
 The agent works on the repository at the base commit. When it ends, its processes are killed, and what counts of its
 changes is applied in a fresh workspace. The test patch is applied after it, and pytest runs the tests of the task. The
-reward is 1 when all of FAIL_TO_PASS and PASS_TO_PASS pass, as `contrib.swe.resolution` says.
+reward is 1 when all of FAIL_TO_PASS and PASS_TO_PASS pass, as `contrib.swe.verdict.satisfied` says.
 """
 
 from __future__ import annotations

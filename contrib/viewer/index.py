@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from contrib.viewer.index_row import COLUMNS
-from contrib.viewer.scan import ScannedBlock, scan_file
+from contrib.viewer.index_row import COLUMNS, ScannedBlock, scan_file
 from contrib.viewer.stored_runs import RunFile, StoredRun
 from forge_env.utils.transaction import transaction
 

@@ -82,7 +82,7 @@ class Network:
     """For ALLOWLIST: further hosts, which may have private addresses, as the user himself names them. "127.0.0.1:PORT"
     is a port of this machine: the same port of the workspace's 127.0.0.1 leads there."""
     mirrors: tuple[tuple[str, str], ...] = ()
-    """For ALLOWLIST: caches of packages and their URLs, see `contrib.workspaces.machines.mirrors`."""
+    """For ALLOWLIST: caches of packages and their URLs, see `contrib.workspaces.machines.proxy`."""
     listeners: tuple[int, ...] = ()
     """Ports of the workspace's 127.0.0.1 that the caller serves: `Workspace.listener`. Not with NONE."""
 

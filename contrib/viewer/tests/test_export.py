@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from contrib.viewer.episode_detail import token_texts
 from contrib.viewer.library import Library
 from contrib.viewer.metrics_file import MAX_POINTS, MetricsFile
 from contrib.viewer.page import MODULES, render_page, security_policy
 from contrib.viewer.tests.runs import data_of, make_episode, training_run, write, write_metrics
-from contrib.viewer.token_text import token_texts
 from forge_env.cli.main import main
 from forge_env.core.types import Outcome
 

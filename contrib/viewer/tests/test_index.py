@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from contrib.viewer import query, summaries
 from contrib.viewer.index import EpisodeIndex
-from contrib.viewer.index_row import COLUMNS, episode_row
-from contrib.viewer.scan import scan_file
+from contrib.viewer.index_row import COLUMNS, episode_row, scan_file
 from contrib.viewer.stored_runs import StoredRun, find_runs
 from contrib.viewer.tests.runs import make_episode, training_run, write
 from forge_env.core.episode import Episode

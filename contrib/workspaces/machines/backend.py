@@ -26,9 +26,8 @@ from contrib.workspaces.contract import (
 from contrib.workspaces.images.cache import ImagesInUse, in_use
 from contrib.workspaces.machines.box import order_of
 from contrib.workspaces.machines.command import Watched
-from contrib.workspaces.machines.mirrors import mirror_variables
 from contrib.workspaces.machines.pool import Pool
-from contrib.workspaces.machines.proxy import PORT, allowlist_of, open_proxies, ports_of
+from contrib.workspaces.machines.proxy import PORT, allowlist_of, mirror_variables, open_proxies, ports_of
 from contrib.workspaces.machines.workspace import Origin, Snapshot, Started, Workspace
 from forge_env.core.errors import SandboxError, UserError
 
