@@ -194,7 +194,8 @@ _BUTTONS = {"MouseButton.LEFT": "1", "MouseButton.RIGHT": "3"}
 def satisfied(fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], statuses: Mapping[str, str]) -> frozenset[str]:
     """Return the tests that pass, and the skipped ones of PASS_TO_PASS; the task is resolved if these are all.
 
-    These are the rules of SWE-bench 5.0 (`swebench.harness.grading`). A test that must fail and passes (XPASS) has no status in SWE-bench, as one that was not run.
+    These are the rules of SWE-bench 5.0 (`swebench.harness.grading`). A test that must fail and passes (XPASS) has no
+    status there, as one that was not run.
 
     >>> sorted(satisfied(["a::x", "a::y"], ["a::z[1"], {"a::x": "XFAIL", "a::y": "SKIPPED", "a::z[1 2]": "SKIPPED"}))
     ['a::x', 'a::z[1']
