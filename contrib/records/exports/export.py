@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from contrib.records.exports.atif import trajectory
-from contrib.records.exports.chat import has_thoughts, openai_lines, sft_lines
-from contrib.records.exports.conversation import json_text
+from contrib.records.exports.conversation import has_thoughts, json_text, openai_lines, sft_lines
 from contrib.records.exports.parquet import ParquetWriter
 from contrib.records.exports.select import Selected, Selection, Wanted
 from contrib.records.exports.training_trace import training_trace
