@@ -1,8 +1,8 @@
 """Serves one sandbox inside a container, over the container's standard input and output.
 
 Run as `python3 -P -s -m contrib.docker.agent namespace|plain [proved]`. One container serves one snippet or one
-session at a time. The namespace backend isolates it from this agent (or `PlainZygote`, if the engine forbids namespaces).
-It ends, and with it the container, when its standard input does: when its owner is gone.
+session at a time. The namespace backend isolates it from this agent. If the engine forbids namespaces, `PlainZygote`
+does. It ends, and with it the container, when its standard input does: when its owner is gone.
 """
 
 from __future__ import annotations

@@ -92,16 +92,9 @@ def stored_images() -> list[StoredImage]:
 def load(folder: Path) -> StoredImage:
     try:
         record = json.loads((folder / "image.json").read_text())
-        image = UnpackedImage(
-            root=folder / "root",
-            digest=f"sha256:{folder.name}",
-            env=record["env"],
-            workdir=record["workdir"],
-            user=record["user"],
-            entrypoint=tuple(record["entrypoint"]),
-            command=tuple(record["command"]),
-            architecture=record["architecture"],
-        )
+        run = {name: record[name] for name in ("env", "workdir", "user", "architecture")}
+        run |= {name: tuple(record[name]) for name in ("entrypoint", "command")}
+        image = UnpackedImage(root=folder / "root", digest=f"sha256:{folder.name}", **run)
         names = tuple(sorted(name for name, image_id in named_images().items() if image_id == folder.name))
         layers, size = tuple(record["layers"]), int(record["bytes"])
     except (OSError, ValueError, KeyError) as error:
