@@ -114,10 +114,6 @@ class WorkspaceCapabilities:
     cpu_limit: bool = False
     disk_limit: bool = False
     disk_in_memory: bool = False
-    network_modes: tuple[NetworkMode, ...] = ()
-    """The modes that can be had; others are refused with a UserError."""
-    listeners: bool = False
-    snapshots: bool = False
     missing: tuple[str, ...] = ()
     """What this machine does not provide, each with its remedy."""
 

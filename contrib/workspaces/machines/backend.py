@@ -48,7 +48,7 @@ class Workspaces(ABC):
 
     A subclass calls `_hold` for every origin that it starts a box from, and `_begin` for every box.
 
-    Args: capabilities: with no network mode until the self-test has measured them.
+    Args: capabilities: until the self-test has measured them.
     """
 
     def __init__(self, capabilities: WorkspaceCapabilities) -> None:
@@ -100,18 +100,12 @@ class Workspaces(ABC):
         """Start a workspace; close it in a `finally`.
 
         Raises:
-            UserError: the image is not there or for another architecture, a limit is out of range, or the backend
-                cannot provide the network.
+            UserError: the image is not there or for another architecture, or a limit is out of range.
             SandboxError: the kernel or the engine failed, or this backend is closed.
         """
         self._require_open()
         origin = Origin(image=image) if isinstance(image, UnpackedImage) else self._origin_of(image)
         _check_image(origin.image)
-        if self.capabilities.network_modes and network.mode not in self.capabilities.network_modes:
-            raise UserError(
-                f"network mode {network.mode} cannot be had; this backend has "
-                f"{', '.join(self.capabilities.network_modes)}; serve a port inside with Network(listeners=...)."
-            )
         order = self._order(origin, limits, network)
         with in_use(origin.image.root):  # until `_hold` has taken it
             started, origin = await self._launch(origin, order, limits, network)

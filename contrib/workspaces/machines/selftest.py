@@ -7,7 +7,7 @@ import os
 import tempfile
 from typing import Any
 
-from contrib.workspaces.contract import NetworkMode, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
+from contrib.workspaces.contract import UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.command import run_command
 from contrib.workspaces.machines.workspace import Workspace
@@ -111,9 +111,6 @@ def measured(seen: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
         root_is_unprivileged=root_is_unprivileged(seen),
         seccomp=True,
         capabilities_dropped=True,
-        network_modes=(NetworkMode.NONE, NetworkMode.LOOPBACK, NetworkMode.ALLOWLIST),
-        listeners=True,
-        snapshots=True,
         **fields,
     )
 
