@@ -56,12 +56,10 @@ from contrib.harbor.verify import (
     take_work,
 )
 from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceFileError
-from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.obstacles import names_network, task_faults
-from contrib.workspaces.env.prepared_env import Bases
+from contrib.workspaces.env.prepared_env import PreparedEnv
 from contrib.workspaces.env.submission import copy_in
 from contrib.workspaces.images.dockerfile import BuiltImage, with_settings
-from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import Env, StepResult
@@ -76,20 +74,14 @@ _SHOWN = 20
 _FORGEABLE = "the verifier ran with the agent's files, so a replaced interpreter or library could have decided"
 
 
-class Harbor(WorkspaceEnv):
+class Harbor(PreparedEnv):
     """Tasks in Harbor's format. The reward is what the verifier of the task writes."""
 
-    shared: ClassVar = {"bases": "contrib.workspaces.env.prepared_env:open_bases"}
     made_of: ClassVar[Sequence[str]] = ("contrib.workspaces.images.dockerfile",)
     path: ClassVar[str] = ""
     """The folder of tasks; set by `resolve`."""
 
-    bases: Bases
     _steps: Sequence[Step | None] = (None,)
-
-    @property
-    def workspaces(self) -> Workspaces:  # type: ignore[override]
-        return self.bases.workspaces
 
     def __init__(
         self, *, use_tools: bool = True, shared_verifiers: bool = False, network: str = "off", mirrors: str = ""
@@ -104,7 +96,6 @@ class Harbor(WorkspaceEnv):
         """
         super().__init__(use_tools=use_tools)
         self._shared_verifiers, self._consent = shared_verifiers, read_consent(network, mirrors)
-        self._leases = AsyncExitStack()
         self._servers = AsyncExitStack()
         self._used = 0.0
         """Seconds that the agent has worked on the present step."""
@@ -236,7 +227,6 @@ class Harbor(WorkspaceEnv):
     async def close(self) -> None:
         await self._servers.aclose()
         await super().close()
-        await self._leases.aclose()
 
     async def prepare(self, workspace: Workspace) -> None:
         await prepare_folders(workspace, self.workdir, user=self.agent_user)
