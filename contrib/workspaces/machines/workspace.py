@@ -497,12 +497,7 @@ class Workspace:
         request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
         number, answered = box.start(request, fds)
         started()
-        deadline = asyncio.get_running_loop().call_later(self.limits.wall_s, box.kill, number)
-        try:
-            answer = await answer_of(box, number, answered, self.limits.wall_s)
-        finally:
-            deadline.cancel()
-        _require_done(path, answer)
+        _require_done(path, await answer_of(box, number, answered, self.limits.wall_s, lambda: box.kill(number)))
 
 
 def _is_path(path: str) -> bool:
