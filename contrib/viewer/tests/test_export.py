@@ -129,7 +129,7 @@ def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest
     write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 60)) for i in range(80)))
     plan = {"env": "math", "agent": "scripted:expert", "tasks": 80, "n": 2}
     (run / "plan.json").write_text(json.dumps(plan))
-    monkeypatch.setattr("contrib.viewer.scan.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", 20_000)
     with Library(run) as library:
         [viewed] = library.runs
         viewed.close()  # an update ends at its next block

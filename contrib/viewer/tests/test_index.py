@@ -107,7 +107,7 @@ def test_a_file_of_several_blocks_is_read_as_one_of_one_block(tmp_path: Path, mo
     path.write_text("\n".join(lines) + "\n")
     size = path.stat().st_size
     parts = list(scan_file(path, "episodes", 0, size))
-    monkeypatch.setattr("contrib.viewer.scan.BLOCK_BYTES", size + 1)
+    monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", size + 1)
     [whole] = scan_file(path, "episodes", 0, size)
     assert len(parts) > 3
     assert [row for part in parts for row in part.rows] == whole.rows and len(whole.rows) == 499
