@@ -41,7 +41,7 @@ _EVALUATION = re.compile(r"evaluation_(\d{1,15})")
 
 
 class EpisodeIndex:
-    """The index of one run. One thread at a time may call `update`; any thread may call `reading`."""
+    """The index of one run. Any thread may call its methods."""
 
     def __init__(self, run: StoredRun, path: Path, max_bytes: int | None = None) -> None:
         self.run = run
@@ -54,6 +54,7 @@ class EpisodeIndex:
         self.is_complete = False
         """Whether every file has been read to its end once."""
         self._closed = threading.Event()
+        self._updating = threading.Lock()
         with closing(self._connect()) as db:
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(_SCHEMA)
@@ -70,7 +71,7 @@ class EpisodeIndex:
             yield db
 
     def update(self) -> bool:
-        with closing(self._connect()) as db:
+        with self._updating, closing(self._connect()) as db:
             changed = self._forget_missing_files(db)
             files = sorted(self.run.files(), key=lambda file: file.kind == "trained")
             for max_bytes in (FIRST_BYTES, None):
