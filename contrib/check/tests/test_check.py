@@ -29,7 +29,7 @@ from contrib.check import event_loop, leaks, run_checks, runner
 from contrib.check.direct_calls import with_timeout
 from contrib.check.report import CheckReport, CheckRow, Latency
 from contrib.check.runner import NAMES, OPEN
-from contrib.check.sample_arguments import sample_arguments
+from contrib.check.strategies import sample_arguments
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.core.tools import make_tool, reward, tool

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from contrib.observe.gpus import MeasuredGpus
-from contrib.observe.system import Sampler, SystemMetrics, SystemObserver, _by_service
+from contrib.observe.system import MeasuredGpus, Sampler, SystemMetrics, SystemObserver, _by_service
 from forge_env.records.sinks import Record
 from tests.helpers.waiting import wait_until
 from trainers.metrics.report import Report
