@@ -32,11 +32,11 @@ def takes_mcp(schema: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """How the model acts: by tools, whose results are actions, or by text that becomes one field of the action."""
+    """How the model acts: by tools, which return actions, or by text that becomes one field of the action."""
 
     tools: Mapping[str, Tool]
     are_of_mcp: bool = False
-    """Whether the tools are those of the environment's MCP server."""
+    """Whether the MCP server of the environment has the tools."""
     text_field: str = ""
     are_messages: bool = False
     """Whether an action is an assistant message, see `contrib.openenv.messages`."""

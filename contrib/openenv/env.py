@@ -122,7 +122,7 @@ class OpenEnv(Env):
         return _with_task(task, observation_text(opened.first.observation)), info
 
     async def step(self, action: Action) -> StepResult:
-        """Take an action. The reward of the reset is in that of the first step."""
+        """Take an action. The first step adds the reward of the reset to its own."""
         after_reset(self, None if self._is_over else self._opened)
         messages, reward, terminated, truncated, info = await self._take(action)
         reward, self._reset_reward = reward + self._reset_reward, 0.0
@@ -174,7 +174,7 @@ class OpenEnv(Env):
         return (message,), self._reward(observed), observed.done, False, _info(observed)
 
     def _stepping(self, tool: Tool, opened: Opened) -> Tool:
-        """A tool whose action is a step of this episode."""
+        """Return a tool that takes its action as a step of this episode."""
 
         async def step(**arguments: Any) -> str:
             if self._is_over:
