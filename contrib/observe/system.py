@@ -159,7 +159,7 @@ class SystemObserver(Observer):
 
     def begin(self, run: Run) -> None:
         record = run.record
-        if interval := run.plan.metrics.system_seconds:
+        if interval := run.plan.config.metrics.system_seconds:
             metrics = SystemMetrics(self.folder, run.launcher.pids, run.plan.placement.gpus_of_this_machine)
 
             def take(values: Mapping[str, float]) -> None:

@@ -134,7 +134,7 @@ def sample(value: float) -> dict[str, float]:
 def test_a_run_is_measured_while_its_processes_are_up(tmp_path: Path) -> None:
     with Report(tmp_path) as report:
         plan = SimpleNamespace(
-            metrics=MetricsConfig(system_seconds=0.001),
+            config=SimpleNamespace(metrics=MetricsConfig(system_seconds=0.001)),
             placement=SimpleNamespace(gpus_of_this_machine=[]),
             objective=None,
         )

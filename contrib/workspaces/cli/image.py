@@ -13,7 +13,7 @@ from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import UserError
 from forge_env.utils.targets import load
 
-app = typer.Typer(help="Pull, build, list and remove the images of workspaces.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 _MEMORY, _DISK = 2 * 2**30, 4 * 2**30
 
