@@ -187,12 +187,12 @@ def test_the_kernels_of_a_gpu_have_the_same_window(folders, make):
     positions = torch.cat([torch.arange(length) for length in (70, 58)])[None]
     model.attention = "flex"
     with torch.compiler.set_stance("force_eager"):
-        blocks = model._mask(positions, positions, 24)
+        blocks = model._mask(positions, positions, 8)
     query, key = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
     of_row = torch.zeros_like(query)
-    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 24)[0, 0])
+    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 8)[0, 0])
     varlen = builder_of(model.hf_config)(model.hf_config, attention="varlen", fuse_qkv=True).decoder()
-    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(23, 0)] * 2
+    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(7, 0)] * 2
 
 
 def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make):
