@@ -27,10 +27,9 @@ class Qwen(Family):
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds = set(self.layer_types(config))
         if kinds != {"full_attention"} and (kinds != {"sliding_attention"} or _window(config) is None):
-            given = {name: config[name] for name in sorted(_WINDOWS | {"layer_types"}) if name in config}
-            return [
-                f"other layers than all with the same window, or all without one ({', '.join(f'{name} {value}' for name, value in given.items())})"
-            ]
+            given = sorted((_WINDOWS | {"layer_types"}) & config.keys())
+            said = ", ".join(f"{name} {config[name]}" for name in given)
+            return [f"windows other than one of all layers ({said})"]
         return []
 
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:
