@@ -45,6 +45,8 @@ os.environ["HOME"] = str(HOME)
 # The tensors of the tests are small, and there is one worker for each CPU: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# In each new TMPDIR torch would compile its headers anew, which takes five seconds.
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 # The caches of the Makefile, also where pytest is started without it; compiled modules are one of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from trainers.grpo import GRPO, Config
-from trainers.setup.memory import GIB
+from trainers.setup.card import GIB
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan

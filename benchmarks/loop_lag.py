@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import json
 import logging
@@ -175,7 +176,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     plan, probe = make_plan(config, grpo.GRPO), Probe()
     sampled = options.tokens // TURNS - ADDED
     agent = {"added": ADDED, "sampled": sampled, "seconds": options.seconds}
-    with RunRecord(folder, plan.record) as record:
+    with RunRecord(folder, dataclasses.asdict(plan.config)) as record:
         async with Launcher(folder / "logs") as launcher:
             envs = Service(
                 actor_class=EnvActor,
@@ -215,6 +216,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 record=record,
                 evaluations=Evaluations(rollouts=rollouts, held_out={}),
                 launcher=launcher,
+                model=folder,
+                parameters=0,
+                setup_seconds=0.0,
                 train_tasks=LongEnv.tasks(count=2 * groups * options.steps),
                 checkpoint=None,
             )
@@ -228,7 +232,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             )
             if plan.objective.kl_reference == "model":  # there is no reference model here: the trainer does its work
                 learner.make_samples = SampleMaker(objective=plan.objective, reference=run.trainer.logprobs)
-            settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=plan.staleness)
+            settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=plan.config.training.most_behind)
             pids = [pid for name, numbers in launcher.pids().items() if name.startswith("envs") for pid in numbers]
             before = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching = asyncio.create_task(probe.watch())

@@ -5,8 +5,6 @@
 All figures are of one run:
 
     text        environment steps/s with messages only, which are kept
-    copied      time of such a step, with an environment that overrides `step`, so that all it is given and all it
-                returns are copied, against the time with one that does not
     tokens      environment steps/s with every token accounted for: rendered, bridged, parsed, checked
     step        CPU time of a step with tokens: the whole; what the library `tokenizers` takes; and the difference,
                 which is our own
@@ -44,12 +42,12 @@ import numpy as np
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from benchmarks.machine import describe
-from forge_env.core.env import Env, StepResult
+from forge_env.core.env import Env
 from forge_env.core.protocols import Agent
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.tools import reward, tool
 from forge_env.core.turn import Completion
-from forge_env.core.types import Action, EpisodeLimits, Message, Sampling, Task
+from forge_env.core.types import EpisodeLimits, Message, Sampling, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
@@ -74,13 +72,6 @@ class Calculator(ToolEnv):
     @reward
     async def correct(self, answer: str) -> float:
         return float(answer == self.task.target)
-
-
-class CopiedCalculator(Calculator):
-    """The same; the rollout copies for it, since it may edit what it gets and returns."""
-
-    async def step(self, action: Action) -> StepResult:
-        return await super().step(action)
 
 
 class PlainCalculator(ToolEnv):
@@ -225,13 +216,11 @@ async def cpu_per_step(
 async def measure_steps(model: str) -> dict[str, float]:
     agent = TokenAgent(model, PreparedPolicy(model))
     text, _ = await cpu_per_step(ScriptedAgent(script))
-    copied, _ = await cpu_per_step(ScriptedAgent(script), env=CopiedCalculator)
     tokens, _ = await cpu_per_step(agent)
     plain_text, _ = await cpu_per_step(ScriptedAgent(plain_script), env=PlainCalculator)
     plain_tokens, _ = await cpu_per_step(agent, env=PlainCalculator)
     figures = {
         "text_steps_per_second": 1e6 / text,
-        "copied_text_step_against_text": copied / text,
         "token_steps_per_second": 1e6 / tokens,
         "plain_text_steps_per_second": 1e6 / plain_text,
         "plain_token_steps_per_second": 1e6 / plain_tokens,

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 3600.0
+"""After which one command is given up."""
 LEFT = ("-m", "not gpu and not slow", "tests")
 """The tests of the heart."""
 
@@ -40,13 +42,21 @@ def with_dependents(name: str) -> set[str]:
 
 def left_without(taken: Collection[str], folder: Path) -> None:
     """Copy the tracked files into an empty folder, without these folders of contrib."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = run("git", "ls-files", "-z", folder=ROOT).stdout
     for name in filter(None, listed.split("\0")):
         if not any(name.startswith(f"contrib/{gone}/") for gone in taken) and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)  # some tests ask git for the files
-    subprocess.run(["git", "add", "--all"], cwd=folder, check=True)
+    run("git", "init", "--quiet", folder=folder)  # some tests ask git for the files
+    run("git", "add", "--all", folder=folder)
+
+
+def run(
+    *command: str, folder: Path, environ: Mapping[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=check, timeout=SECONDS
+    )
 
 
 def commands(*, whole: bool) -> list[Sequence[str]]:
@@ -70,7 +80,10 @@ def fails_without(name: str) -> str:
         left_without(taken, folder)
         environ = os.environ | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(ROOT / ".cache")}
         for command in commands(whole=name == "all"):
-            done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+            try:
+                done = run(*command, folder=folder, environ=environ, check=False)
+            except subprocess.TimeoutExpired as error:
+                return str(error)
             if done.returncode:
                 return f"{' '.join(command)}\n{(done.stdout + done.stderr)[-3000:]}"
     return ""

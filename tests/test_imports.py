@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -37,9 +38,9 @@ ROOMS = {
     "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints families model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
-    "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out draft
-        memory cost sizing checks run_plan plan describe""",
-    "trainers.setup.sizing": "card engine fit",
+    "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out card
+        run_plan memory cost sizing checks plan describe""",
+    "trainers.setup.sizing": "engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 
@@ -197,7 +198,10 @@ def test_every_row_of_contrib_is_there_once() -> None:
         names = [name for folder in folders().values() for name in folder.tables.get(table, {})]
         assert sorted(set(names)) == sorted(names), table
         for row in rows(table).values():
-            assert row.load() is not None
+            target = row.load()
+            assert target is not None
+            if table == "commands" and inspect.isfunction(target):
+                assert row.about == (inspect.getdoc(target) or "").partition("\n\n")[0], "the help says one thing"
 
 
 def test_no_files_of_a_package_import_each_other_in_a_circle() -> None:

@@ -29,7 +29,7 @@ from tests.agents.renderer.test_rendering_families import make_llama
 TIMES = 8
 MOST = 24
 """Times the processor time that `TIMES` the text may take."""
-SIZES = (120, 8000)
+SIZES = (120, 2000)
 """The smaller ones: below the limits of the readers that look at a part of a text only, and above them."""
 NOTHING = 0.006
 """Seconds for the larger text, below which nothing is measured: not even one of a megabyte would hold up anything."""

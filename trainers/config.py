@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from agents.generator.settings import UpdateOption
+from forge_env.core.errors import UserError
 from forge_env.runtime.weights.choice import WeightsConfig
-from forge_env.utils.settings import MAY_CHANGE
+from forge_env.utils.settings import MAY_CHANGE, checked_sections
 from trainers.checkpoints import CheckpointConfig
 from trainers.lora import LoraConfig
 from trainers.metrics.settings import EvaluationConfig, MetricsConfig
@@ -49,6 +50,23 @@ SHORT_OPTIONS = {
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopOptions):
     """The loop and the trainer."""
+
+    def check(self) -> None:
+        """Check the schedule, and the staleness bound: between two updates the engine's weights get up to
+        sync_interval - 1 steps old."""
+        super().check()
+        interval, steps, rising = self.sync_interval, self.steps, self.warmup_steps
+        if self.most_behind < interval - 1:
+            raise UserError(
+                f"--training.sync_interval is {interval} and --training.staleness is {self.staleness}: the engine's "
+                f"weights are up to {interval - 1} steps old between two updates, so leave it out, or allow that: "
+                f"--training.staleness {interval - 1}"
+            )
+        if self.lr_schedule != "constant" and 0 < steps <= rising:
+            raise UserError(
+                f"--training.lr_schedule is {self.lr_schedule}, and --training.warmup_steps, {rising}, leaves none of "
+                f"the {steps} steps to decay in: make it shorter"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +106,54 @@ class RunConfig:
             UserError: settings contradict each other.
         """
         return self
+
+    def check(self) -> None:
+        """Check each section, and settings of several sections against each other. No setting is -1 by now, but those
+        that stay so.
+
+        Raises:
+            UserError: the first mistake.
+        """
+        for section in checked_sections(self):
+            section.check()
+        training, interval = self.training, self.training.sync_interval
+        if self.algorithm is None and (
+            training.loss or training.advantages or training.reward or training.entropy_coef
+        ):
+            raise UserError(
+                "--loss, --advantages, --reward and --training.entropy_coef are for policy gradients: supervised "
+                "training has its own loss"
+            )
+        if self.evaluation.interval % interval:
+            raise UserError(
+                f"--evaluation.interval is {self.evaluation.interval} and --training.sync_interval is {interval}: the "
+                f"engines have new weights every {interval} steps only, so evaluate at a multiple of {interval}"
+            )
+        if self.checkpoint.step and not self.resume:
+            raise UserError(
+                f"--checkpoint.step is {self.checkpoint.step}, and needs --resume: it is the checkpoint that a run "
+                "goes on from; give both, or leave it out"
+            )
+        if training.seq_len not in (0, self.env.max_tokens):
+            raise UserError(
+                f"--training.seq_len is {training.seq_len} and --env.max_tokens is {self.env.max_tokens}: both are the "
+                "most tokens of an episode; give one of them"
+            )
+        if self.lora.is_on:
+            self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        rank, procs = self.lora.rank, self.services.ref_model.procs
+        if procs:
+            raise UserError(
+                f"--services.ref_model.procs is {procs} and --lora.rank is {rank}: a trainer of adapters is its own "
+                "reference model, without them: set --services.ref_model.procs to 0"
+            )
+        if not self.model.path:
+            raise UserError(
+                f"--lora.rank is {rank}, and there is no --model: adapters beside the random weights of a model made "
+                "on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"
+            )
 
     def describe_data(self) -> Sequence[str]:
         """Sentences about data that replaces an environment's tasks, as far as it is on this machine.

@@ -7,8 +7,11 @@ to its maker.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
+from typing import Any
 
 
 class EngineGroup:
@@ -35,6 +38,23 @@ class EngineGroup:
 
                 destroy_model_parallel()
                 destroy_distributed_environment()
+
+
+def end_core_alone(client: Any) -> None:
+    """Let vLLM's `InprocClient`, when it is garbage, end its core and no process group.
+
+    By itself vLLM then ends the group that this process has at that moment, be it of another engine or of a trainer.
+    """
+    client._finalizer.detach()
+    weakref.finalize(client, _end, client.engine_core)
+
+
+def _end(core: Any) -> None:
+    """What `EngineCore.shutdown` does, but for the process group."""
+    core.structured_output_manager.clear_backend()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()  # the core froze its objects
 
 
 def _is_up() -> bool:

@@ -12,6 +12,7 @@ from agents.generator import fork_server
 from agents.generator.compile_cache import stable_path
 from agents.generator.engine_args import refusal
 from agents.generator.lora_slot import slot_arguments
+from agents.generator.process_group import end_core_alone
 from agents.generator.settings import EngineSettings
 from agents.generator.worker import end_with
 from agents.model_folder import config_of
@@ -70,6 +71,8 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
             raise
     if settings.has_worker_processes:
         engine.collective_rpc(end_with, args=(os.getpid(),))
+    else:
+        end_core_alone(engine.engine_core)
     return engine
 
 

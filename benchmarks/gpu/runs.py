@@ -17,7 +17,7 @@ from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from forge_env.core.episode import Episode
 from trainers.families.shape import ModelShape
 from trainers.grpo import GRPO, Config
-from trainers.setup.memory import GIB
+from trainers.setup.card import GIB
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
@@ -118,7 +118,7 @@ def throughput(folder: Path, steps: Sequence[Mapping[str, Any]], shape: ModelSha
         shape: of the model.
         plan: of the run. A trainer on a CPU has no peak to compare with.
     """
-    gpus = plan.services.trainer.procs if plan.services.trainer.with_gpus else 0
+    gpus = plan.config.services.trainer.procs if plan.config.services.trainer.with_gpus else 0
     numbers = {record["step"] for record in steps}
     rows = row_lengths(folder, numbers)
     sampled = sum(step["tokens"] for step in steps)

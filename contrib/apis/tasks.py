@@ -19,7 +19,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.core.types import Task
 from forge_env.data.rows import BadRow, find_file
-from forge_env.registry.contrib import is_source
+from forge_env.registry.contrib import tool_source
 from forge_env.registry.registry import find, tool_names, tools_of
 
 SHOP = "shop"
@@ -73,7 +73,7 @@ def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
 def source_target(name: str) -> str:
     """Return the source that a name is registered for; any other text stays as it is."""
     entry = find(name, "tools") if name != SHOP and ":" not in name else None
-    return entry.target if entry is not None and is_source(entry.target) else name
+    return entry.target if entry is not None and tool_source(entry.target) else name
 
 
 def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:

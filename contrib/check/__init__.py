@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contrib.check.audit import run_audit
-    from contrib.check.audit_report import AuditReport
+    from contrib.check.report import AuditReport
     from contrib.check.runner import run_checks
 
-_MODULE_OF = {"AuditReport": "audit_report", "run_audit": "audit", "run_checks": "runner"}
+_MODULE_OF = {"AuditReport": "report", "run_audit": "audit", "run_checks": "runner"}
 __all__ = ["AuditReport", "run_audit", "run_checks"]
 
 

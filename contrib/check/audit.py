@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from contrib.check.audit_report import AuditReport, TaskReport
+from contrib.check.report import AuditReport, TaskReport
 from contrib.check.strategies import Strategy, StrategyAgent, actions_in_order, as_action, follow_expert
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError

@@ -12,7 +12,7 @@ from contrib.check.context import LIMITS, CheckContext
 from contrib.check.strategies import Strategy
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
-from forge_env.core.own_copies import own_copy, own_messages, own_task
+from forge_env.core.own_copies import own_copy, own_task
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
 from forge_env.core.user_code import guard
@@ -55,7 +55,7 @@ async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> 
     started = time.perf_counter()
     result = await reset(env, task, seed)
     yield time.perf_counter() - started, result
-    conversation = Conversation(request_id="check", seed=seed, observation=tuple(own_messages(result[0])))
+    conversation = Conversation(request_id="check", seed=seed, observation=own_copy(tuple(result[0])))
     for _ in range(LIMITS.max_turns):
         action = await strategy(conversation, env.tools)
         message = own_copy(action.message)
@@ -63,7 +63,7 @@ async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> 
         started = time.perf_counter()
         result = await step(env, action)
         yield time.perf_counter() - started, result
-        conversation.observation = tuple(own_messages(result[0]))
+        conversation.observation = own_copy(tuple(result[0]))
         if result[2] or result[3]:
             return
 

@@ -13,8 +13,14 @@ from statistics import fmean
 from contrib.check.constant_answers import is_same, right_answers
 from contrib.check.context import CheckContext, CheckWarning, shorten
 from contrib.check.direct_calls import fresh_instance, reset
-from contrib.check.sample_arguments import sample_arguments
-from contrib.check.strategies import MAX_TRIED_TOOLS, actions_in_order, final_answer, tool_calls, tool_names
+from contrib.check.strategies import (
+    MAX_TRIED_TOOLS,
+    actions_in_order,
+    final_answer,
+    sample_arguments,
+    tool_calls,
+    tool_names,
+)
 from forge_env.core.episode import Episode
 from forge_env.core.reward_value import are_same, reaches
 from forge_env.core.types import Action

@@ -10,15 +10,16 @@ from typing import Any
 from contrib.check.constant_answers import is_same, right_answers
 from contrib.check.context import LIMITS, CheckContext, CheckFailed, CheckSkipped, shorten
 from contrib.check.direct_calls import fresh_instance, reset
-from contrib.check.sample_arguments import sample_arguments, uniform_arguments
 from contrib.check.strategies import (
     actions_in_order,
     as_action,
     final_answer,
     follow_expert,
     never_finish,
+    sample_arguments,
     tool_calls,
     tool_names,
+    uniform_arguments,
 )
 from forge_env.core.episode import Episode
 from forge_env.core.errors import PolicyError, UserError

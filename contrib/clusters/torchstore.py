@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -48,6 +49,12 @@ class TorchStoreWeights(WeightStore):
             return f"the run has {request.hosts} hosts" + (f", and {request.too_much}" if request.all_on_gpus else "")
         needed = in_words(SNAPSHOTS * request.size)
         return f"{SNAPSHOTS} snapshots take {needed}, and {SHARED_MEMORY} has {in_words(room())} free"
+
+    @classmethod
+    def refusal(cls, request: StoreRequest, instead: str) -> str:
+        if importlib.util.find_spec("torchstore") is not None:
+            return ""
+        return "whose package torchstore is not installed: install it as docs/installing.md says"
 
     async def open(self, processes: Any = None) -> None:
         """Start the store's volume in `processes`."""

@@ -1,25 +1,30 @@
 """Serves one sandbox inside a container, over the container's standard input and output.
 
 Run as `python3 -P -s -m contrib.docker.agent namespace|plain [proved]`. One container serves one snippet or one
-session at a time. The namespace backend isolates it from this agent (or `plain.py`, if the engine forbids namespaces).
-It ends, and with it the container, when its standard input does: when its owner is gone.
+session at a time. The namespace backend isolates it from this agent. If the engine forbids namespaces, `PlainZygote`
+does. It ends, and with it the container, when its standard input does: when its owner is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from contrib.docker import wire
 from contrib.docker.group import ContainerGroups, with_exact_processes
-from contrib.docker.plain import PlainZygote, check_plain_isolation
-from forge_env.core.errors import ForgeError, SandboxError
-from forge_env.core.sandbox import Limits, Sandbox, Session, SessionFileError
+from forge_env.core.errors import ForgeError, SandboxError, SandboxUnavailable
+from forge_env.core.sandbox import Capabilities, Limits, Sandbox, Session, SessionFileError
+from sandboxes.guest.seccomp import seccomp_filter
+from sandboxes.host.cgroups import Groups
+from sandboxes.host.controlled import GUEST
 from sandboxes.host.namespace import DEFAULT_PREIMPORT, NamespaceSandbox
-from sandboxes.host.selftest import check_isolation
+from sandboxes.host.selftest import check_isolation, denials_of, look, privileges_of, with_limits
+from sandboxes.host.spawner import Spawner
 from sandboxes.host.zygote import Driver, ExitReport, Zygote
 
 _CLOSE_S = 5.0
@@ -160,6 +165,49 @@ class Agent:
             await session.close()
             self._session = None
         return {}, b""
+
+
+_PROGRAM = Path(__file__).with_name("guest_plain.py")
+
+
+async def check_plain_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
+    """Return what is enforced. Raises SandboxUnavailable if a canary escapes."""
+    return await with_limits(_judge(await look(sandbox)), sandbox, groups)
+
+
+class PlainZygote(Spawner):
+    """Starts one interpreter per snippet, as a user of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(str(_PROGRAM), str(GUEST))
+        # Outside of used ranges: the limit on processes counts the user's processes on the whole machine.
+        user = 0x70000000 + int.from_bytes(os.urandom(3), "big")
+        self._more = {"filter": base64.b64encode(seccomp_filter()).decode(), "user": user, "folder": "/tmp"}
+
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
+        return super().submit(with_exact_processes(order) | self._more, fds[: len(fds) - order.get("groups", 0)])
+
+
+def _judge(seen: dict[str, Any]) -> Capabilities:
+    escapes = {
+        "it can read a private file of the agent": seen["secret"] or seen["shadow"],
+        **privileges_of(seen),
+        "it is the agent's user": seen["uid"] == os.geteuid(),
+    }
+    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    if reasons:
+        raise SandboxUnavailable(f"the self-test failed, because {'; '.join(reasons)}.")
+    return Capabilities(
+        backend="docker",
+        pid_namespace=False,
+        mount_namespace=True,  # the container provides this and the next two
+        network_namespace=True,
+        ipc_namespace=True,
+        seccomp=True,
+        uid_drop=True,
+        memory_limit="rlimit",
+        **denials_of(seen),
+    )
 
 
 if __name__ == "__main__":

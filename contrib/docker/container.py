@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,13 +56,7 @@ class Container:
     @classmethod
     async def start(cls, engine: Engine, recipe: Recipe, limits: Limits) -> Container:
         """Start a container and wait until its agent accepts requests."""
-        creating = asyncio.create_task(create(engine, recipe, limits))
-        try:
-            identity = await asyncio.shield(creating)
-        except asyncio.CancelledError:
-            with contextlib.suppress(SandboxError):
-                await owner.remove(engine, await creating)  # bounded: calls of the engine have a deadline
-            raise
+        identity = await owner.created(engine, create(engine, recipe, limits))
         container = cls(engine, identity, memory_bytes=memory_needed(limits), tmp_bytes=limits.tmp_bytes)
         try:
             await container._begin(recipe)

@@ -1,6 +1,6 @@
 """Runs one snippet or session if the engine forbids namespaces: as another user, in a container of its own.
 
-Run by path (`python -P -s -S guest_plain.py <folder of guest.py> <order> <descriptors...>`) by `plain.py`, which keeps
+Run by path (`python -P -s -S guest_plain.py <folder of guest.py> <order> <descriptors...>`) by `agent.py`, which keeps
 SETUID, SETGID, SETPCAP and KILL. Leftovers of the snippet end with the container.
 """
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Coroutine
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -68,6 +69,17 @@ async def remove_images(engine: Engine, images: list[str]) -> None:
         if not images:
             return
         await asyncio.sleep(_IMAGE_AGAIN_S)
+
+
+async def created(engine: Engine, creation: Coroutine[Any, Any, str]) -> str:
+    """Return the container that is created. It is removed if the caller is cancelled meanwhile."""
+    creating = asyncio.create_task(creation)
+    try:
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        with contextlib.suppress(SandboxError):
+            await remove(engine, await creating)  # bounded: calls of the engine have a deadline
+        raise
 
 
 async def remove(engine: Engine, container: str) -> None:

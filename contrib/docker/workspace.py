@@ -22,9 +22,9 @@ from contrib.docker.workspace_container import ContainerKeeper, python_folder, r
 from contrib.docker.workspace_images import Images
 from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
 from contrib.workspaces.machines import selftest
-from contrib.workspaces.machines.backend import BoxWorkspaces, above
+from contrib.workspaces.machines.backend import Workspaces, above
 from contrib.workspaces.machines.box import Box
-from contrib.workspaces.machines.workspace import BoxWorkspace, Origin, Started
+from contrib.workspaces.machines.workspace import Origin, Started, Workspace
 from forge_env.core.errors import SandboxError, UserError
 from sandboxes.guest.seccomp import seccomp_filter
 
@@ -67,8 +67,8 @@ async def open_docker_workspaces() -> DockerWorkspaces:
     return workspaces
 
 
-class DockerWorkspaces(BoxWorkspaces):
-    """A `Workspaces`. Created by `open_docker_workspaces`, which sets `has_quota`."""
+class DockerWorkspaces(Workspaces):
+    """Workspaces of a Docker engine. Created by `open_docker_workspaces`, which sets `has_quota`."""
 
     has_quota = True
     """Whether the engine can limit the disk of a container."""
@@ -103,7 +103,7 @@ class DockerWorkspaces(BoxWorkspaces):
             raise
         return started, origin
 
-    async def _keep(self, workspace: BoxWorkspace, order: dict[str, Any]) -> tuple[Origin, Started]:
+    async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         started = workspace.started
         await started.box.end_processes()
         await workspace.settle()

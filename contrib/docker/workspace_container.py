@@ -89,13 +89,7 @@ async def start_container(
     """
     with _listening() as (listener, folder):
         settings = _settings(engine, limits, folder, loopback=loopback, has_quota=has_quota)
-        creating = asyncio.create_task(_create(engine, image, settings))
-        try:
-            container = await asyncio.shield(creating)
-        except asyncio.CancelledError:
-            with contextlib.suppress(SandboxError):
-                await owner.remove(engine, await creating)  # bounded: calls of the engine have a deadline
-            raise
+        container = await owner.created(engine, _create(engine, image, settings))
         try:
             await engine.call(engine.client.api.start, container)
             link = await _accept(engine, container, listener)

@@ -235,11 +235,6 @@ class External(ConcurrentEnv):
         """The time that the player has used up."""
         return f"{self._wait_seconds:g} s"
 
-    @property
-    def _scores_failures(self) -> bool:
-        assert isinstance(self.setup, ProgramSetup)
-        return self.setup.scores_failures
-
     # what depends on who plays the episode
 
     async def _begin(self, session: ProgramSession, seed: int) -> Player:
@@ -344,13 +339,13 @@ class External(ConcurrentEnv):
         code = await self._exit_code()
         if missing := self._session.missing(player.who):
             raise self._fault(f"{missing}: the record is not complete, and gets no reward{record.failure_details()}")
-        if code and not self._scores_failures and self._full_at is not None and self._last is not None:
+        if code and not self.setup.scores_failures and self._full_at is not None and self._last is not None:
             # The program failed on a full context. The model has filled it as well, so this is no fault of the program.
             record.note = (
                 f"{ended_by('max_tokens', self._limits, self._full_reason)}: {player.who} {player.ending(code)} on that"
             )
             return (), 0.0, False, True, {**record.info(), "ended_by": "max_tokens"}
-        if code and not self._scores_failures:
+        if code and not self.setup.scores_failures:
             raise EnvError(f"{player.who} {player.ending(code)}{record.failure_details()}")
         try:
             reward, parts = await self._reward(player, code)

@@ -1,37 +1,45 @@
-"""The process that tries grammars: `python -m contrib.external.grammar_trial_process PARENT MODEL VOCABULARY SECONDS`.
+"""Tries grammars, for `envs.processes.worker`: each in a fork with limits of its own.
 
-It reads grammars, one JSON string a line, and writes {"problem": "..."} for each. If a grammar takes more than its CPU
-time or memory, the process ends.
+The variable SETTINGS has the model and the size of its vocabulary, as JSON. A request is {"grammar", "cpu_seconds"}.
+Its response is {"problem"}, a sentence, "" for a grammar that can be used; or {} if the fork needed too much.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
-import signal
-import sys
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
-from forge_env.runtime.process.lifetime import die_with
+if TYPE_CHECKING:
+    from envs.processes.worker import Request, RunForked, Write
 
+PACKAGES = ("xgrammar", "transformers")
+SETTINGS: Final = "FORGE_ENV_GRAMMARS"
+WAIT_SECONDS: Final = 300.0
+"""Time of one trial on the clock, in case of another problem, such as a machine that swaps."""
+_IN_NO_TEXT = b"\xff"  # no UTF-8 has it
 _WALKS, _TOKENS = 3, 48
 _MEMORY: Final = 4 << 30
 """Bytes in addition to the memory of the process when it is ready."""
 
 
-def main(parent: int, model: str, vocabulary: int, seconds: int) -> None:
-    """Try grammars until standard input ends."""
-    die_with(parent)
-    answers, sys.stdout = sys.stdout, sys.stderr  # prints of libraries are no answers
+def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
+    model, vocabulary = json.loads(os.environ[SETTINGS])
     trial = _Trial(model, vocabulary)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    size = _address_space() + _MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # ends the process, also within a call of XGrammar
-    print("{}", file=answers, flush=True)
-    for line in sys.stdin:
-        _limit_cpu(seconds)
-        print(json.dumps({"problem": trial.problem(json.loads(line))}), file=answers, flush=True)
+    memory = _address_space() + _MEMORY
+
+    def answer(request: Request) -> Request:
+        def work(write: Write) -> None:
+            write(trial.problem(request["grammar"]))
+
+        problems, _ = run_forked(
+            work, cpu_seconds=request["cpu_seconds"], wall_seconds=WAIT_SECONDS, memory_bytes=memory
+        )
+        return {"problem": problems[0]} if problems else {}
+
+    return answer
 
 
 class _Trial:
@@ -39,8 +47,6 @@ class _Trial:
         import numpy as np
         import xgrammar
         from transformers import AutoTokenizer
-
-        from contrib.external.engine_grammars import grammar_tokens
 
         self._vocabulary = vocabulary
         info = grammar_tokens(AutoTokenizer.from_pretrained(model), vocabulary)
@@ -87,17 +93,29 @@ class _Trial:
                 break
 
 
-def _limit_cpu(seconds: int) -> None:
-    """Give this process `seconds` more of CPU time, over all its threads."""
-    use = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(use.ru_utime + use.ru_stime) + 1 + seconds, hard))
+def grammar_tokens(tokenizer: Any, vocabulary: int) -> Any:
+    """XGrammar's `TokenizerInfo`.
+
+    Marks of the chat template, which are added tokens of the vocabulary, match no text: a grammar names them by their
+    ids. Otherwise a mark could stand in a JSON string, and end the answer before its JSON is complete.
+
+    Args:
+        tokenizer: of transformers.
+        vocabulary: tokens of the model, which may have more than the tokenizer.
+    """
+    import xgrammar
+
+    plain = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
+    marks = set(tokenizer.added_tokens_decoder)
+    return xgrammar.TokenizerInfo(
+        [_IN_NO_TEXT + text if i in marks else text for i, text in enumerate(plain.decoded_vocab)],
+        vocab_type=xgrammar.VocabType.RAW,
+        vocab_size=vocabulary,
+        stop_token_ids=plain.stop_token_ids,
+        add_prefix_space=plain.add_prefix_space,
+    )
 
 
 def _address_space() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

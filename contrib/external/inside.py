@@ -23,8 +23,9 @@ from contrib.external.scoring import MAX_RESULT, Result, read_result
 from contrib.external.session import ProgramSession
 from contrib.external.setup import ProgramSetup
 from contrib.external.start_program import TASK, described, prompt_of, variables_of
-from contrib.workspaces.contract import CommandResult, Network, Workspace, WorkspaceFileError
+from contrib.workspaces.contract import CommandResult, Network, WorkspaceFileError
 from contrib.workspaces.env.base import WorkspaceEnv
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import EnvError, SandboxError, UserError
 from forge_env.core.json_text import decoded
 from forge_env.core.sandbox import ExecStatus

@@ -12,6 +12,7 @@ from typing import Any
 
 from forge_env.core.errors import EnvError
 from forge_env.core.json_text import decoded, read, write
+from forge_env.core.own_copies import own_task
 from forge_env.core.reward_value import is_within, reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.rollout.env_calls import close_env
@@ -137,7 +138,7 @@ async def _score_in(
     """Run an episode of the environment with the answer as its only action."""
     env = await factory.construct(seconds=limits.step_seconds)
     try:
-        await call_on(env, env.reset, seed=seed, options={"task": task, "limits": limits})
+        await call_on(env, env.reset, seed=seed, options={"task": own_task(task), "limits": limits})
         action = Action(message={"role": "assistant", "content": answer})
         _, reward, terminated, _, info = await call_on(env, env.step, action)
     finally:

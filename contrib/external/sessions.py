@@ -14,12 +14,14 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from contrib.external.env import External
+from contrib.external.gateway import Gateway
 from contrib.external.player import Player
+from contrib.external.served.app import ServedApp
 from contrib.external.served.desk import Desk
-from contrib.external.served.listening import address_of, open_desk, token_of
 from contrib.external.session import ProgramSession
 from contrib.external.setup import Setup, open_scorer
 from contrib.external.tasks import make_tasks
@@ -28,7 +30,8 @@ from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Task
 from forge_env.utils.deadlines import queued
-from forge_env.utils.http_server import MAX_REQUEST_BYTES
+from forge_env.utils.http_server import MAX_REQUEST_BYTES, open_server
+from forge_env.utils.server_settings import TOKEN_VARIABLE, ServeSettings, read_token
 
 
 class Sessions(External):
@@ -98,10 +101,6 @@ class Sessions(External):
         return f"{getattr(self._limits, limit):g} s ({limit})"
 
     @property
-    def _scores_failures(self) -> bool:
-        return False
-
-    @property
     def _desk(self) -> Desk:
         assert isinstance(self.setup, ServedSetup)
         return self.setup.desk
@@ -151,5 +150,35 @@ async def open_served(
     token = token_of(token_file)
     async with open_scorer(tasks, reward, reward_range, giver="agent") as scorer:
         desk = Desk(scorer, token=token, public_url=public_url, take_seconds=take_seconds)
-        async with open_desk(desk, listen, max_request_bytes, rules) as gateway:
-            yield ServedSetup(gateway=gateway, scorer=scorer, desk=desk)
+        host, port = address_of(listen)
+        settings = ServeSettings(token=token, host=host, port=port, max_request_bytes=max_request_bytes)
+        gateway = Gateway(max_request_bytes=max_request_bytes, rules=rules)
+        async with open_server(ServedApp(desk, gateway), settings.host, settings.port) as server:
+            gateway.base_url = f"{server.url}/v1"
+            try:
+                yield ServedSetup(gateway=gateway, scorer=scorer, desk=desk)
+            finally:
+                desk.stop()
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Split HOST:PORT."""
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(
+            f"listen is {listen!r}; it is HOST:PORT, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this "
+            "machine"
+        )
+    return host, int(port)
+
+
+def token_of(token_file: str) -> str:
+    """Return the token that agents need, from a file or from the environment."""
+    token, is_new = read_token(file=Path(token_file) if token_file else None)
+    if is_new:
+        raise UserError(
+            f"agents elsewhere need a token: set the variable {TOKEN_VARIABLE}, or the option token_file, to a text "
+            "that nobody guesses; `openssl rand -hex 32` makes one"
+        )
+    return token

@@ -28,6 +28,8 @@ class Setup:
 
     gateway: Gateway
     scorer: Scorer
+    scores_failures: bool = False
+    """Whether the work of a program that fails is scored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,6 @@ class ProgramSetup(Setup):
     command: list[str]
     host: str
     cwd: str
-    scores_failures: bool
     sandbox: str
     rooms: Rooms | None = None
     """The workspaces that programs run in; None if they run on this machine."""

@@ -3,15 +3,16 @@ part of the work.
 
 A field names a place in a request: a header or a key of the body, with the keys below it after dots, also within text
 that is JSON (`x-codex-turn-metadata.thread_id`). `system` is the text of the first message, if that is the system's,
-`user` the text of the last user message. Observed in Claude Code 2.1.332, Codex 0.171.0, Qwen Code 0.24.4 and opencode
-1.18.33.
+`user` the text of the last user message. The fields of clients that are known are in clients.toml.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
@@ -68,33 +69,12 @@ class Rule:
         return ": ".join(filter(None, [self.what, f"{self.field.name} matches {self.field.pattern!r}"]))
 
 
-_CLAUDE_CODE = Field("x-claude-code-session-id", ".")
-_OPENCODE = Field("user-agent", "^opencode/")
-_QWEN_CODE = Field("user-agent", "^QwenCode/")
-_MEMORY = "^You are now acting as the managed memory extraction subagent"
-RULES = (
-    Rule(Field("x-claude-code-request-class", "^compaction$"), "a summary"),
-    Rule(Field("x-claude-code-request-class", "^(auxiliary|side_reply)$"), "a helper of Claude Code"),
-    Rule(Field("x-claude-code-auxiliary-type", "."), "a helper of Claude Code"),
-    Rule(Field("output_config.format.schema.required", r'^\["title"\]$'), "a title", _CLAUDE_CODE),
-    Rule(Field("user", "^quota$"), "a probe of the quota", _CLAUDE_CODE),
-    Rule(Field("x-codex-turn-metadata.request_kind", "^compaction$"), "a summary"),
-    Rule(Field("x-codex-turn-metadata.request_kind", "^(prewarm|memory)"), "a helper of Codex"),
-    Rule(Field("x-openai-subagent", "^(compact|memory)"), "a helper of Codex"),
-    Rule(Field("system", "^You are a title generator"), "a title", _OPENCODE),
-    Rule(Field("system", _MEMORY), "a memory agent", _QWEN_CODE),
-    Rule(Field("user", _MEMORY), "a memory agent", _QWEN_CODE),
+_CLIENTS = tomllib.loads(Path(__file__).with_name("clients.toml").read_text(encoding="utf-8"))
+RULES = tuple(
+    Rule(Field(*row["field"]), row["what"], Field(*row["client"]) if "client" in row else None)
+    for row in _CLIENTS["rules"]
 )
-"""What is auxiliary by itself. A text counts only for the client that sends it: for others it may be the work."""
-_AGENTS = (
-    ("x-claude-code-agent-id", ("x-claude-code-parent-agent-id", "x-claude-code-session-id")),
-    ("x-claude-code-session-id", ()),
-    ("x-codex-turn-metadata.thread_id", ("x-codex-turn-metadata.parent_thread_id", "x-codex-parent-thread-id")),
-    ("x-session-id", ("x-parent-session-id",)),
-    ("metadata.session_id", ("metadata.parent_session_id",)),
-    ("metadata.user_id.session_id", ()),
-)
-"""Fields that name the agent, and for each those that name the agent that it works for; the first one counts."""
+"""What is auxiliary by itself."""
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
@@ -125,7 +105,9 @@ def told(headers: Mapping[bytes, bytes], body: Any, messages: Sequence[Message],
         rules: the first one that matches decides whether the request is auxiliary.
     """
     fields = _Fields(headers, body, messages)
-    agent_field, parents = next(((name, more) for name, more in _AGENTS if fields.text(name)), ("", ()))
+    agent_field, parents = next(
+        ((name, more) for name, more in _CLIENTS["agents"].items() if fields.text(name)), ("", ())
+    )
     agent = fields.text(agent_field)
     parent_field = next((name for name in parents if fields.text(name) not in ("", agent)), "")
     rule = next((rule for rule in rules if rule.matches(fields)), None)

@@ -23,12 +23,13 @@ import gymnasium.logger
 import gymnasium.utils
 from gymnasium.error import ResetNeeded
 
+from agents.renderer.dialects import to_openai
+from agents.renderer.reading import AnswerForm
 from contrib.gymnasium.env_runner import CLOSE_SECONDS, OPEN_SECONDS, EnvRunner, StepOutcome
 from contrib.gymnasium.message_space import MessageSpace
 from forge_env.core.env import Env
 from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
-from forge_env.registry.registry import load
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.utils.loop_thread import LoopThread
 
@@ -73,10 +74,7 @@ class SyncEnv(gymnasium.Env[str, str]):
     ) -> None:
         self._factory = _factory(env, options)
         self._split = split
-        self._form, self._to_openai = (
-            load("agents.renderer.reading:AnswerForm")(dialect=dialect),
-            load("agents.renderer.dialects:to_openai"),
-        )
+        self._form = AnswerForm(dialect=dialect)
         self._form.read("", tools=None, is_cut=False)  # raises for an unknown dialect
         self._num_tasks, self._task_seed = num_tasks, task_seed
         self._tasks: Sequence[Task] = ()
@@ -171,7 +169,7 @@ class SyncEnv(gymnasium.Env[str, str]):
         if answer.thought:
             message["reasoning_content"] = answer.thought
         if answer.calls:
-            message["tool_calls"] = self._to_openai(answer.calls)
+            message["tool_calls"] = to_openai(answer.calls)
         self._transcript.append({"role": "assistant", "content": text})
         return Action(message=message, tool_calls=answer.calls)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +12,10 @@ import gymnasium.logger
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, ForgeError, InfraError
 from forge_env.core.own_copies import own_containers, own_task
-from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
-from forge_env.core.user_code import error_text
+from forge_env.core.user_code import error_text, guard
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
+from forge_env.rollout.env_results import read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.loop_thread import LoopThread
@@ -59,44 +59,43 @@ class EnvRunner:
     async def reset(self, task: Task, seed: int, options: Mapping[str, Any]) -> StepOutcome:
         """Close the last episode and start one; a fault of the environment is an outcome."""
         async with self._turn:
-            return await self._reset(task, seed, options)
-
-    async def _reset(self, task: Task, seed: int, options: Mapping[str, Any]) -> StepOutcome:
-        if self._shared is None:
-            self.loop.closers[self] = self.close
-            self._shared = await _SharedFactory.acquire(self.loop, self._factory)
-        await self._close_env()
-        try:
-            self._env = await self._shared.factory.construct(seconds=self._limits.step_seconds)
-            given = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
-            call = call_on(self._env, self._env.reset, seed=seed, options=given)
-            messages, info = _checked(await call_env("reset", call, Deadline(self._limits.step_seconds)), 2, "reset")
-        except (EnvError, InfraError) as error:
-            return _fault_outcome(error)
-        return StepOutcome(messages=messages, info=info)
+            if self._shared is None:
+                self.loop.closers[self] = self.close
+                self._shared = await _SharedFactory.acquire(self.loop, self._factory)
+            await self._close_env()
+            try:
+                self._env = await self._shared.factory.construct(seconds=self._limits.step_seconds)
+                given = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
+                call = call_on(self._env, self._env.reset, seed=seed, options=given)
+                messages, info = await self._call("reset", call, read_reset)
+            except (EnvError, InfraError) as error:
+                return _fault_outcome(error)
+            return StepOutcome(messages=messages, info=info)
 
     async def step(self, action: Action) -> StepOutcome:
         """Take one action; a fault of the environment is an outcome."""
         async with self._turn:
-            return await self._step(action)
+            assert self._env is not None
+            try:
+                call = call_on(self._env, self._env.step, action)
+                messages, reward, terminated, truncated, info = await self._call("step", call, read_step)
+            except EnvTimeout as error:
+                is_slow_model = self._env.time_spent_by == "model"
+                return self.truncated(StepOutcome()) if is_slow_model else _fault_outcome(error)
+            except (EnvError, InfraError) as error:
+                return _fault_outcome(error)
+            step = StepOutcome(messages=messages, reward=float(reward), info=info)
+            if "outcome" in info:
+                return _with_outcome(step, Outcome(info["outcome"]))
+            if truncated:
+                return self.truncated(step)
+            return _with_outcome(step, Outcome.SCORED) if terminated else step
 
-    async def _step(self, action: Action) -> StepOutcome:
-        assert self._env is not None
-        try:
-            call = call_on(self._env, self._env.step, action)
-            result = _checked(await call_env("step", call, Deadline(self._limits.step_seconds)), 5, "step")
-        except EnvTimeout as error:
-            is_slow_model = self._env.time_spent_by == "model"
-            return self.truncated(StepOutcome()) if is_slow_model else _fault_outcome(error)
-        except (EnvError, InfraError) as error:
-            return _fault_outcome(error)
-        messages, reward, terminated, truncated, info = result
-        step = StepOutcome(messages=messages, reward=float(reward), info=info)
-        if "outcome" in info:
-            return _with_outcome(step, Outcome(info["outcome"]))
-        if truncated:
-            return self.truncated(step)
-        return _with_outcome(step, Outcome.SCORED) if terminated else step
+    async def _call(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """Return what a method returns: its messages as copies, and its info as it is, which may hold any objects."""
+        result = await call_env(part, call, Deadline(self._limits.step_seconds))
+        with guard(f"{part} returned what cannot be read"):
+            return (read(result).observation, *result[1:-1], dict(result[-1]))
 
     def truncated(self, step: StepOutcome) -> StepOutcome:
         """Return a step as the last one of an episode that reached a limit of turns or time."""
@@ -126,24 +125,6 @@ class EnvRunner:
         env, self._env = self._env, None
         if env is not None and (error := await close_env(env, self._limits.step_seconds)):
             gymnasium.logger.warn(f"closing {self._factory.name} failed: {error}")
-
-
-def _checked(result: Any, count: int, method: str) -> tuple[Any, ...]:
-    """Check the result of `reset` or `step`: a tuple of messages, a finite reward, the flags, and an info."""
-    if not isinstance(result, tuple) or len(result) != count:
-        raise EnvError(f"{method} returned {type(result).__name__} and not a tuple of {count}")
-    messages, *middle, info = result
-    if not isinstance(info, Mapping) or info.get("outcome", Outcome.SCORED) not in tuple(Outcome):
-        raise EnvError(f"{method} returned the info {info!r}; an info is a mapping, and its outcome one of Outcome")
-    if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
-        raise EnvError(f"{method} returned the messages {messages!r:.200}; a message has a role and a content")
-    if middle:
-        middle[0] = reward_value(middle[0], f"{method} returned the reward")
-    return (tuple(messages), *middle, dict(info))
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
 def _fault_outcome(error: ForgeError) -> StepOutcome:

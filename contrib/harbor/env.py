@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from contrib.harbor.audit import audit_of, cheats_of
 from contrib.harbor.config import (
     Environment,
     HarborTask,
@@ -32,10 +31,9 @@ from contrib.harbor.config import (
     read_task,
     resolved,
 )
-from contrib.harbor.images import limits_of, make_image
 from contrib.harbor.mcp_servers import Place, configured, open_servers
 from contrib.harbor.needs import network_need, require_consent
-from contrib.harbor.oracle import play_solution
+from contrib.harbor.oracle import audit_of, cheats_of, play_solution
 from contrib.harbor.policies import (
     agent_network,
     agent_seconds,
@@ -45,7 +43,7 @@ from contrib.harbor.policies import (
     read_consent,
     verifier_network,
 )
-from contrib.harbor.staging import begin_step, by_bash, set_up_again
+from contrib.harbor.staging import begin_step, by_bash, limits_of, make_image, set_up_again
 from contrib.harbor.verify import (
     HarborVerdict,
     Submission,
@@ -57,12 +55,12 @@ from contrib.harbor.verify import (
     sources,
     take_work,
 )
-from contrib.workspaces.contract import Network, Snapshot, UnpackedImage, Workspace, WorkspaceFileError, Workspaces
-from contrib.workspaces.env.base import WorkspaceEnv
-from contrib.workspaces.env.bases import Bases
+from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceFileError
 from contrib.workspaces.env.obstacles import names_network, task_faults
+from contrib.workspaces.env.prepared_env import PreparedEnv
 from contrib.workspaces.env.submission import copy_in
 from contrib.workspaces.images.dockerfile import BuiltImage, with_settings
+from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError
@@ -76,20 +74,14 @@ _SHOWN = 20
 _FORGEABLE = "the verifier ran with the agent's files, so a replaced interpreter or library could have decided"
 
 
-class Harbor(WorkspaceEnv):
+class Harbor(PreparedEnv):
     """Tasks in Harbor's format. The reward is what the verifier of the task writes."""
 
-    shared: ClassVar = {"bases": "contrib.workspaces.env.bases:open_bases"}
     made_of: ClassVar[Sequence[str]] = ("contrib.workspaces.images.dockerfile",)
     path: ClassVar[str] = ""
     """The folder of tasks; set by `resolve`."""
 
-    bases: Bases
     _steps: Sequence[Step | None] = (None,)
-
-    @property
-    def workspaces(self) -> Workspaces:  # type: ignore[override]
-        return self.bases.workspaces
 
     def __init__(
         self, *, use_tools: bool = True, shared_verifiers: bool = False, network: str = "off", mirrors: str = ""
@@ -104,7 +96,6 @@ class Harbor(WorkspaceEnv):
         """
         super().__init__(use_tools=use_tools)
         self._shared_verifiers, self._consent = shared_verifiers, read_consent(network, mirrors)
-        self._leases = AsyncExitStack()
         self._servers = AsyncExitStack()
         self._used = 0.0
         """Seconds that the agent has worked on the present step."""
@@ -236,7 +227,6 @@ class Harbor(WorkspaceEnv):
     async def close(self) -> None:
         await self._servers.aclose()
         await super().close()
-        await self._leases.aclose()
 
     async def prepare(self, workspace: Workspace) -> None:
         await prepare_folders(workspace, self.workdir, user=self.agent_user)

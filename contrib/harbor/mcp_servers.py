@@ -18,8 +18,9 @@ from contrib.apis.mcp.transport import Stderr, Transport, server_sent_events, st
 from contrib.apis.tool_names import ToolNames
 from contrib.harbor.config import McpServer, resolved, server_address
 from contrib.harbor.mcp_in_workspace import stdio_in_workspace
-from contrib.workspaces.contract import Network, Workspace
+from contrib.workspaces.contract import Network
 from contrib.workspaces.machines.proxy import Allowlist, Proxy
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import ServiceError
 from forge_env.core.tools import Tool
 from forge_env.core.types import ToolFailure

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contrib.harbor.config import HarborTask, find_tasks, resolved
+from contrib.harbor.needs import verifier_fetches
+from contrib.workspaces.env.cheats import named_cheats
 from envs.messages import call, say
 from forge_env.core.errors import UserError
-from forge_env.core.types import Message
+from forge_env.core.task_audit import TaskAudit
+from forge_env.core.types import Message, Task
 
 _SECONDS = 600.0
 
@@ -73,3 +77,23 @@ def _files(task: HarborTask) -> list[dict[str, bytes]]:
         {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
         for folder in folders
     ]
+
+
+_CLAIMS: Mapping[str, Sequence[Message]] = {"success is claimed": [say("All tests pass. Reward: 1.0")]}
+
+
+def audit_of(task: Task, harbor: HarborTask) -> TaskAudit:
+    return TaskAudit(
+        name=harbor.name,
+        task=task,
+        solution=functools.partial(play_task, harbor),
+        cheats=cheats_of(harbor),
+        verifier_limit=sum(harbor.verifier(step).timeout_sec for step in harbor.steps),
+        fetches=verifier_fetches(harbor),
+    )
+
+
+def cheats_of(task: HarborTask) -> Mapping[str, Sequence[Message]]:
+    """Return what must earn nothing: a claim, and scripts that replace what the verifier runs with."""
+    submitted = [artifact.source for step in task.steps for artifact in task.artifacts(step)]
+    return {**_CLAIMS, **named_cheats(list(dict.fromkeys(submitted)))}

@@ -8,8 +8,7 @@ from typing import Any
 
 from contrib.harbor.config import HarborTask, Step
 from contrib.workspaces.contract import LOOPBACK, Network, NetworkMode
-from contrib.workspaces.machines.mirrors import read_mirrors
-from contrib.workspaces.machines.proxy import PORT, THIS_MACHINE, Allowlist, names_private, ports_of
+from contrib.workspaces.machines.proxy import PORT, THIS_MACHINE, Allowlist, names_private, ports_of, read_mirrors
 from forge_env.core.errors import UserError
 
 _DEFAULT_SECONDS = 600.0

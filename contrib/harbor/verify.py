@@ -13,10 +13,11 @@ from pathlib import PurePosixPath
 
 from contrib.harbor.config import Artifact, HarborTask, Step, VerifierPlace, resolved
 from contrib.harbor.staging import by_bash
-from contrib.workspaces.contract import Snapshot, Workspace, WorkspaceFileError
+from contrib.workspaces.contract import WorkspaceFileError
 from contrib.workspaces.env.obstacles import may_be_work, obstacle_in
 from contrib.workspaces.env.output import shorten
 from contrib.workspaces.env.submission import Copies, Wanted, copy_out
+from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from forge_env.core.json_text import decoded
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.core.sandbox import ExecStatus

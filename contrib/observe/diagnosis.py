@@ -170,18 +170,18 @@ def _facts(run: Run) -> RunFacts | None:
     plan, objective = run.plan, run.plan.objective
     if objective is None:
         return None
-    training, alarm = plan.training, make_alarm(plan, run.record.say)
+    training, alarm = plan.config.training, make_alarm(plan, run.record.say)
     return RunFacts(
-        algorithm=plan.algorithm,
-        env=plan.env.name,
+        algorithm=plan.algorithm.name,
+        env=plan.config.env.name,
         reward=training.reward,
         loss=training.loss,
         learning_rate=training.learning_rate,
         n_samples=objective.group_size,
-        max_turn_tokens=plan.env.max_turn_tokens,
-        max_tokens=plan.env.max_tokens,
+        max_turn_tokens=plan.config.env.max_turn_tokens,
+        max_tokens=plan.config.env.max_tokens,
         sync_interval=training.sync_interval,
-        staleness=plan.staleness,
+        staleness=plan.config.training.most_behind,
         entropy_coef=training.entropy_coef,
         needs_siblings=objective.needs_siblings,
         resamples=objective.needs_signal,

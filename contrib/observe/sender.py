@@ -31,7 +31,6 @@ BACKLOG = 256
 TOGETHER = 32
 """Episodes of one request; with messages it is one, because each may be large."""
 CLOSE_SECONDS = 10.0
-_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 class SpanSender:

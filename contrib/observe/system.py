@@ -10,7 +10,7 @@
 | run/processes | the number of processes |
 | run/open_files | of the controller |
 | cpu_percent/SERVICE, memory_bytes/SERVICE | of a service with its children; its memory includes what it shares |
-| gpu/N/... | see gpus.py |
+| gpu/N/... | see `MeasuredGpus` |
 | gpu/N/memory_bytes/SERVICE | of a service with its children on this GPU, as the driver counts |
 """
 
@@ -24,10 +24,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from contrib.observe.gpus import MeasuredGpus
+from trainers.metrics.gpus import Gpus
 from trainers.metrics.observer import Observer
 from trainers.run.run import Run
 
@@ -159,7 +160,7 @@ class SystemObserver(Observer):
 
     def begin(self, run: Run) -> None:
         record = run.record
-        if interval := run.plan.metrics.system_seconds:
+        if interval := run.plan.config.metrics.system_seconds:
             metrics = SystemMetrics(self.folder, run.launcher.pids, run.plan.placement.gpus_of_this_machine)
 
             def take(values: Mapping[str, float]) -> None:
@@ -204,3 +205,48 @@ def _parents() -> dict[int, int]:
             except OSError:
                 continue  # it has just ended
     return parents
+
+
+class MeasuredGpus(Gpus):
+    """Measures the GPUs with these numbers."""
+
+    def measure(self) -> dict[str, float]:
+        """For each GPU gpu/NUMBER/utilization_percent, memory_used_bytes, memory_total_bytes, power_watts and
+        temperature_celsius, if the driver reports them."""
+        metrics: dict[str, float] = {}
+        for number, handle in self.handles.items():
+            for names, read in self._readings(handle):
+                with suppress(self.nvml.NVMLError):
+                    values = read()
+                    metrics |= {f"gpu/{number}/{name}": value for name, value in zip(names, values, strict=True)}
+        return metrics
+
+    def processes(self) -> dict[int, dict[int, float]]:
+        """Bytes of each process on each GPU, as the driver counts: GPU -> process id -> bytes.
+
+        This includes CUDA's context and memory that torch holds unused. Some drivers, as in some containers, report
+        none.
+        """
+        found: dict[int, dict[int, float]] = {}
+        for number, handle in self.handles.items():
+            with suppress(self.nvml.NVMLError):
+                running = self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                found[number] = {each.pid: float(each.usedGpuMemory) for each in running if each.usedGpuMemory}
+        return found
+
+    def _readings(self, handle: Any) -> list[tuple[tuple[str, ...], Any]]:
+        nvml = self.nvml
+
+        def memory() -> tuple[float, float]:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return float(info.used), float(info.total)
+
+        return [
+            (("utilization_percent",), lambda: (float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),)),
+            (("memory_used_bytes", "memory_total_bytes"), memory),
+            (("power_watts",), lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,)),
+            (
+                ("temperature_celsius",),
+                lambda: (float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),),
+            ),
+        ]

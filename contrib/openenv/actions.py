@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from contrib.apis.json_schema.validation import SchemaArguments
 from contrib.openenv.messages import takes_messages
+from contrib.openenv.session import MAX_FRAME
 from forge_env.core.errors import UserError
-from forge_env.core.tools import free_name, without_titles
-from forge_env.core.types import ToolSpec
+from forge_env.core.tools import Tool, ToolOptions, free_name, without_titles
 
 KINDS = ("auto", "tool", "text")
+NO_LIMIT = 30 * 86_400.0
+"""Seconds of a call: the limits of the episode end it."""
 _OF_MCP = {"type", "tool_name", "arguments"}
 
 
@@ -29,29 +31,15 @@ def takes_mcp(schema: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTool:
-    spec: ToolSpec
-    check: SchemaArguments
-    is_mcp: bool
-    mcp_name: str = ""
-
-    def action(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        checked = self.check(arguments)
-        return {"type": "call_tool", "tool_name": self.mcp_name, "arguments": checked} if self.is_mcp else checked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """How the model acts: by tools, or by text that becomes one field of the action."""
+    """How the model acts: by tools, which return actions, or by text that becomes one field of the action."""
 
-    tools: Mapping[str, ActionTool]
+    tools: Mapping[str, Tool]
+    are_of_mcp: bool = False
+    """Whether the MCP server of the environment has the tools."""
     text_field: str = ""
     are_messages: bool = False
     """Whether an action is an assistant message, see `contrib.openenv.messages`."""
-
-    @property
-    def specs(self) -> list[ToolSpec]:
-        return [tool.spec for tool in self.tools.values()]
 
 
 def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None, kind: str, url: str) -> Actions:
@@ -60,11 +48,11 @@ def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] |
     The kind is "tool" or "text"; "auto" is text for an action of one text field, and a tool for any other.
     """
     if tools is not None and takes_mcp(schema):
-        named: dict[str, ActionTool] = {}
+        named: dict[str, Tool] = {}
         for listed in tools:
             name = free_name(str(listed.get("name")), named)
             named[name] = _mcp_tool(name, listed, url)
-        return Actions(tools=named)
+        return Actions(tools=named, are_of_mcp=True)
     fields = fields_of(schema)
     if not fields:
         raise UserError(
@@ -82,38 +70,37 @@ def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] |
         )
     if kind == "text" or (kind == "auto" and is_text):
         return Actions(tools={}, text_field=texts[0])
-    tool = _schema_tool(schema, fields, url)
-    return Actions(tools={tool.spec["function"]["name"]: tool})
-
-
-def _mcp_tool(name: str, listed: Mapping[str, Any], url: str) -> ActionTool:
-    schema = listed.get("inputSchema") or listed.get("input_schema") or {"type": "object", "properties": {}}
-    return ActionTool(
-        spec=_spec(name, str(listed.get("description") or ""), schema),
-        check=SchemaArguments(schema, where=f"the tool {name!r} of the environment at {url}"),
-        is_mcp=True,
-        mcp_name=str(listed.get("name")),
-    )
-
-
-def _schema_tool(schema: Mapping[str, Any], fields: dict[str, Any], url: str) -> ActionTool:
     title = str(schema.get("title", "")).removesuffix("Action")
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
     name = name if re.fullmatch(r"[a-z_][a-z0-9_]{0,63}", name) else "act"
-    needed = [field for field in schema.get("required", ()) if field in fields]
     arguments = {"type": "object", "properties": fields, "required": needed, "additionalProperties": False}
     if "$defs" in schema:
         arguments["$defs"] = schema["$defs"]
     description = " ".join(str(schema.get("description") or "Take an action in the environment.").split())
-    return ActionTool(
-        spec=_spec(name, description, arguments),
-        check=SchemaArguments(arguments, where=f"the action of the environment at {url}"),
-        is_mcp=False,
-    )
+    return Actions(tools={name: _tool(name, description, arguments, f"the action of the environment at {url}", dict)})
 
 
-def _spec(name: str, description: str, schema: Mapping[str, Any]) -> ToolSpec:
+def _mcp_tool(name: str, listed: Mapping[str, Any], url: str) -> Tool:
+    schema = listed.get("inputSchema") or listed.get("input_schema") or {"type": "object", "properties": {}}
+
+    def action(**arguments: Any) -> dict[str, Any]:
+        return {"type": "call_tool", "tool_name": str(listed.get("name")), "arguments": arguments}
+
+    where = f"the tool {name!r} of the environment at {url}"
+    return _tool(name, str(listed.get("description") or ""), schema, where, action)
+
+
+def _tool(
+    name: str, description: str, schema: Mapping[str, Any], where: str, action: Callable[..., dict[str, Any]]
+) -> Tool:
     parameters = without_titles(dict(schema))
     parameters.setdefault("type", "object")
     parameters.setdefault("properties", {})
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return Tool(
+        name=name,
+        description=description,
+        parameters=parameters,
+        arguments=SchemaArguments(schema, where=where),
+        function=action,
+        options=ToolOptions(timeout=NO_LIMIT, max_output=MAX_FRAME),
+    )

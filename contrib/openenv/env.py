@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from contrib.openenv.actions import ActionTool
 from contrib.openenv.container import is_image
 from contrib.openenv.description import HttpApi, base_url, headers_of
 from contrib.openenv.messages import action_data, info_of, messages_of, success_of, tools_of
@@ -28,10 +27,9 @@ from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
-from forge_env.core.types import Action, Message, Task, ToolCall, ToolFailure, ToolUse
-from forge_env.tool_env.toolbox import answer_to, refuse_calls
-
-_OVER = "Error: the episode is over."
+from forge_env.core.tools import Tool
+from forge_env.core.types import Action, Message, Task, ToolFailure
+from forge_env.tool_env.toolbox import Toolbox, refuse_calls
 
 
 class OpenEnv(Env):
@@ -119,11 +117,12 @@ class OpenEnv(Env):
         if opened.actions.are_messages:
             self.tools = tools_of(opened.first, ())
             return messages_of(opened.first, opened.url), info | info_of(opened.first)
-        self.tools = opened.actions.specs
+        self._toolbox = Toolbox({name: self._stepping(tool, opened) for name, tool in opened.actions.tools.items()})
+        self.tools = self._toolbox.specs
         return _with_task(task, observation_text(opened.first.observation)), info
 
     async def step(self, action: Action) -> StepResult:
-        """Take an action. The reward of the reset is in that of the first step."""
+        """Take an action. The first step adds the reward of the reset to its own."""
         after_reset(self, None if self._is_over else self._opened)
         messages, reward, terminated, truncated, info = await self._take(action)
         reward, self._reset_reward = reward + self._reset_reward, 0.0
@@ -138,73 +137,61 @@ class OpenEnv(Env):
         if not action.tool_calls:  # the model has said its last word
             self._is_over = True
             return (), 0.0, True, False, {}
-        messages: list[Message] = []
-        uses: list[ToolUse] = []
-        reward, info = 0.0, dict[str, Any]()
-        for call in action.tool_calls:
-            started = time.perf_counter()
-            text, observed = await self._call(call)
-            failure = text.kind if isinstance(text, ToolFailure) else ""
-            uses.append(ToolUse(name=call.name, seconds=time.perf_counter() - started, error=failure))
-            messages.append(answer_to(call, str(text)))
-            if observed is not None:
-                reward += self._reward(observed)
-                info |= _info(observed)
-        return messages, reward, self._is_over, False, {**info, "tools": tuple(uses)}
+        self._earned, self._info = 0.0, dict[str, Any]()
+        messages, uses = await self._toolbox.answer(action.tool_calls)
+        return messages, self._earned, self._is_over, False, {**self._info, "tools": uses}
 
     async def close(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             await self.server.release(opened.session)
 
+    async def _observe(self, action: Mapping[str, Any]) -> Observed:
+        assert self._opened is not None
+        observed = await self._opened.session.step(action)
+        self._is_over = observed.done
+        return observed
+
     async def _send(self, action: Action) -> StepResult:
         assert self._opened is not None
         try:
-            observed = await self._opened.session.step(action_data(action))
+            observed = await self._observe(action_data(action))
         except BadAction as refused:
             raise EnvError(f"the server at {self.source} refused a message: {refused}") from None
-        self._is_over = observed.done
         self.tools = tools_of(observed, self.tools)
         self._verdict = success_of(observed)
         messages = messages_of(observed, self._opened.url)
         return messages, self._reward(observed), observed.done, False, info_of(observed)
 
     async def _write(self, field: str, action: Action) -> StepResult:
-        assert self._opened is not None
         if action.tool_calls:
             return refuse_calls(action.tool_calls, "action"), 0.0, False, False, {}
         try:
-            observed = await self._opened.session.step({field: action.text})
+            observed = await self._observe({field: action.text})
         except BadAction as refused:
             return (Message(role="user", content=f"Error: {refused}"),), 0.0, False, False, {}
-        self._is_over = observed.done
         message = Message(role="user", content=observation_text(observed.observation))
         return (message,), self._reward(observed), observed.done, False, _info(observed)
 
-    async def _call(self, call: ToolCall) -> tuple[str, Observed | None]:
-        """Step by a call; returns the text for the model, and what the server answered, if it was asked."""
-        assert self._opened is not None
-        if self._is_over:
-            return ToolFailure(_OVER, kind="episode_over"), None
-        tools: Mapping[str, ActionTool] = self._opened.actions.tools
-        tool = tools.get(call.name)
-        if tool is None:
-            known = ", ".join(tools) or "none"
-            return ToolFailure(f"Error: there is no tool {call.name!r}. Available: {known}.", kind="unknown_tool"), None
-        try:
-            if call.arguments is None:
-                raise ValueError(f"they are no JSON object. {call.error}".strip())
-            step = tool.action(call.arguments)
-        except (ValueError, RecursionError) as error:
-            return ToolFailure(f"Error: bad arguments for {call.name}: {error}", kind="bad_arguments"), None
-        try:
-            observed = await self._opened.session.step(step)
-        except BadAction as refused:
-            return ToolFailure(f"Error: {refused}", kind="bad_arguments"), None
-        self._is_over = observed.done
-        if tool.is_mcp:
-            return call_text(observed.observation, self._opened.url), observed
-        return observation_text(observed.observation), observed
+    def _stepping(self, tool: Tool, opened: Opened) -> Tool:
+        """Return a tool that takes its action as a step of this episode."""
+
+        async def step(**arguments: Any) -> str:
+            if self._is_over:
+                return ToolFailure("Error: the episode is over.", kind="episode_over")
+            try:
+                observed = await self._observe(tool.function(**arguments))
+            except BadAction as refused:
+                return ToolFailure(f"Error: {refused}", kind="bad_arguments")
+            self._earned += self._reward(observed)
+            self._info |= _info(observed)
+            return (
+                call_text(observed.observation, opened.url)
+                if opened.actions.are_of_mcp
+                else observation_text(observed.observation)
+            )
+
+        return replace(tool, function=step)
 
     def _reward(self, observed: Observed) -> float:
         if observed.reward is None and observed.done and self._null_reward == "fault":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -25,12 +25,6 @@ PAUSE_SECONDS = 0.25
 """Before the second attempt; doubled each time, up to the longest."""
 LONGEST_PAUSE_SECONDS = 5.0
 MAX_FAILED_PINGS = 5
-
-
-class Refused(Exception):
-    def __init__(self, status: int, error: Exception) -> None:
-        super().__init__(str(error))
-        self.status, self.error = status, error
 
 
 class CallResult(NamedTuple):
@@ -63,28 +57,20 @@ class Session:
     async def open(self, task_spec: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
         self._id = await self._new_id()
         body = {"env_name": self._environment, "task_spec": dict(task_spec)}
-        try:
-            await self._json("POST", "/create", {**body, **({"secrets": dict(secrets)} if secrets else {})})
-        except Refused as refused:
-            if not secrets or refused.status != 422:  # other servers take the secrets from the header alone
-                raise refused.error from None
-            await self.request("POST", "/create", body)
+        if secrets:  # other servers take them from the header alone
+            created = await self._send("POST", "/create", {**body, "secrets": dict(secrets)}, returned=(422,))
+        if not secrets or created.status_code == 422:
+            created = await self._send("POST", "/create", body)
+        self._decoded(created, "POST /create")
         self._pings = asyncio.create_task(self._ping(), name="ors pings")
 
-    async def request(self, method: str, path: str, body: Any = None) -> Any:
-        try:
-            return await self._json(method, path, body)
-        except Refused as refused:
-            raise refused.error from None
+    async def request(self, method: str, path: str) -> Any:
+        return self._decoded(await self._send(method, path), f"{method} {path}")
 
     async def optional(self, path: str) -> Any:
         """Send a GET to a part of the standard that a server may lack; None then."""
-        try:
-            return await self._json("GET", path)
-        except Refused as refused:
-            if refused.status == 404 or 300 <= refused.status < 400:
-                return None
-            raise refused.error from None
+        response = await self._send("GET", path, returned=(404, *range(300, 400)))
+        return self._decoded(response, f"GET {path}") if response.is_success else None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
         """Call a tool. If its connection is lost, the call is resumed by its id; without an id it is not repeated."""
@@ -125,10 +111,7 @@ class Session:
 
     async def _new_id(self) -> str:
         """Ask for a session; servers answer in JSON or in a stream of events."""
-        try:
-            response = await self._send("POST", "/create_session", {})
-        except Refused as refused:
-            raise refused.error from None
+        response = await self._send("POST", "/create_session", {})
         found = ""
         if "event-stream" in response.headers.get("content-type", ""):
             async for event in read_events(_as_chunks(response.content)):
@@ -142,17 +125,19 @@ class Session:
             raise ServiceError(f"{self._access.url} gave no id for a session: {response.text[:100]!r}")
         return found
 
-    async def _json(self, method: str, path: str, body: Any = None) -> Any:
-        return self._decoded(await self._send(method, path, body), f"{method} {path}")
-
     def _decoded(self, response: httpx.Response, what: str) -> Any:
         try:
             return read(decoded(response.content))
         except ValueError:
             raise ServiceError(f"{self._access.url} answered {what} without JSON") from None
 
-    async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """Send a request, again after a temporary refusal; an environment that still starts has `start_seconds`."""
+    async def _send(
+        self, method: str, path: str, body: Any = None, *, returned: Collection[int] = ()
+    ) -> httpx.Response:
+        """Send a request, again after a temporary refusal; an environment that still starts has `start_seconds`.
+
+        Other statuses than a success are errors, but for those that are `returned`.
+        """
         what, headers = f"{method} {path}", {"X-Session-ID": self._id} if self._id else {}
         content = None if body is None else write(body)
         headers |= {"Content-Type": "application/json"} if content else {}
@@ -169,13 +154,13 @@ class Session:
                     words = f"{what} of {self._access.url} failed: {type(error).__name__}: {error}"
                     raise ServiceError(words.rstrip(": ")) from None
             else:
-                if response.is_success:
+                if response.is_success or response.status_code in returned:
                     return response
                 is_starting = response.headers.get("x-backend-state") == "starting"
                 retries.most = math.inf if is_starting else RETRIES
                 pause = retries.pause(min(retry_after(response.headers), REQUEST_SECONDS))
                 if response.status_code not in TRANSIENT or pause is None:
-                    raise Refused(response.status_code, self._access.refusal(what, response))
+                    raise self._access.refusal(what, response)
             await asyncio.sleep(pause)
 
     async def _stream(self, path: str, body: dict[str, Any], where: str) -> Any:

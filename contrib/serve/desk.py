@@ -117,8 +117,18 @@ class Desk:
                 logger.info("no tasks of the split %s: %s", split, error)
         return found
 
-    async def choose(self, *, split: str | None, index: int | None, seed: int | None) -> Chosen:
-        """Choose the task of an episode: the one with the index; else one that follows from the seed; else the next."""
+    async def choose(self, asked: Mapping[str, Any]) -> Chosen:
+        """Choose the task of an episode: the one with the index; else one that follows from the seed; else the next.
+
+        Args:
+            asked: by a client: "split", "index" and "seed", each of which it may leave out.
+        """
+        split, index, seed = (asked.get(name) for name in ("split", "index", "seed"))
+        for part, value in (("index", index), ("seed", seed)):
+            if value is not None and (type(value) is not int or value < 0):
+                raise UserError(f"{part} is {value!r:.40}; it is a whole number from 0")
+        if split is not None and not isinstance(split, str):
+            raise UserError(f"split is {split!r:.40}; it is the name of a split")
         name = split or self._options.split
         tasks = await self.tasks(name)
         if index is None and seed is None:
@@ -126,7 +136,7 @@ class Desk:
             self._next[name] += 1
         elif index is None:
             index = random.Random(seed).randrange(len(tasks))
-        elif not 0 <= index < len(tasks):
+        elif index >= len(tasks):
             raise UserError(
                 f"the split {name} has {len(tasks)} tasks, and the index is {index}: give 0 or more below it"
             )

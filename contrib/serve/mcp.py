@@ -126,12 +126,9 @@ class Sessions:
             raise ValueError("this session has its task already: open another session for another one")
         if unknown := sorted(arguments.keys() - _START_SCHEMA["properties"].keys()):  # type: ignore[attr-defined]
             raise ValueError(f"{START} has no argument {unknown[0]!r:.40}: it takes split, index and seed")
-        split, index, seed = (arguments.get(name) for name in ("split", "index", "seed"))
-        if any(value is not None and (type(value) is not int or value < 0) for value in (index, seed)):
-            raise ValueError("index and seed are whole numbers from 0")
         self._starting.add(session)
         try:
-            chosen = await self._desk.choose(split=None if split is None else str(split), index=index, seed=seed)
+            chosen = await self._desk.choose(arguments)
             if session not in self._starting:
                 raise ValueError("the session was ended while its task was chosen")
         finally:

@@ -18,19 +18,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from contrib.serve.client_episode import EpisodeFault
 from contrib.serve.desk import Desk, PlayOptions, open_desk
-from contrib.serve.openenv_session import (
-    ACTION_SCHEMA,
-    OBSERVATION_SCHEMA,
-    STATE_SCHEMA,
-    OpenEnvSession,
-    Refused,
-    fault_code,
-)
+from contrib.serve.openenv_session import OpenEnvSession, Refused, fault_code
 from contrib.serve.openenv_socket import serve_socket
 from contrib.serve.tool_face import tool_list
 from forge_env import __version__
@@ -40,6 +34,7 @@ from forge_env.utils.http_server import Receive, RequestRefused, Send, exact_jso
 from forge_env.utils.server_settings import ServeSettings
 
 logger = logging.getLogger(__name__)
+SCHEMAS = json.loads(Path(__file__).with_name("openenv_schemas.json").read_text(encoding="utf-8"))
 _INVALID, _UNKNOWN_METHOD, _SERVER_ERROR = -32602, -32601, -32000  # of JSON-RPC
 
 
@@ -137,7 +132,7 @@ class OpenEnvApp:
             described = " ".join((self.desk.factory.env_class.__doc__ or "").split())
             return {"name": self._name, "description": described or self._name, "version": __version__}
         if path == "/schema":
-            return {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+            return SCHEMAS
         if path == "/list_environments":
             return [self._name]
         if path == self._place("splits"):

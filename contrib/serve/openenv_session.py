@@ -12,43 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agents.renderer.dialects import from_openai, to_openai
 from contrib.serve.client_episode import ClientEpisode, EpisodeFault, EpisodeOver, Shown
 from contrib.serve.desk import Desk
 from contrib.serve.tool_face import action_of, text_of, tool_list
 from forge_env.core.errors import UserError
 from forge_env.core.types import Action, ToolSpec
-from forge_env.utils.targets import load
-
-ACTION_SCHEMA = {
-    "title": "MessageAction",
-    "description": "An assistant message: text, tool calls in OpenAI's form, or both.",
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "metadata": {"type": "object", "additionalProperties": True},
-        "content": {"type": "string", "description": "The text of the message."},
-        "tool_calls": {
-            "type": "array",
-            "items": {"type": "object"},
-            "description": "Calls of tools in tool_specs.",
-        },
-    },
-    "required": ["content"],
-}
-OBSERVATION_SCHEMA = {
-    "title": "MessagesObservation",
-    "type": "object",
-    "properties": {
-        "messages": {"type": "array", "items": {"type": "object"}, "description": "New messages, in OpenAI's form."},
-        "tool_specs": {"type": "array", "items": {"type": "object"}, "description": "The tools, where they changed."},
-        "metadata": {"type": "object"},
-    },
-}
-STATE_SCHEMA = {
-    "title": "State",
-    "type": "object",
-    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
-}
 
 
 class Refused(Exception):
@@ -80,14 +49,8 @@ class OpenEnvSession:
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Begin an episode."""
-        split, index, seed = (data.get(name) for name in ("split", "index", "seed"))
-        for name, value in (("index", index), ("seed", seed)):
-            if value is not None and (type(value) is not int or value < 0):
-                raise Refused("VALIDATION_ERROR", f"{name} is {value!r:.40}; it is a whole number from 0")
-        if split is not None and not isinstance(split, str):
-            raise Refused("VALIDATION_ERROR", f"split is {split!r:.40}; it is the name of a split")
         try:
-            chosen = await self._desk.choose(split=split, index=index, seed=seed)
+            chosen = await self._desk.choose(data)
         except UserError as error:
             raise Refused("VALIDATION_ERROR", str(error)) from None
         await self.end("the client began another episode")
@@ -183,6 +146,6 @@ def read_action(data: Mapping[str, Any]) -> Action:
         raise Refused("VALIDATION_ERROR", f"content is {content!r:.40}; it is the text of the message")
     if not calls:
         return Action(message={"role": "assistant", "content": content})
-    parsed = load("agents.renderer.dialects:from_openai")({"tool_calls": calls})
-    shown = load("agents.renderer.dialects:to_openai")(parsed)
+    parsed = from_openai({"tool_calls": calls})
+    shown = to_openai(parsed)
     return Action(message={"role": "assistant", "content": content, "tool_calls": shown}, tool_calls=parsed)

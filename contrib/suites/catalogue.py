@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from envs.processes.helper import HelperProcess
 from forge_env.core.errors import UserError, nearest
 
 PROBE_SECONDS = 60.0
@@ -177,3 +178,20 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         last = (done.stderr or done.stdout).strip()[-400:]
         raise UserError(f"`{' '.join(command)}` failed: {' '.join(last.split())}")
+
+
+class SuiteProcess(HelperProcess):
+    """A suite's process. Episodes leave no state in it, so it may end and start again at any time."""
+
+    def __init__(self, library_file: str, suite: Installed) -> None:
+        self.label = suite.label
+        variables = {"PYTHONHASHSEED": "0", "PYTHONPATH": ""}
+        super().__init__(library_file, name=f"the process of {suite.label}", environment=variables, python=suite.python)
+
+
+@functools.cache
+def process_of(library_file: str, suite: Installed) -> SuiteProcess:
+    """Return the process of a suite, one for each interpreter; it starts with its first request."""
+    process = SuiteProcess(library_file, suite)
+    process.end_with_owner()
+    return process

@@ -4,7 +4,7 @@
 
 The agent works on the repository at the base commit. When it ends, its processes are killed, and what counts of its
 changes is applied in a fresh workspace. The test patch is applied after it, and pytest runs the tests of the task. The
-reward is 1 when all of FAIL_TO_PASS and PASS_TO_PASS pass, as `contrib.swe.resolution` says.
+reward is 1 when all of FAIL_TO_PASS and PASS_TO_PASS pass, as `contrib.swe.verdict.satisfied` says.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contrib.swe.cheats import named_cheats_of
 from contrib.swe.repository import limits_of, prepare_repository
 from contrib.swe.rows import Instance, instance_of, read_instance
 from contrib.swe.verdict import Outcome, Submission, collect_patch, run_tests
-from contrib.workspaces.contract import Workspace
 from contrib.workspaces.env.prepared_env import Beginning, PreparedEnv
 from contrib.workspaces.env.rows import DEFAULT_IMAGE
 from contrib.workspaces.env.solutions import note_solution, play_noted, play_solution
+from contrib.workspaces.machines.workspace import Workspace
 from envs.data_tasks import data_tasks
 from envs.messages import call, say
 from forge_env.core.env import Env

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contrib.swe.rows import Instance
-from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.contract import CommandResult, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.env.cheats import read_scripts
 from contrib.workspaces.env.output import shorten
 from contrib.workspaces.images.dockerfile import BuiltImage
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError
 
 _MB = 2**20
@@ -32,59 +34,13 @@ GIT_ENV = {
     "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
 }
-# Images may lack the program git-upload-pack, which is a command of git as well.
-# A clone that only serves to fetch the ancestors of one commit; then the rest of it is gone.
-_FROM_GIT = """set -e
-git init -q --template= --bare "$1.git"
-git -C "$1.git" fetch -q --upload-pack "git upload-pack" "$1" "+refs/*:refs/*"
-git -C "$1.git" fetch -q --upload-pack "git upload-pack" "$1" +HEAD:refs/heads/forge-env-head 2>/dev/null || true
-[ "$2" != HEAD ] || set -- "$1" refs/heads/forge-env-head "$3"
-commit=$(git -C "$1.git" rev-parse --verify --quiet "$2^{commit}") || {
-    echo "there is no commit $2 in it" >&2
-    exit 3
-}
-git -C "$1.git" update-ref refs/heads/forge-env-base "$commit"
-mkdir -p "$3" && cd "$3"
-git init -q --template=
-git fetch -q --no-tags --upload-pack "git upload-pack" "$1.git" refs/heads/forge-env-base
-git checkout -q -B main FETCH_HEAD
-rm -rf "$1" "$1.git" .git/FETCH_HEAD .git/hooks
-"""
-# The files that an image has beside the tracked ones stay: they may have been built. Later commits are pruned.
-_IN_IMAGE = """set -e
-cd "$1"
-git checkout -q -f --detach "$2"
-git for-each-ref --format="delete %(refname)" | git update-ref --stdin
-git checkout -q -B main
-git reflog expire --expire=now --all
-rm -rf .git/FETCH_HEAD .git/ORIG_HEAD .git/hooks
-git gc -q --prune=now
-"""
-# If an archive has one folder at its top, as archives of code hosts do, this folder is taken.
-_UNPACK = """set -e
-mkdir "$1.d"
-tar -xf "$1" -C "$1.d" --no-same-owner
-root=$1.d
-if [ "$(ls -A "$root" | wc -l)" = 1 ] && [ "$(ls -A "$root")" != .git ] && [ -d "$root/$(ls -A "$root")" ]; then
-    root=$root/$(ls -A "$root")
-fi
-rm -rf "$2"
-mkdir -p "$(dirname "$2")"
-mv "$root" "$2"
-rm -rf "$1" "$1.d"
-"""
-# What has no history gets one commit, so that agent and verdict can tell what has changed.
-_FROM_FILES = """set -e
-cd "$1"
-if [ ! -e .git ]; then
-    git init -q --template= -b main
-    git add -A -f
-    git commit -q --allow-empty -m base
-    rm -rf .git/hooks
-fi
-git update-ref refs/forge-env/base HEAD
-"""
+_SCRIPTS = read_scripts(Path(__file__).with_name("repository.sh"))
 BASE = "refs/forge-env/base"
+
+
+def by_script(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a script of repository.sh."""
+    return ["sh", "-c", _SCRIPTS[name], "sh", *arguments]
 
 
 async def prepare_repository(workspace: Workspace, base: BuiltImage, instance: Instance) -> None:
@@ -93,7 +49,7 @@ async def prepare_repository(workspace: Workspace, base: BuiltImage, instance: I
         await _place(workspace, instance)
         if instance.setup:
             await _run(workspace, instance, instance.setup, "its setup", env=base.env)
-        await _run(workspace, instance, ["sh", "-c", _FROM_FILES, "sh", instance.workdir], "git")
+        await _run(workspace, instance, by_script("base", instance.workdir), "git")
     except WorkspaceFileError as error:
         raise UserError(f"the snapshot of {instance.instance_id} cannot be copied: {error}") from error
 
@@ -111,12 +67,12 @@ async def _place(workspace: Workspace, instance: Instance) -> None:
         await workspace.put(_STAGED, data)
         is_git = data.startswith(b"# v") and b"git bundle" in data[:32]
         if not is_git:
-            await _run(workspace, instance, ["sh", "-c", _UNPACK, "sh", _STAGED, target], "tar")
+            await _run(workspace, instance, by_script("unpack", _STAGED, target), "tar")
             is_git = (await workspace.exec(["test", "-d", f"{target}/.git"], user="0", cwd="/")).ok
             if is_git:
                 await _run(workspace, instance, ["mv", target, _STAGED], "mv")
     if is_git:
-        await _run(workspace, instance, ["sh", "-c", _FROM_GIT, "sh", _STAGED, commit or "HEAD", target], "git")
+        await _run(workspace, instance, by_script("from git", _STAGED, commit or "HEAD", target), "git")
     elif commit:
         raise UserError(f"{instance.instance_id} names the commit {commit}, but its snapshot {source} has no history")
 
@@ -127,7 +83,7 @@ async def _check_out(workspace: Workspace, instance: Instance) -> None:
     if not (await workspace.exec(["test", "-d", target], user="0", cwd="/")).ok:
         raise UserError(f"{instance.instance_id} names no snapshot, and its image has no folder {target}")
     if (await workspace.exec(["test", "-d", f"{target}/.git"], user="0", cwd="/")).ok:
-        await _run(workspace, instance, ["sh", "-c", _IN_IMAGE, "sh", target, commit], "git")
+        await _run(workspace, instance, by_script("in an image", target, commit), "git")
 
 
 def _has_history(folder: Path) -> bool:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from contrib.swe.repository import BASE, GIT_ENV
-from contrib.swe.resolution import satisfied
+from contrib.swe.repository import BASE, GIT_ENV, by_script
 from contrib.swe.rows import Instance
-from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError
+from contrib.workspaces.contract import CommandResult, WorkspaceFileError
 from contrib.workspaces.env.output import shorten
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import EnvError
 from forge_env.core.sandbox import ExecStatus
 
@@ -30,13 +30,6 @@ _GIT_SECONDS = 120.0
 _MAX_PATCH = 16 * 2**20
 _SHOWN = 2000
 _LISTED = 20
-_DIFF = f"""set -e
-export GIT_INDEX_FILE=/tmp/.forge-env-index
-rm -f "$GIT_INDEX_FILE"
-git read-tree {BASE}
-git add -A
-git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv --output="$1" {BASE}
-"""
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests\.py|conftest\.py")
 _TEST_FOLDERS = {"test", "tests"}
 _SETTINGS = {"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"}
@@ -59,7 +52,7 @@ class Outcome:
     """How the tests ended in one workspace."""
 
     passed: frozenset[str] | None
-    """See `contrib.swe.resolution`; None if there is no report, and `reason` says why."""
+    """See `satisfied`; None if there is no report, and `reason` says why."""
     reason: str = ""
     output: str = ""
     not_counted: Sequence[str] = field(default=())
@@ -70,7 +63,7 @@ class Outcome:
 async def collect_patch(workspace: Workspace, instance: Instance) -> Submission:
     """The changes in the workspace of an agent after its processes have ended; ignored files are left out."""
     place = "/tmp/.forge-env-patch"
-    result = await _git(workspace, instance, ["sh", "-c", _DIFF, "sh", place])
+    result = await _git(workspace, instance, by_script("diff", place))
     if not result.ok:
         return Submission(problem=f"the changes cannot be read: {_last(result)}")
     try:
@@ -191,3 +184,45 @@ async def _git(workspace: Workspace, instance: Instance, command: list[str], *, 
 def _last(result: CommandResult) -> str:
     lines = (result.stderr or result.stdout).strip().split("\n")
     return lines[-1][:300] or result.status.value
+
+
+_PASSING = ("PASSED", "XFAIL")
+_PATH_OPTION = re.compile(r"\[/(?!/)[^*]*/([^/*]*)\]")
+_BUTTONS = {"MouseButton.LEFT": "1", "MouseButton.RIGHT": "3"}
+
+
+def satisfied(fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], statuses: Mapping[str, str]) -> frozenset[str]:
+    """Return the tests that pass, and the skipped ones of PASS_TO_PASS; the task is resolved if these are all.
+
+    These are the rules of SWE-bench 5.0 (`swebench.harness.grading`). A test that must fail and passes (XPASS) has no
+    status there, as one that was not run.
+
+    >>> sorted(satisfied(["a::x", "a::y"], ["a::z[1"], {"a::x": "XFAIL", "a::y": "SKIPPED", "a::z[1 2]": "SKIPPED"}))
+    ['a::x', 'a::z[1']
+
+    Args:
+        fail_to_pass: ids of tests, which may have lost their end.
+        pass_to_pass: the same.
+        statuses: of the tests that were run, by their whole ids: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS.
+    """
+    known = {alias: status for test, status in statuses.items() for alias in _aliases(test)} | dict(statuses)
+    known = {test: status for test, status in known.items() if status != "XPASS"}
+    kept = (test for test in pass_to_pass if _status(test, known) in (*_PASSING, "SKIPPED"))
+    passed = frozenset(test for test in fail_to_pass if _status(test, known) in _PASSING)
+    return passed | (frozenset(kept) - frozenset(fail_to_pass))
+
+
+def _status(test: str, known: Mapping[str, str]) -> str:
+    """The status of a test. An id without its closing bracket stands for all ids that begin so, if they agree."""
+    if test in known or test.count("[") <= test.count("]"):
+        return known.get(test, "")
+    statuses = [status for other, status in known.items() if other.startswith(test)]
+    return statuses[0] if len({status in _PASSING for status in statuses}) == 1 else ""
+
+
+def _aliases(test: str) -> Sequence[str]:
+    """What the log parsers of some repositories call a test: without the folders of a path, with numbers of buttons."""
+    buttons = test
+    for name, number in _BUTTONS.items():
+        buttons = buttons.replace(name, number)
+    return _PATH_OPTION.sub(r"[/\1]", test), buttons

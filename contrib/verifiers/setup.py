@@ -9,13 +9,13 @@ from typing import Any
 
 from contrib.external.gateway import open_gateway
 from contrib.external.scoring import Scorer
-from contrib.external.setup import ProgramSetup
+from contrib.external.setup import Setup
 from contrib.verifiers.interpreter import Settings, make_settings
 from contrib.verifiers.process import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiersSetup(ProgramSetup):
+class VerifiersSetup(Setup):
     """What an episode needs beside its task."""
 
     worker: Worker
@@ -67,15 +67,6 @@ async def _open(settings: Settings) -> AsyncIterator[VerifiersSetup]:
         worker = Worker(settings)
         try:
             await worker.start()
-            yield VerifiersSetup(
-                command=[],
-                gateway=gateway,
-                scorer=Scorer(),
-                host="127.0.0.1",
-                cwd="",
-                scores_failures=False,
-                sandbox="",
-                worker=worker,
-            )
+            yield VerifiersSetup(gateway=gateway, scorer=Scorer(), worker=worker)
         finally:
             await worker.close()

@@ -6,16 +6,16 @@ import math
 import shlex
 import sqlite3
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from contrib.viewer import query
 from contrib.viewer.index_row import episode_from
 from contrib.viewer.lenient_json import encodable, parse_json
-from contrib.viewer.row_tree import rows_of
 from contrib.viewer.stored_runs import StoredRun
-from contrib.viewer.token_text import token_texts
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import are_same
 
@@ -99,3 +99,78 @@ def _commands(run: StoredRun, row: sqlite3.Row) -> dict[str, str]:
             words += ["--option", f"{name}={value}"]
         commands["the same evaluation again"] = shlex.join([*words, "-n", str(plan["n"]), "--out", "outputs/again"])
     return commands
+
+
+def rows_of(episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of an episode, in its order; empty for an episode of one row.
+
+    Returns:
+        Of each row: its turns `first` to `last`, the number of its `parent` row and the turn `branch` there, None for a
+        root; and `kind`, `why`, `agent`, `known_by` and `auxiliary` as text.
+    """
+    turns, lineage = episode["turns"], episode.get("lineage")
+    entries = {
+        row["turn"]: row
+        for row in (lineage if isinstance(lineage, list) else ())
+        if isinstance(row, dict) and _is_turn(row.get("turn"), turns)
+    }
+    starts = sorted(entries)
+    rows = []
+    for number, first in enumerate(starts):
+        row, branch = entries[first], entries[first].get("parent")
+        parent = bisect_right(starts, branch) - 1 if _is_turn(branch, turns) else -1
+        is_known = parent >= 0 and parent != number
+        rows.append(
+            {
+                "first": first,
+                "last": (starts[number + 1] if number + 1 < len(starts) else len(turns)) - 1,
+                "parent": parent if is_known else None,
+                "branch": branch if is_known else None,
+                **{name: str(row.get(name) or "") for name in ("kind", "why", "agent", "known_by")},
+                "auxiliary": str(turns[first].get("auxiliary") or ""),
+            }
+        )
+    return rows
+
+
+def _is_turn(number: Any, turns: list[Any]) -> bool:
+    return type(number) is int and 0 <= number < len(turns)
+
+
+MAX_TOKENS_PER_CHARACTER = 8
+"""Tokens that may form one character together; beyond that the character counts as broken."""
+_NO_TOKEN = 2**31 - 1
+
+
+def token_texts(model: Path | None, token_ids: Sequence[Any]) -> list[str] | None:
+    """Return the text of each token; None without a tokenizer, or where `tokenizers` is not installed.
+
+    Of several tokens that form one character, the first has the character and the others have "".
+    """
+    tokenizer = None if model is None else _open_tokenizer(model)
+    if tokenizer is None:
+        return None
+    texts: list[str] = []
+    pending: list[int] = []
+    for token in token_ids:
+        pending.append(token if isinstance(token, int) and 0 <= token <= _NO_TOKEN else _NO_TOKEN)
+        text = tokenizer.decode(pending, skip_special_tokens=False)
+        if "\ufffd" in text and len(pending) < MAX_TOKENS_PER_CHARACTER:
+            continue
+        texts += [text, *[""] * (len(pending) - 1)]
+        pending.clear()
+    if pending:
+        texts += [tokenizer.decode(pending, skip_special_tokens=False), *[""] * (len(pending) - 1)]
+    return texts
+
+
+@lru_cache(maxsize=4)
+def _open_tokenizer(model: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    try:
+        return Tokenizer.from_file(str(model / "tokenizer.json"))
+    except Exception:  # tokenizers raises no narrower class
+        return None

@@ -69,8 +69,6 @@ def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes:
     for run in runs:
         run.open()
         run.update_index()
-        while not (run.index.is_complete or run.index_error):  # others read the files at the same time
-            run.update_index()
         view = _run_views(run)
         samples = [sample[when] for sample in view["report"].get("samples", ()) for when in sample if when != "change"]
         with run.index.reading() as db:

@@ -1,8 +1,8 @@
-"""The index of a run: a SQLite file beside the run that follows its files, also while they are being written.
+"""The index of a run: a temporary SQLite file that follows its files, also while they are being written.
 
 A file of episodes is only ever appended to, or cut back when a run is resumed, so reading continues at its last place.
 The bytes before that place show whether the file is still the same one. If it is not, its rows are deleted and it is
-read from the start. The index can be deleted at any time.
+read from the start. An index that was kept would save 2.4 s for 50,000 episodes, in which their list can be used.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from contrib.viewer.index_row import COLUMNS
-from contrib.viewer.scan import ScannedBlock, scan_file
+from contrib.viewer.index_row import COLUMNS, ScannedBlock, scan_file
 from contrib.viewer.stored_runs import RunFile, StoredRun
 from forge_env.utils.transaction import transaction
 
-VERSION = 3
 FIRST_BYTES = 256 << 10
 """How much of each file is read before the rest of any, so that the first page appears at once."""
 TAIL_BYTES = 4096
@@ -34,7 +32,6 @@ CREATE TABLE episodes(n INTEGER PRIMARY KEY, file INT, step INT, {", ".join(COLU
 CREATE INDEX by_group ON episodes(file, group_id);
 CREATE TABLE trained(id TEXT PRIMARY KEY, step INT, offset INT, length INT) WITHOUT ROWID;
 CREATE TABLE bad(file INT, offset INT, reason TEXT);
-PRAGMA user_version = {VERSION};
 """
 # files.done: bytes that are indexed; files.seen: size and time of the last look; files.tail: hash of the bytes before
 # done; files.bad: lines that cannot be read.
@@ -44,7 +41,7 @@ _EVALUATION = re.compile(r"evaluation_(\d{1,15})")
 
 
 class EpisodeIndex:
-    """The index of one run. One thread at a time may call `update`; any thread may call `reading`."""
+    """The index of one run. Any thread may call its methods."""
 
     def __init__(self, run: StoredRun, path: Path, max_bytes: int | None = None) -> None:
         self.run = run
@@ -53,28 +50,14 @@ class EpisodeIndex:
         """Phases with first episodes that are not in the index."""
         self.path = path
         self.stamp = 0
-        """Counts the changes that this process has noticed."""
+        """Counts the changes."""
         self.is_complete = False
         """Whether every file has been read to its end once."""
         self._closed = threading.Event()
-        self._is_outrun = False
-        """Whether another process, or a thread, reads a file at the same time, so that its end is not known."""
-        self._state: list[sqlite3.Row] = []
-        if not _is_usable(path):
-            for suffix in ("", "-wal", "-shm", "-journal"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        self._updating = threading.Lock()
         with closing(self._connect()) as db:
-            if not db.execute("PRAGMA user_version").fetchone()[0]:
-                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        self._inode = path.stat().st_ino
-
-    @property
-    def exists(self) -> bool:
-        """Whether the SQLite file is still the one that was opened: another process may have deleted and remade it."""
-        try:
-            return self.path.stat().st_ino == self._inode
-        except OSError:
-            return False
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(_SCHEMA)
 
     def close(self) -> None:
         """End a running update at its next block."""
@@ -88,8 +71,7 @@ class EpisodeIndex:
             yield db
 
     def update(self) -> bool:
-        self._is_outrun = False
-        with closing(self._connect()) as db:
+        with self._updating, closing(self._connect()) as db:
             changed = self._forget_missing_files(db)
             files = sorted(self.run.files(), key=lambda file: file.kind == "trained")
             for max_bytes in (FIRST_BYTES, None):
@@ -97,10 +79,7 @@ class EpisodeIndex:
                     changed |= self._follow(db, file, max_bytes)
             if changed:
                 self._join_steps(db)
-            state = db.execute("SELECT path, inode, done FROM files ORDER BY file").fetchall()
-        changed |= state != self._state  # another process may have written
-        self._state = state
-        self.is_complete = not self._closed.is_set() and not self._is_outrun
+        self.is_complete = not self._closed.is_set()
         self.stamp += changed
         return changed
 
@@ -118,7 +97,6 @@ class EpisodeIndex:
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         db.row_factory = sqlite3.Row
-        db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = OFF")  # a lost index is made again from the files
         return db
 
@@ -133,10 +111,8 @@ class EpisodeIndex:
             if start >= status.st_size or (max_bytes is not None and start > 0):
                 return changed
             for block in scan_file(file.path, file.kind, start, end):
-                if not self._add_block(db, file, number, start, block):
-                    self._is_outrun = True
-                    return True
-                start, changed = block.end, True
+                self._add_block(db, file, number, block)
+                changed = True
                 self.stamp += 1
                 if self._closed.is_set():
                     break
@@ -176,13 +152,9 @@ class EpisodeIndex:
             opened.readline()
             return opened.tell()
 
-    def _add_block(self, db: sqlite3.Connection, file: RunFile, number: int, start: int, block: ScannedBlock) -> bool:
-        """Add the rows of a block; False where another process has already added them."""
+    def _add_block(self, db: sqlite3.Connection, file: RunFile, number: int, block: ScannedBlock) -> None:
         tail = _tail_hash(file.path, block.end)
         with transaction(db):
-            known = db.execute("SELECT done, bad FROM files WHERE file = ?", (number,)).fetchone()
-            if known is None or known["done"] != start:
-                return False
             if file.kind == "trained":
                 db.executemany("INSERT OR REPLACE INTO trained VALUES(?, ?, ?, ?)", block.rows)
             else:
@@ -191,11 +163,11 @@ class EpisodeIndex:
                 placeholders = ", ".join("?" * (3 + len(COLUMNS)))
                 rows = (((number << _OFFSET_BITS) + row[0], number, step, *row) for row in block.rows)
                 db.executemany(f"INSERT OR REPLACE INTO episodes VALUES({placeholders})", rows)
-            room = max(0, MAX_BAD_LINES - known["bad"])
-            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *line) for line in block.bad_lines[:room]])
+            bad = db.execute("SELECT bad FROM files WHERE file = ?", (number,)).fetchone()[0]
+            listed = block.bad_lines[: max(0, MAX_BAD_LINES - bad)]
+            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *line) for line in listed])
             values = (block.end, tail, len(block.bad_lines), number)
             db.execute("UPDATE files SET done = ?, tail = ?, bad = bad + ? WHERE file = ?", values)
-        return True
 
     def _forget_missing_files(self, db: sqlite3.Connection) -> bool:
         paths = {str(file.path) for file in self.run.files()}
@@ -231,13 +203,3 @@ def _tail_hash(path: Path, end: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, end - TAIL_BYTES))
         return hashlib.blake2b(file.read(min(end, TAIL_BYTES)), digest_size=8).hexdigest()
-
-
-def _is_usable(path: Path) -> bool:
-    if not path.exists():
-        return False
-    try:
-        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as db:
-            return bool(db.execute("PRAGMA user_version").fetchone()[0] in (0, VERSION))
-    except sqlite3.DatabaseError:
-        return False

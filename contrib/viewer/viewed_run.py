@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import threading
 import time
 from collections import OrderedDict
@@ -18,7 +17,6 @@ from contrib.viewer.metrics_file import MetricsFile
 from contrib.viewer.search import Search
 from contrib.viewer.stored_runs import StoredRun
 from contrib.viewer.trace_file import TraceFile
-from forge_env.core.errors import UserError
 
 MAX_SEARCHES = 8
 
@@ -26,8 +24,9 @@ MAX_SEARCHES = 8
 class ViewedRun:
     """One run. Its index is made when somebody first opens one of its pages; any thread may call its methods.
 
-    The index is in the temporary folder if none can be written beside the run. With `max_bytes` it is always there, and
-    no more is read from the end of each file of episodes.
+    Args:
+        temporary: folder of the index, which is made.
+        max_bytes: that are read at most, from the end of each file of episodes.
     """
 
     def __init__(
@@ -57,17 +56,12 @@ class ViewedRun:
         return self._given_model or (model_of(self.run.path) if self.run.kind != "file" else None)
 
     def open(self, wake: threading.Event | None = None) -> None:
-        """Open the index, and make it if it is missing; `wake` lets the follower update it at once."""
+        """Make the index if there is none yet; `wake` lets the follower fill it at once."""
         with self._lock:
-            old = self._index
-            if old is not None and old.exists:
+            if self._index is not None:
                 return
-            index = _open_index(self.run, self._temporary, self._max_bytes)
-            if old is not None:
-                index.stamp = old.stamp + 1  # so the page redraws
-                old.close()
-                self._stop_searches()
-            self._index = index
+            self._temporary.mkdir(exist_ok=True)
+            self._index = EpisodeIndex(self.run, self._temporary / "index.sqlite", self._max_bytes)
         if wake is not None:
             wake.set()
 
@@ -75,8 +69,7 @@ class ViewedRun:
         if self._index is None:
             return
         try:
-            self.open()
-            self.index.update()
+            self._index.update()
             self.index_error = ""
         except Exception as error:  # the page shows it, and what is indexed can still be viewed
             self.index_error = f"the index could not be updated: {type(error).__name__}: {error}"
@@ -84,7 +77,8 @@ class ViewedRun:
     def close(self) -> None:
         if self._index is not None:
             self._index.close()
-        self._stop_searches()
+        while self._searches:
+            self._searches.popitem()[1].stop()
 
     def search(self, text: str) -> Search:
         """The search for a text; one that runs already is continued, and the oldest searches are dropped."""
@@ -136,23 +130,6 @@ class ViewedRun:
         step = steps_of.get(phase.partition(".")[0], step)
         steps = self.metrics.steps("evaluation")  # each is recorded at the end of its evaluation
         return {"finished": step is None or not steps or step in steps, "planned": None}
-
-    def _stop_searches(self) -> None:
-        while self._searches:
-            self._searches.popitem()[1].stop()
-
-
-def _open_index(run: StoredRun, temporary: Path, max_bytes: int | None) -> EpisodeIndex:
-    """The index beside the run, or in a temporary folder if that cannot be written."""
-    folders = [] if run.kind == "file" or max_bytes is not None else [run.path / ".view"]
-    for folder in [*folders, temporary]:
-        try:
-            folder.mkdir(exist_ok=True)  # without parents: the folder of a deleted run is not made again
-            return EpisodeIndex(run, folder / "index.sqlite", max_bytes)
-        except (OSError, sqlite3.Error):
-            continue
-    folder = folders[0] if folders else run.path.parent
-    raise UserError(f"no index can be made for {run.path}: neither {folder} nor {temporary} can be written")
 
 
 def _success_figures(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from contrib.workspaces.contract import (
-    DEFAULT_WORKSPACE_LIMITS,
-    LOOPBACK,
-    Network,
-    UnpackedImage,
-    Workspace,
-    WorkspaceLimits,
-    Workspaces,
-)
+from contrib.workspaces.contract import DEFAULT_WORKSPACE_LIMITS, LOOPBACK, Network, UnpackedImage, WorkspaceLimits
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError, nearest
 from sandboxes.settings import WORKSPACE_BACKENDS, open_backend, open_first
 

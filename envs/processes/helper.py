@@ -118,10 +118,11 @@ class HelperProcess:
 
     def end_with_owner(self) -> None:
         """Stop the process for good when this process exits, and leave it alone in forks of this process."""
-        atexit.register(self._end)
+        atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forget)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Stop the process for good, also in the middle of a request."""
         self._has_ended = True
         self._kill()  # a request under way fails now, and releases the lock
         self.close()

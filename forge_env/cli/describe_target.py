@@ -1,115 +1,106 @@
-"""Describes a target: imports it and returns its tools, its options, and what is wrong with it.
-
-It runs in a child process, see `forge_env.cli.describe_in_child`.
-"""
+"""Describes a target: imports it and returns its tools, its options, and what is wrong with it."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
-import faulthandler
 import inspect
-import json
-import os
 import re
-import signal
-import sys
 import typing
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 from forge_env.core.env import Env
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.tools import Tool
-from forge_env.registry.contrib import is_source, rows
-from forge_env.registry.registry import load_target
+from forge_env.registry.contrib import Row, tool_source
+from forge_env.registry.registry import is_env, load_entry
+from forge_env.registry.registry_file import Entry
 from forge_env.registry.tool_sets import derive_tools, untyped
 from forge_env.rollout.options import option_parameters, option_types
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.targets import add_to_path, load, split_target
-
-_PR_SET_PDEATHSIG = 1
-
-
-def main(request: Mapping[str, Any]) -> None:
-    """Describe a target, write the result to a file, and end the process, whatever threads are left."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # end with the parent, even if it is killed
-    faulthandler.enable(request["trace"])
-    faulthandler.dump_traceback_later(request["seconds"], exit=True, file=request["trace"])
-    try:
-        if request["folder"]:
-            add_to_path(Path(request["folder"]))
-        asked = (request[name] for name in ("target", "name", "kind", "options"))
-        response = describe_target(*asked, to_register=request["to_register"])
-    except ForgeError as error:
-        response = {"error": str(error)}
-    except Exception as error:
-        response = {"error": f"{request['target']!r} cannot be described: {type(error).__name__}: {error}"}
-    faulthandler.cancel_dump_traceback_later()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
-    with open(request["result"], "w", encoding="utf-8", closefd=False) as file:
-        json.dump(response, file, default=repr)
-    os._exit(0)
+from forge_env.utils.exits import Terminated
+from forge_env.utils.targets import load, split_target
 
 
-def describe_target(
-    target: str, name: str, kind: str, options: Mapping[str, Any], *, to_register: bool = True
+def describe(
+    entry: Entry, kind: Literal["auto", "env", "tools"] = "auto", *, to_register: bool = False
 ) -> dict[str, Any]:
-    """Import a target and describe it.
+    """Import the target of an entry and describe it.
 
     A tool without a docstring, or with a parameter without a type, works: the model is told less. Only a target that is
     to be registered is refused for it; it is for others as well.
 
+    Args:
+        entry: target, options and folder; its name may be empty.
+        kind: the kind that it must be; "auto" detects it.
+        to_register: see above.
+
     Returns:
-        name: `name`, or the default name of the target.
+        name: the entry's, or the default name of the target.
         kind: "env" or "tools".
         description: the first line of its docstring.
         file, line: the place of its definition.
         tools: name, description, parameters (JSON schema) and options of each tool.
         options: of an environment: name, type and default of each.
         notes: what the model is not told of the tools.
+
+    Raises:
+        UserError: the target cannot be imported, is of another kind, or is refused.
     """
-    if is_source(target):
-        return _describe_source(target, name, kind)
-    loaded = load_target(target)
-    is_env = isinstance(loaded, type) and issubclass(loaded, Env)
-    if (kind or _kind(loaded)) == "env":
-        tools, problems = _check_env(loaded)
+    try:
+        if source := tool_source(entry.target):
+            return _describe_source(entry, kind, source)
+        return _describe(entry, kind, to_register)
+    except (ForgeError, KeyboardInterrupt, Terminated):
+        raise
+    except BaseException as error:
+        raise UserError(f"{entry.target!r} cannot be described: {type(error).__name__}: {error}") from error
+
+
+def _describe(entry: Entry, kind: str, to_register: bool) -> dict[str, Any]:
+    loaded, target = load_entry(entry), entry.target
+    problems, options, tools = [], [], []
+    if kind == "env" or (kind == "auto" and _resembles_env(loaded)):
+        if is_env(loaded):
+            methods = ("reset", "step", "tasks")
+            lacks = [n for n in methods if inspect.getattr_static(loaded, n) is inspect.getattr_static(Env, n)]
+            problems = [f"{loaded.__qualname__} has no {name}() ({_file_and_line(loaded)})" for name in lacks]
+            options, tools = _options(loaded), list(loaded._tools.values()) if issubclass(loaded, ToolEnv) else []
+        else:
+            name = getattr(loaded, "__qualname__", loaded)
+            problems = [f"{name!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"]
+    elif is_env(loaded):
+        raise UserError(f"{target!r} is an environment, not a set of tools: leave --kind out, or say --kind env")
     else:
-        if is_env:
-            raise UserError(f"{target!r} is an environment, not a set of tools: leave --kind out, or say --kind env")
-        tools = derive_tools(loaded, name=name, options=options)
-        problems = []
+        tools = derive_tools(loaded, name=entry.name, options=entry.options)
     untold = [problem for tool in tools for problem in _tool_problems(tool)]
-    file, line = _definition(loaded)
     if problems or (untold and to_register):
         refused = "cannot be registered" if to_register else "is no environment"
         raise UserError(f"{target!r} {refused}: {'; '.join(problems + untold)}")
+    file, line = _definition(loaded)
     return {
-        "name": name or _default_name(target, loaded),
-        "kind": "env" if is_env else "tools",
+        "name": entry.name or _default_name(target, loaded),
+        "kind": "env" if is_env(loaded) else "tools",
         "description": _first_line(loaded),
         "file": file,
         "line": line,
         "tools": [_tool_data(tool) for tool in tools],
-        "options": _options(loaded) if is_env else [],
+        "options": options,
         "notes": untold,
     }
 
 
-def _describe_source(target: str, name: str, kind: str) -> dict[str, Any]:
+def _describe_source(entry: Entry, kind: str, source: Row) -> dict[str, Any]:
     if kind == "env":
-        raise UserError(f"{target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools")
-    row = rows("tool_sources")[target.partition(":")[0]]
-    label, tools = asyncio.run(row.load().described(target))
+        raise UserError(
+            f"{entry.target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools"
+        )
+    label, tools = asyncio.run(source.load().described(entry.target))
     return {
-        "name": name or label,
+        "name": entry.name or label,
         "kind": "tools",
-        "description": f"{len(tools)} tools of {target}",
+        "description": f"{len(tools)} tools of {entry.target}",
         "file": "",
         "line": 0,
         "tools": [_tool_data(tool) for tool in tools],
@@ -118,24 +109,11 @@ def _describe_source(target: str, name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def _kind(loaded: Any) -> str:
-    """Return "env" also for a class that only resembles one: its author is then told what is missing."""
-    if not isinstance(loaded, type):
-        return "tools"
-    return "env" if issubclass(loaded, Env) or (hasattr(loaded, "reset") and hasattr(loaded, "step")) else "tools"
-
-
-def _check_env(env_class: Any) -> tuple[list[Tool], list[str]]:
-    if not isinstance(env_class, type) or not issubclass(env_class, Env):
-        return [], [
-            f"{getattr(env_class, '__qualname__', env_class)!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"
-        ]
-    for target in env_class.shared.values():
-        load(target)
-    methods = ("reset", "step", "tasks")
-    missing = [n for n in methods if inspect.getattr_static(env_class, n) is inspect.getattr_static(Env, n)]
-    problems = [f"{env_class.__qualname__} has no {name}() ({_file_and_line(env_class)})" for name in missing]
-    return list(env_class._tools.values()) if issubclass(env_class, ToolEnv) else [], problems
+def _resembles_env(loaded: Any) -> bool:
+    """Whether it is a class with the methods of an environment; its author is then told what is missing."""
+    return isinstance(loaded, type) and (
+        issubclass(loaded, Env) or (hasattr(loaded, "reset") and hasattr(loaded, "step"))
+    )
 
 
 def _tool_problems(tool: Tool) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forge_env.cli.output import Json, emit, note, say, show_json, show_table
+from forge_env.cli.output import Json, emit, note, say, show_json, show_table, stdout_to_stderr
+
+if TYPE_CHECKING:
+    from forge_env.registry.registry_file import Entry
 
 
 def list_names(
@@ -18,7 +21,7 @@ def list_names(
 
     matching = [entry for entry in entries() if kind in ("all", entry.kind)]
     if as_json:
-        emit({"entries": [_as_data(entry) for entry in matching]})
+        emit({"entries": [as_data(entry) for entry in matching]})
         return
     show_table(
         ("name", "kind", "from", "target", "description"),
@@ -28,19 +31,15 @@ def list_names(
 
 def info(
     name: Annotated[str, typer.Argument(help="A name of `forge-env list`, or a target.")],
-    import_timeout: Annotated[float, typer.Option(help="Time limit of the import, in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Show what a name stands for: its tools, its options, and the place of its definition."""
-    from forge_env.cli.describe_in_child import describe_in_child
-    from forge_env.registry.registry import find, resolve
+    from forge_env.cli.describe_target import describe
+    from forge_env.registry.registry import resolve
 
     entry = resolve(name)
-    kind = entry.kind if find(name) is not None else ""
-    data = describe_in_child(entry, kind=kind, seconds=import_timeout, to_register=False)
-    notes = data.pop("notes")
-    data |= {"target": entry.target, "settings": dict(entry.options), "source": entry.source}
-    data |= {"registry": str(entry.file) if entry.file else None, "notes": notes}
+    with stdout_to_stderr(as_json):
+        data = as_data(entry) | describe(entry, entry.kind if entry.name else "auto")
     if as_json:
         emit(data)
         return
@@ -49,12 +48,10 @@ def info(
     if data["file"]:
         say(f"defined in: {data['file']}, line {data['line']}")
     show_schemas(data)
-    for text in notes:
-        note(text)
 
 
 def show_schemas(data: dict[str, Any]) -> None:
-    """Print the description of a target, see `describe_target`, for people."""
+    """Print the description of a target, see `describe`, for people."""
     say(f"{data['name']} ({data['kind']}): {data['description']}")
     if data["options"]:
         rows = [(o["name"], o["type"], "required" if o["required"] else str(o["default"])) for o in data["options"]]
@@ -63,9 +60,12 @@ def show_schemas(data: dict[str, Any]) -> None:
         say(f"tool {tool['name']}: {tool['description']}")
         show_json(tool["parameters"])
         say(", ".join(f"{option} {value}" for option, value in tool["options"].items() if value not in (None, [])))
+    for text in data["notes"]:
+        note(text)
 
 
-def _as_data(entry: Any) -> dict[str, Any]:
+def as_data(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON data."""
     return {
         "name": entry.name,
         "kind": entry.kind,

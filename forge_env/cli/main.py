@@ -1,6 +1,7 @@
 """The entry point of `forge-env`: its commands, their exit codes, and one sentence for each user error.
 
-Each command imports what it needs when it runs, so that `forge-env --help` is fast.
+Each command imports what it needs when it runs, and one of contrib is imported when it is called. So the help is fast,
+and an outbuilding that cannot be imported breaks only its own commands.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from forge_env import __version__
-from forge_env.cli import diff, doctor, evaluate, export_model, list_info, new, output, register, sandbox
+from forge_env.cli import diff, doctor, evaluate, export_model, list_info, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
-from forge_env.registry.contrib import rows
-from forge_env.utils.exits import show_crashes
+from forge_env.registry.contrib import Row, rows
+from forge_env.utils.exits import Terminated, show_crashes
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
 from forge_env.utils.std_streams import is_output_lost
 
@@ -29,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich takes half a second
     pretty_exceptions_enable=False,
 )
-COMMANDS = {
+COMMANDS: dict[str, Any] = {
     "register": register.register,
     "unregister": register.unregister,
     "list": list_info.list_names,
@@ -39,31 +41,52 @@ COMMANDS = {
     "eval": evaluate.evaluate,
     "diff": diff.diff,
     "export-model": export_model.export_model,
-    "sandbox": sandbox.app,
+    "sandbox": Row("sandbox", "forge_env.cli.sandbox:app", "Run untrusted code, and show what each sandbox enforces."),
 }
 """The heart's own; those of contrib come behind the command that they name."""
 
 
+class _Group(TyperGroup):
+    """A group of commands. A row is a line of the help until it is called, and is then imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        path = " ".join([*ctx.command_path.split()[1:], args[0]])
+        row = COMMANDS.get(path) or rows("commands").get(path)
+        if isinstance(row, Row):
+            called = typer.Typer(rich_markup_mode=None)
+            _add(called, row.name, row.load(), row.about)
+            self.commands.update(typer.main.get_group(called).commands)
+        return super().resolve_command(ctx, args)
+
+
+def _add(group: typer.Typer, path: str, command: Any, about: str | None = None) -> None:
+    """Add a command to its group: a function, a group, or a row. `path` is its name behind those of its groups."""
+    name = path.rpartition(" ")[2]
+    if isinstance(command, Row):
+        group.command(name, help=command.about)(lambda: None)
+    elif isinstance(command, typer.Typer):
+        for row in rows("commands").values():
+            if row.name.rpartition(" ")[0] == path:
+                _add(command, row.name, row)
+        group.add_typer(command, name=name, help=about, cls=_Group)
+    else:
+        group.command(name)(command)
+
+
 def _commands() -> dict[str, Any]:
-    """Return every command, or group of them, in the order of the help."""
+    """Return every command, or group or row of them, in the order of the help."""
     ordered = dict(COMMANDS)
     waiting = {name: row for name, row in rows("commands").items() if " " not in name}
     while placed := [name for name, row in waiting.items() if row.after in ordered or row.after not in waiting]:
         row = waiting.pop(placed[0])
         names = list(ordered)
         place = names.index(row.after) + 1 if row.after in ordered else len(names)
-        ordered = {name: ordered.get(name) or row.load() for name in [*names[:place], row.name, *names[place:]]}
+        ordered = {name: ordered.get(name, row) for name in [*names[:place], row.name, *names[place:]]}
     return ordered
 
 
 for _name, _command in _commands().items():
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        app.command(_name)(_command)
-for _row in rows("commands").values():
-    if _row.name.startswith("sandbox "):
-        sandbox.app.command(_row.name.removeprefix("sandbox "))(_row.load())
+    _add(app, _name, _command)
 
 INTERRUPTED = 130
 
@@ -74,7 +97,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
+@app.callback(cls=_Group)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -122,18 +145,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage(message: str, options: Sequence[str]) -> str:
     """Return one sentence for options that typer refuses."""
     command = next((word for word in options if not word.startswith("-")), "")
-    names = {info.name for info in app.registered_commands}
-    help_of = f"forge-env {command} --help" if command in names else "forge-env --help"
+    help_of = f"forge-env {command} --help" if command in _commands() else "forge-env --help"
     return f"{' '.join(message.split()).rstrip('.')}; see {help_of}"
 
 
 @contextmanager
 def _sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143), so that a command ends in order what it has started."""
+    """Turn SIGTERM into `Terminated`, so that a command ends in order what it has started."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def end(number: int, _: Any) -> None:
+        raise Terminated(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forge_env.cli.output import Json, emit, note, say
+from forge_env.cli.output import Json, emit, say, stdout_to_stderr
 from forge_env.core.errors import UserError
 from forge_env.utils.syntax import parse_python
 
-KindOption = Annotated[Literal["auto", "env", "tools"], typer.Option(help="Kind of the target; auto detects it.")]
+if TYPE_CHECKING:
+    from forge_env.registry.registry_file import RegistryFile
+
+Kind = Literal["auto", "env", "tools"]
 UserOption = Annotated[bool, typer.Option("--user", help="Use the user's file, which holds for all projects.")]
 
 
 def register(
     target: Annotated[str, typer.Argument(help="path/to/file.py:NAME, module:NAME, openapi:DOCUMENT or mcp:SERVER")],
     name: Annotated[str, typer.Option(help="The name to register; the target's own name by default.")] = "",
-    kind: KindOption = "auto",
+    kind: Annotated[Kind, typer.Option(help="Kind of the target; auto detects it.")] = "auto",
     timeout: Annotated[float | None, typer.Option(help="Of tools: time limit of a call, in seconds.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Of tools: maximum concurrent calls in a process.")] = None,
     max_output: Annotated[int | None, typer.Option(help="Of tools: maximum number of characters of a result.")] = None,
@@ -30,12 +32,11 @@ def register(
     base_url: Annotated[str, typer.Option(help="Of openapi:DOCUMENT: base URL of the service.")] = "",
     user: UserOption = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the present entry of that name.")] = False,
-    import_timeout: Annotated[float, typer.Option(help="Time limit of the import, in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Register a function, a class of tools, a source of tools or an environment under a name.
 
-    The target is imported in a child process; its tools and options are printed.
+    The target is imported; its tools and options are printed.
     """
     options = {
         "timeout": timeout,
@@ -46,23 +47,16 @@ def register(
         "parallel": parallel,
     }
     given = {option: value for option, value in options.items() if value is not None}
-    data = add_to_registry(
-        _written(target, base_url),
-        name=name,
-        kind=kind,
-        options=given,
-        user=user,
-        replace=replace,
-        seconds=import_timeout,
-    )
+    with stdout_to_stderr(as_json):
+        data = add_to_registry(
+            _written(target, base_url), name=name, kind=kind, options=given, user=user, replace=replace
+        )
     if as_json:
         emit(data)
         return
     from forge_env.cli.list_info import show_schemas
 
     show_schemas(data)
-    for text in data["notes"]:
-        note(text)
     say(f"{data['name']} is registered in {data['registry']}")
 
 
@@ -70,46 +64,33 @@ def add_to_registry(
     target: str,
     *,
     name: str = "",
-    kind: str = "auto",
+    kind: Kind = "auto",
     options: dict[str, Any],
     user: bool = False,
     replace: bool = False,
-    seconds: float = 60.0,
 ) -> dict[str, Any]:
-    """Describe a target in a child process and write its entry; returns the description."""
-    from forge_env.cli.describe_in_child import describe_in_child
-    from forge_env.registry.contrib import is_source
-    from forge_env.registry.registry import find, make_entry
-    from forge_env.registry.registry_file import Entry
+    """Describe a target and write its entry; returns both, see `describe` and `as_data`."""
+    from forge_env.cli.describe_target import describe
+    from forge_env.cli.list_info import as_data
+    from forge_env.registry.contrib import tool_source
+    from forge_env.registry.registry import find
+    from forge_env.registry.registry_file import Entry, check_free, make_entry
 
-    if not seconds > 0:
-        raise UserError(f"--import-timeout is {seconds:g}; it is a number of seconds above 0")
     file = registry_file(user=user)
-    if options and is_source(target):
+    if options and tool_source(target):
         raise UserError(f"{target!r} is a source of tools, and {', '.join(options)} is for functions: leave it out")
     if name:
         make_entry(name, target, kind="tools", options=options)  # checked before anything is imported
-        _check_free(name, replace)
-    entry = Entry(name=name, kind="tools", target=_absolute(target), options=options, folder=file.folder)
-    data = describe_in_child(entry, kind="" if kind == "auto" else kind, seconds=seconds)
-    entry = make_entry(data["name"], entry.target, kind=data["kind"], description=data["description"], options=options)
-    _check_free(entry.name, replace)
+        check_free(name, None if replace else find(name))
+    entry = Entry(name=name, kind="tools", target=target, options=options, folder=file.folder)
+    data = describe(entry, kind, to_register=True)
+    entry = make_entry(data["name"], target, kind=data["kind"], description=data["description"], options=options)
+    check_free(entry.name, None if replace else find(entry.name))
     file.add(entry, replace=replace)
-    notes = data.pop("notes")
     effective = find(entry.name)
-    if effective is None or effective.file != file.path:
-        notes.append(
-            f"here {entry.name!r} still is {effective and effective.target}, which comes from "
-            f"{effective and effective.source}"
-        )
-    return {
-        **data,
-        "target": entry.target,
-        "settings": options,
-        "source": file.source,
-        "registry": str(file.path),
-        "notes": notes,
-    }
+    if effective is not None and effective.file != file.path:
+        data["notes"].append(f"here {entry.name!r} still is {effective.target}, which comes from {effective.source}")
+    return as_data(file.read()[entry.name]) | data
 
 
 def unregister(
@@ -118,6 +99,7 @@ def unregister(
     as_json: Json = False,
 ) -> None:
     """Remove a name from the project's file, or the user's."""
+    from forge_env.cli.list_info import as_data
     from forge_env.registry.registry import find
 
     file = registry_file(user=user)
@@ -127,14 +109,14 @@ def unregister(
         raise UserError(f"{name!r} is not in {file.path}; it comes from {entry.file or entry.source}: {remedy}")
     removed = file.remove(name)
     if as_json:
-        emit(dataclasses.asdict(removed) | {"registry": str(file.path)})
+        emit(as_data(removed))
         return
     say(f"{name} ({removed.target}) is no longer in {file.path}")
 
 
-def registry_file(*, user: bool) -> Any:
+def registry_file(*, user: bool) -> RegistryFile:
     """Return the registry file that a command changes."""
-    from forge_env.registry.locations import project_file, user_file
+    from forge_env.registry.registry_file import project_file, user_file
 
     file = user_file() if user else project_file()
     if file is None:
@@ -145,35 +127,15 @@ def registry_file(*, user: bool) -> Any:
     return file
 
 
-def _check_free(name: str, replace: bool) -> None:
-    from forge_env.registry.registry import find
-
-    holder = None if replace else find(name)
-    if holder is not None:
-        raise UserError(
-            f"the name {name!r} is taken by {holder.target} ({holder.file or holder.source}): choose another one with "
-            "--name, or add --replace"
-        )
-
-
 def _written(target: str, base_url: str) -> str:
-    """Return a source of tools as it is valid in every working directory, and any other target as it is."""
-    from forge_env.registry.contrib import is_source, rows
-
-    if is_source(target):
-        return str(rows("tool_sources")[target.partition(":")[0]].load().written(target, base_url))
-    if base_url:
-        raise UserError(f"--base-url {base_url} is for the service of an OpenAPI document, and {target!r} names none")
-    return target
-
-
-def _absolute(target: str) -> str:
-    """Return a target with an absolute path, which is valid in every working directory."""
-    from forge_env.registry.contrib import is_source
+    """Return a target as it is valid in every working directory."""
+    from forge_env.registry.contrib import tool_source
     from forge_env.utils.targets import is_file, is_path, split_target
 
-    if is_source(target):
-        return target
+    if row := tool_source(target):
+        return str(row.load().written(target, base_url))
+    if base_url:
+        raise UserError(f"--base-url {base_url} is for the service of an OpenAPI document, and {target!r} names none")
     if is_file(target):
         raise UserError(f"{target!r} names a file only: write {target}:NAME{_list_names(Path(target))}")
     source, attribute = split_target(target)

@@ -15,7 +15,7 @@ from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.utils.targets import load
 
-app = typer.Typer(help="Run untrusted code, and show what each sandbox enforces.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from forge_env.core import members
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.own_copies import frozen
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Action, Message, Outcome, Task, ToolSpec
 
@@ -41,7 +40,10 @@ class Env:
     A factory is called with the options of the environment that its parameters name.
     """
     tools: Sequence[ToolSpec] = ()
-    """The tools that the model may call, in OpenAI's shape."""
+    """The tools that the model may call, in OpenAI's shape.
+
+    All episodes share the specs: to change one, an instance sets `self.tools` to an edited copy.deepcopy(self.tools).
+    """
     truncation_reward: float = 0.0
     """Added to the reward of a truncated episode: out of turns, tokens or time, or with a cut-off last answer."""
 
@@ -67,8 +69,6 @@ class Env:
 
     _episode_player: ClassVar[Callable[..., Awaitable[tuple[Outcome, str]]] | None] = None
     """Plays its episodes in place of `EpisodeRun.play`, with the same arguments."""
-    _makes_copies: bool = False
-    """Whether `reset` and `step` show the code of users only copies of their arguments and results."""
     _np_random: np.random.Generator | None = None
     _seed: int | None = None
 
@@ -76,9 +76,7 @@ class Env:
         super().__init_subclass__(**kwargs)
         if cls.time_spent_by not in get_args(TimeSpentBy):
             raise UserError(f'{cls.__name__}.time_spent_by is {cls.time_spent_by!r}; it is "model" or "service"')
-        members.check_class(cls, members.ENV, Env)
-        if isinstance(cls.__dict__.get("tools"), list):
-            cls.tools = frozen(cls.tools)
+        members.check_class(cls, Env)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:

@@ -119,6 +119,15 @@ def decoded(data: bytes, charset: str = "") -> str:
     return _bare(text)
 
 
+def plain(value: Any) -> Any:
+    """Return JSON data with plain numbers: libraries such as PyYAML refuse a kind of float of ours."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.plain if isinstance(value, Exact) else value
+
+
 def marked(value: Any) -> Any:
     """Return a value with a marked text in place of every number that keeps its own."""
     kind = type(value)

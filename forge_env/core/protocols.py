@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from forge_env.core.episode import Turn
-from forge_env.core.own_copies import own_messages
+from forge_env.core.own_copies import own_copy
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, Message, Sampling, ToolSpec
 
@@ -135,8 +134,6 @@ class Conversation:
     """Why it is no part of the work, see `Turn`; "" for a part of it."""
     endpoint_is_full: bool = False
     """Whether the agent's endpoint has refused it as too long for the endpoint's own context."""
-    _originals: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
-    _copies: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def constraint(self) -> AnswerForm | None:
@@ -145,21 +142,13 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All messages so far: copies, so that an agent that edits them edits no record. Each is copied once."""
+        """All messages so far: copies, so that an agent that edits them edits no record."""
         history: list[Message] = []
         for turn in self.turns:
             history += turn.observation
             history.append(turn.message)
         history += self.observation
-        if history[: len(self._originals)] != self._originals:
-            self._originals, self._copies = [], []
-        new = history[len(self._originals) :]
-        try:
-            self._copies += pickle.loads(pickle.dumps(new, -1))  # in every turn, so fast
-        except Exception:  # texts of a class that stands in no module
-            self._copies += own_messages(new)
-        self._originals = history
-        return self._copies.copy()
+        return own_copy(history)
 
 
 class ContextFull(Exception):

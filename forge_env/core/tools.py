@@ -33,7 +33,6 @@ from pydantic_core import PydanticSerializationError
 from forge_env.core.errors import UserError
 from forge_env.core.json_text import ARGUMENTS
 from forge_env.core.message_shape import json_problem
-from forge_env.core.own_copies import frozen, own_copy, own_plain
 from forge_env.core.plain_value import plain
 from forge_env.core.types import ToolCall, ToolSpec
 
@@ -104,7 +103,7 @@ class Tool:
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON schema of the arguments, an object; it is frozen, since all episodes share it."""
+    """JSON schema of the arguments, an object; all episodes share it."""
     arguments: Arguments
     function: Callable[..., Any]
     """Called with the coerced arguments by keyword; a method gets the instance first."""
@@ -113,9 +112,6 @@ class Tool:
     _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(
         default_factory=WeakKeyDictionary
     )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", frozen(self.parameters))
 
     def __reduce__(self) -> Any:
         """Another process makes the tool again of its function."""
@@ -140,11 +136,8 @@ class Tool:
             raise BadCall(
                 self._error_message(f"the arguments of {self.name} are not a JSON object. {call.error}".strip())
             )
-        arguments = call.arguments
-        if type(self.arguments) is not _ArgumentModel:
-            arguments = own_copy(arguments)  # the record has the call's own
         try:
-            return self.arguments(arguments)
+            return self.arguments(call.arguments)
         except (ValueError, RecursionError) as error:
             raise BadCall(self._error_message(f"bad arguments for {self.name}: {error}")) from None
 
@@ -334,12 +327,8 @@ class _ArgumentModel:
         self._names = [(name, info.alias or name) for name, info in model.model_fields.items()]
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        for value in arguments.values():
-            if type(value) is not str:
-                arguments = own_plain(arguments)  # a parameter of the type Any would be a part of the call itself
-                break
         try:
-            values = self._values(arguments)
+            values = self._values(plain(arguments))
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}." for e in error.errors())
             raise ValueError(" ".join(problems)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -83,25 +83,12 @@ async def run_evaluation(
             setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
         progress: see `Progress`.
     """
-    if settings.like and split_agent(plan.agent)[0] != "openai":
-        raise UserError(
-            f"--like {settings.like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out"
-        )
-    if settings.concurrency < 1:
-        raise UserError(f"the concurrency is {settings.concurrency}; it is 1 or more")
-    earlier: Sequence[int] = ()
-    if plan.task_ids:
-        tasks: Sequence[Task] = tasks_by_id(factory, plan, settings.tasks)
-    else:
-        earlier = extended_from(path, plan.tasks)
-        tasks = draw_tasks(factory, plan, earlier, at_most=settings.tasks is None)
+    _check(plan, settings)
+    tasks, earlier = _draw(plan, path, settings, factory)
     whole = plan.to_dict(factory, tasks, earlier, agent)
     main = _Part(plan, path, whole, tasks, progress)
     async with AsyncExitStack() as sinks, AsyncExitStack() as stack:
         agents: list[Agent] = []
-
-        def say(text: str) -> None:
-            warn(text.removeprefix("warning: "))
 
         async def opened_agent() -> Agent:
             if not agents:
@@ -121,7 +108,9 @@ async def run_evaluation(
                 warn(f"{read} episodes of the same code were read from {path}; not compared: {GIVEN_NOT_COVERED}")
             if main.missing:
                 opened = await opened_agent()
-                main.sinks = open_sinks(settings.sinks, SINK_OPTION, path, folder.plan, say)
+                main.sinks = open_sinks(
+                    settings.sinks, SINK_OPTION, path, folder.plan, lambda text: warn(text.removeprefix("warning: "))
+                )
                 for sink in main.sinks:
                     sinks.callback(sink.close)
                 await main.run(factory, opened, settings.concurrency)
@@ -129,13 +118,7 @@ async def run_evaluation(
             is_measured = result["episodes"] and "unscored" not in result
             if settings.greedy and (of_greedy := plan.greedily()) and is_measured:
                 beside = _Part(of_greedy, path / GREEDY, {**whole, **of_greedy.sampling}, tasks, progress)
-                with beside.opened(extended_from(path / GREEDY, plan.tasks)) as greedy_folder:
-                    if beside.missing:
-                        greedy_agent = cast(_Samples, await opened_agent()).greedily()
-                        await beside.run(factory, greedy_agent, settings.concurrency)
-                    figures = beside.summary(factory, None)
-                    greedy_folder.finish({**greedy_folder.plan, **figures})
-                result[GREEDY] = {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
+                result[GREEDY] = await beside.greedy_figures(factory, opened_agent, settings.concurrency)
             folder.finish({**folder.plan, **result})
             numbers = {name: value for name, value in result.items() if isinstance(value, int | float)}
             for sink in main.sinks:
@@ -148,6 +131,25 @@ async def run_evaluation(
         **({"extended_from": list(earlier)} if earlier else {}),
         **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
     }
+
+
+def _check(plan: EvalPlan, settings: EvalSettings) -> None:
+    if settings.like and split_agent(plan.agent)[0] != "openai":
+        raise UserError(
+            f"--like {settings.like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out"
+        )
+    if settings.concurrency < 1:
+        raise UserError(f"the concurrency is {settings.concurrency}; it is 1 or more")
+
+
+def _draw(
+    plan: EvalPlan, path: Path, settings: EvalSettings, factory: EnvFactory
+) -> tuple[Sequence[Task], Sequence[int]]:
+    """Return the tasks, and the numbers of tasks of the folder's evaluation before."""
+    if plan.task_ids:
+        return tasks_by_id(factory, plan, settings.tasks), ()
+    earlier = extended_from(path, plan.tasks)
+    return draw_tasks(factory, plan, earlier, at_most=settings.tasks is None), earlier
 
 
 def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory) -> AgentSettings:
@@ -232,6 +234,17 @@ class _Part:
             list(self.missing.values()),
             concurrency=concurrency,
         )
+
+    async def greedy_figures(
+        self, factory: EnvFactory, opened_agent: Callable[[], Awaitable[Agent]], concurrency: int
+    ) -> dict[str, Any]:
+        """Run the attempts at temperature 0 that the folder lacks; returns the figures of all of them."""
+        with self.opened(extended_from(self.path, self.plan.tasks)) as folder:
+            if self.missing:
+                await self.run(factory, cast(_Samples, await opened_agent()).greedily(), concurrency)
+            figures = self.summary(factory, None)
+            folder.finish({**folder.plan, **figures})
+        return {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
 
     async def _run_one(self, factory: EnvFactory, agent: Agent, task: Task, attempt: Attempt) -> Group:
         started, clock = time.time(), time.perf_counter()

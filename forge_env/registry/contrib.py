@@ -8,7 +8,7 @@
     harbor = "contrib.harbor.env:resolve"
 
     [commands]
-    image = { target = "contrib.workspaces.cli.image:app", after = "sandbox" }
+    image = { target = "contrib.workspaces.cli.image:app", after = "sandbox", about = "Images of workspaces." }
 
 A row is a target, or a table with a target, one line about it, and the row that it comes behind. Nothing else in this
 package names a folder of contrib, so a folder that is taken away takes its rows with it.
@@ -29,7 +29,7 @@ TABLES = {
     "envs": "environments, by name",
     "families": 'environments by a prefix, as "gymnasium:FrozenLake-v1": a function makes the class from what follows',
     "tool_sources": "sources of tools by a prefix, which are opened and not imported",
-    "commands": 'of forge-env; "sandbox shell" is one of the group sandbox',
+    "commands": 'of forge-env, imported when they are called; "sandbox shell" is one of the group sandbox',
     "doctor": "async functions that return parts for forge-env doctor: of each its name, how ready it is, what to do",
     "grammars": "lets an engine sample under grammars: a class, of a model folder",
     "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
@@ -55,9 +55,16 @@ class Row(NamedTuple):
     """Name of the row, of any folder or of the heart, that this one comes behind where the order shows."""
     extra: str = ""
     """Of the package, if the folder needs one."""
+    folder: str = ""
+    """Of contrib."""
 
     def load(self) -> Any:
-        return load(self.target)
+        """Import the target.
+
+        Raises:
+            UserError: when it cannot be imported; names the folder.
+        """
+        return load(self.target, option=f"the outbuilding {self.folder}:" if self.folder else "")
 
 
 class Folder(NamedTuple):
@@ -84,10 +91,14 @@ def folders() -> Mapping[str, Folder]:
     return {file.parent.name: _read(file) for file in sorted(root.glob("*/names.toml"))}
 
 
-def is_source(target: str) -> bool:
-    """Whether a target is a source of tools, such as "mcp:python -m server", which is opened and not imported."""
-    kind, colon, _ = target.partition(":")
-    return bool(colon) and kind in rows("tool_sources")
+def family(name: str) -> Row | None:
+    """Return the family of an environment's name such as "gymnasium:FrozenLake-v1"; None if it is of none."""
+    return rows("families").get(name.partition(":")[0]) if ":" in name else None
+
+
+def tool_source(target: str) -> Row | None:
+    """Return the kind of a source of tools such as "mcp:python -m server", which is opened and not imported."""
+    return rows("tool_sources").get(target.partition(":")[0]) if ":" in target else None
 
 
 def _read(file: Path) -> Folder:
@@ -97,7 +108,7 @@ def _read(file: Path) -> Folder:
         raise InvariantError(f"{file} has the table {wrong[0]!r}; the tables are {', '.join(TABLES)}")
     tables = {
         table: {
-            name: Row(name, **(row if isinstance(row, dict) else {"target": row}), extra=extra)
+            name: Row(name, **(row if isinstance(row, dict) else {"target": row}), extra=extra, folder=file.parent.name)
             for name, row in rows.items()
         }
         for table, rows in data.items()

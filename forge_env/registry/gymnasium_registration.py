@@ -1,4 +1,4 @@
-"""Registers the environments with Gymnasium, as soon as both packages are imported.
+"""Registers the environments with Gymnasium as soon as both are imported: `code_exec` is forge_env/CodeExec-v0.
 
 Gymnasium 1 has no entry points for environments: a package registers its environments when it is imported. Importing
 Gymnasium takes half a second, which `import forge_env` should not cost. So `import forge_env` registers at once if
@@ -10,26 +10,66 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+NAMESPACE = "forge_env"
+
+
+def gymnasium_id(name: str) -> str:
+    """Return the Gymnasium id of an environment's name.
+
+    >>> gymnasium_id("code_exec")
+    'forge_env/CodeExec-v0'
+    """
+    words = [word for word in re.split(r"[\W_]+", name) if word]
+    return f"{NAMESPACE}/{''.join(word[0].upper() + word[1:] for word in words)}-v0"
+
+
+def register_env(name: str) -> str:
+    """Register an environment with Gymnasium by its name, without importing it, and return its id.
+
+    Raises:
+        UserError: when another environment has the same id.
+    """
+    import gymnasium
+
+    from forge_env.core.errors import UserError
+    from forge_env.registry.contrib import rows
+
+    gym_id = gymnasium_id(name)
+    registered = gymnasium.registry.get(gym_id)
+    if registered is None:
+        env, wrapper = (rows("gymnasium")[kind].target for kind in ("env", "wrapper"))
+        wrappers = (gymnasium.envs.registration.WrapperSpec(wrapper.partition(":")[2], wrapper, kwargs={}),)
+        gymnasium.register(gym_id, entry_point=env, additional_wrappers=wrappers, kwargs={"env": name})
+    elif (other := registered.kwargs.get("env")) != name:
+        raise UserError(f"{name!r} and {other!r} would both be {gym_id} in Gymnasium: rename one")
+    return gym_id
+
 
 def register_all() -> list[str]:
-    """Register every named environment with Gymnasium; returns the ids.
+    """Register every named environment with Gymnasium, if it has an interface here; returns the ids.
 
     Raises:
         UserError: when two environments have the same id, or a registry file is malformed.
     """
-    from forge_env.registry.gymnasium_ids import register_env
+    from forge_env.registry.contrib import rows
     from forge_env.registry.registry import env_names
 
-    return [register_env(name) for name in env_names()]
+    return [register_env(name) for name in env_names()] if rows("gymnasium") else []
+
+
+def is_imported() -> bool:
+    """Whether Gymnasium is imported completely."""
+    return hasattr(sys.modules.get("gymnasium"), "make_vec")  # which is set last
 
 
 def register_with_gymnasium() -> None:
     """Register every environment now if Gymnasium is imported, else when it is imported."""
-    if hasattr(sys.modules.get("gymnasium"), "make_vec"):  # imported completely; the attribute is set last
+    if is_imported():
         _register_quietly()
     else:
         sys.meta_path.insert(0, _Finder())
@@ -56,22 +96,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                _register_quietly()
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads a module with its normal loader, and then registers the environments."""
-
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _register_quietly()

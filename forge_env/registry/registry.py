@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
-from forge_env.registry import gymnasium_ids
-from forge_env.registry.contrib import is_source, rows
-from forge_env.registry.locations import project_file, user_file, warn_once
-from forge_env.registry.registry_file import Entry, Kind
-from forge_env.registry.tool_sets import check_options, derive_tools
+from forge_env.registry import gymnasium_registration
+from forge_env.registry.contrib import family, rows, tool_source
+from forge_env.registry.registry_file import Entry, Kind, make_entry, read_files
+from forge_env.registry.tool_sets import derive_tools
 from forge_env.utils.targets import add_to_path, load, source_of
 
 __all__ = ["Entry", "entries", "env_class", "env_names", "find", "load", "register", "tool_names", "tools_of"]
@@ -32,7 +29,6 @@ ENVS = {
 }
 """The heart's own: target and description."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _KINDS: dict[Kind | None, str] = {
     "env": "environment",
     "tools": "set of tools",
@@ -64,7 +60,7 @@ def register(
         UserError: when the name is taken, the object cannot be imported by a name, or an option is wrong.
     """
     if kind is None:
-        kind = "env" if isinstance(target, str) or _is_env(target) else "tools"
+        kind = "env" if isinstance(target, str) or is_env(target) else "tools"
     text = target if isinstance(target, str) else source_of(target)
     entry = make_entry(name, text, kind=kind, description=description, options=options)
     present = _process.get((kind, name)) or (_shipped().get(name) if kind == "env" else None)
@@ -72,31 +68,13 @@ def register(
     if holder != text and not replace:
         raise UserError(f"the {_KINDS[kind]} name {name!r} is taken by {holder}; choose another name")
     _process[kind, name] = entry
-    if kind == "env" and gymnasium_ids.is_imported():
-        gymnasium_ids.register_env(name)
+    if kind == "env" and gymnasium_registration.is_imported() and rows("gymnasium"):
+        gymnasium_registration.register_env(name)
 
 
 def is_of_process(name: str) -> bool:
     """Whether an environment's name is known in this process only."""
     return ("env", name) in _process
-
-
-def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: dict[str, Any]) -> Entry:
-    """Return an entry, with its name, kind and options checked.
-
-    Raises:
-        UserError: when one of them is wrong.
-    """
-    if not _NAME.fullmatch(name):
-        raise UserError(
-            f"{name!r} is no name: it starts with a letter or _, and has letters, digits, _ and - only, 64 at most"
-        )
-    if kind not in get_args(Kind):
-        raise UserError(f"the kind of {name!r} is {kind!r}; it must be env or tools")
-    if options and kind == "env":
-        raise UserError(f"{name!r} is an environment, and {', '.join(options)} is for tools: set it in its @tool marks")
-    check_options(options)
-    return Entry(name=name, kind=kind, target=target, description=" ".join(description.split()), options=options)
 
 
 def entries() -> list[Entry]:
@@ -143,40 +121,13 @@ def env_class(name: str) -> type[Env]:
     Raises:
         UserError: for an unknown name, with the nearest one, or a target that is no environment.
     """
-    loaded = load_target(name) if is_family_member(name) else load_entry(resolve(name, "env"))
-    if not _is_env(loaded):
+    loaded = load_entry(resolve(name, "env"))
+    if not is_env(loaded):
         raise UserError(
             f"{name!r} is not an environment: {loaded!r} is no subclass of forge_env.Env; a function that makes a "
             "gymnasium.Env has the prefix gymnasium:"
         )
     return loaded
-
-
-def is_family_member(name: str) -> bool:
-    """Whether a name has the prefix of a family, such as "gymnasium:FrozenLake-v1"."""
-    family, colon, _ = name.partition(":")
-    return bool(colon) and family in rows("families")
-
-
-def load_target(target: str) -> Any:
-    """Import the object of a "module:attribute" or "file.py:attribute", or make the class of a family's member.
-
-    Raises:
-        UserError: when it cannot be imported.
-    """
-    if not is_family_member(target):
-        return _over_messages(load(target), target)
-    family, _, member = target.partition(":")
-    return rows("families")[family].load()(member)
-
-
-def _over_messages(loaded: Any, target: str) -> Any:
-    """Return the environment over messages of a class of Gymnasium's, and anything else as it is."""
-    gymnasium = sys.modules.get("gymnasium")
-    if gymnasium is None or not isinstance(loaded, type) or not issubclass(loaded, gymnasium.Env):
-        return loaded
-    family = rows("families").get("gymnasium")
-    return family.load()(target) if family else loaded
 
 
 def tools_of(name: str) -> list[Tool]:
@@ -191,12 +142,16 @@ def tools_of(name: str) -> list[Tool]:
     """
     entry = resolve(name, "tools")
     loaded = load_entry(entry)
-    if _is_env(loaded):
+    if is_env(loaded):
         raise UserError(f"{name!r} is an environment, not a set of tools")
     try:
         return derive_tools(loaded, name=entry.name, options=entry.options)
     except UserError as error:
         raise UserError(f"{error}{_registered_in(entry)}") from None
+
+
+def is_env(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Env)
 
 
 def resolve(name: str, kind: Kind | None = None) -> Entry:
@@ -206,8 +161,8 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         UserError: for an unknown name, with the nearest one.
     """
     if ":" in name:
-        family = rows("families").get(name.partition(":")[0])
-        return Entry(name="", kind=kind or "env", target=name, source=family.target if family else "process")
+        row = family(name)
+        return Entry(name="", kind=kind or "env", target=name, source=row.target if row else "process")
     entry = find(name, kind)
     if entry is not None:
         return entry
@@ -251,13 +206,15 @@ def check_registered(name: str, recorded: object) -> None:
 
 
 def load_entry(entry: Entry) -> Any:
-    """Import the target of an entry.
+    """Import the target of an entry, or make the class of a family's member.
+
+    A class of Gymnasium's gives the environment over messages.
 
     Raises:
         UserError: when it cannot be imported, with the file that registers it.
     """
-    if is_source(entry.target):
-        name, row = entry.name or entry.target, rows("tool_sources")[entry.target.partition(":")[0]]
+    if row := tool_source(entry.target):
+        name = entry.name or entry.target
         raise UserError(
             f"{name!r} is a source of tools, which is opened and not imported: use it with `{row.about} {name}`"
             f"{_registered_in(entry)}"
@@ -265,7 +222,12 @@ def load_entry(entry: Entry) -> Any:
     if entry.folder is not None:
         add_to_path(entry.folder)
     try:
-        return load_target(entry.target)
+        if row := family(entry.target):
+            return row.load()(entry.target.partition(":")[2])
+        loaded, gymnasium = load(entry.target), sys.modules.get("gymnasium")
+        is_theirs = gymnasium is not None and isinstance(loaded, type) and issubclass(loaded, gymnasium.Env)
+        row = rows("families").get("gymnasium") if is_theirs else None
+        return row.load()(entry.target) if row else loaded
     except UserError as error:
         raise UserError(f"{error}{_registered_in(entry)}") from error
 
@@ -273,12 +235,7 @@ def load_entry(entry: Entry) -> Any:
 def _sources() -> Iterator[Sequence[Entry]]:
     """Yield the entries of each source, in order of precedence; a source is read when it is reached."""
     yield list(_process.values())
-    for file in (project_file(), user_file()):
-        if file is not None and file.problem:
-            if os.path.isfile(file.path):
-                warn_once(file)
-            file = None
-        yield list(file.read().values()) if file else []
+    yield from read_files()
     yield _installed(tuple(sys.path))
     yield list(_shipped().values())
 
@@ -306,10 +263,6 @@ def _installed(path: tuple[str, ...]) -> Sequence[Entry]:
         for kind, group in groups
         for point in points.select(group=group)
     ]
-
-
-def _is_env(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Env)
 
 
 def _registered_in(entry: Entry) -> str:

@@ -14,27 +14,45 @@ stay. It is made under a lock, and the new file replaces the old one atomically.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from forge_env.core.errors import UserError, nearest
-from forge_env.registry.contrib import is_source
+from forge_env.registry.contrib import tool_source
 from forge_env.registry.tool_sets import check_options
 from forge_env.utils.atomic import locked, replace_file
 from forge_env.utils.owners import path_problem, stat_problem
 from forge_env.utils.targets import is_path, split_target
-from forge_env.utils.yaml_text import loader, write_yaml
-
-if TYPE_CHECKING:
-    import yaml
+from forge_env.utils.yaml_text import read_yaml, write_yaml
 
 Kind = Literal["env", "tools"]
 FILE = Path(".forge_env") / "registry.yaml"
+FILE_VARIABLE = "FORGE_ENV_REGISTRY"
 _HEADER = "# Names of environments and tools, written by `forge-env register`. Editing it by hand is fine.\n"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_warned: set[Path] = set()
+logger = logging.getLogger(__name__)
+
+
+class _Fields(BaseModel, extra="forbid", strict=True):
+    """An entry as it is written."""
+
+    kind: Kind
+    target: str
+    options: dict[str, Any] = {}
+    description: str = ""
+
+
+_FIELDS = TypeAdapter(dict[str, _Fields])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,70 @@ class Entry:
     """The project's folder, for imports of its modules, if there is one."""
 
 
+def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: Mapping[str, Any]) -> Entry:
+    """Return an entry, with its name, kind and options checked.
+
+    Raises:
+        UserError: when one of them is wrong.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} is no name: it starts with a letter or _, and has letters, digits, _ and - only, 64 at most"
+        )
+    if kind not in get_args(Kind):
+        raise UserError(f"the kind of {name!r} is {kind!r}; it must be env or tools")
+    if options and kind == "env":
+        raise UserError(f"{name!r} is an environment, and {', '.join(options)} is for tools: set it in its @tool marks")
+    check_options(options)
+    return Entry(name=name, kind=kind, target=target, description=" ".join(description.split()), options=options)
+
+
+def check_free(name: str, holder: Entry | None) -> None:
+    """Raise a `UserError` if an entry has the name already."""
+    if holder is not None:
+        raise UserError(
+            f"the name {name!r} is taken by {holder.target} ({holder.file or holder.source}): choose another one with "
+            "--name, or add --replace"
+        )
+
+
+def project_file() -> RegistryFile | None:
+    """Return the project's file, which need not exist: the nearest one at or above the working directory.
+
+    As in git, the search ends at the nearest folder with .git, at the home folder, or at the boundary of a file system.
+    A pyproject.toml does not end it, because a project may hold several packages. A file that others than this user can
+    change is skipped. If there is no file, its place is beside the nearest pyproject.toml or .git, else in the working
+    directory. FORGE_ENV_REGISTRY names another file, which is not checked. None if the working directory was removed.
+    """
+    if path := os.environ.get(FILE_VARIABLE):
+        return RegistryFile(Path(os.path.expanduser(path)), "project")
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        return None
+    folders = _project_folders(here)
+    for folder in folders:
+        file = RegistryFile(folder / FILE, "project", below=folder)
+        if file.is_readable():
+            return file
+    root = next((folder for folder in folders if (folder / "pyproject.toml").is_file() or _has_git(folder)), here)
+    return RegistryFile(root / FILE, "project", below=root)
+
+
+def user_file() -> RegistryFile | None:
+    """Return the user's file, which need not exist; None for a user without a home folder."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not config.is_absolute():
+        config = Path(os.path.expanduser("~/.config"))
+    return RegistryFile(config / "forge_env" / FILE.name, "user", below=config) if config.is_absolute() else None
+
+
+def read_files() -> Iterator[Sequence[Entry]]:
+    """Yield the entries of the project's file and of the user's; each is read when it is reached."""
+    for file in (project_file(), user_file()):
+        yield list(file.read().values()) if file is not None and file.is_readable() else []
+
+
 class RegistryFile:
     """A file of entries, which need not exist.
 
@@ -79,92 +161,84 @@ class RegistryFile:
     @property
     def problem(self) -> str:
         """One sentence with a remedy, if others than this user and root can change the file; else ""."""
-        if self._below is None:
-            return ""
-        problem = path_problem(self._given_path, below=self._below)
-        if not problem:
+        if self._below is None or not (problem := path_problem(self._given_path, below=self._below)):
             return ""
         location, is_writable, _ = problem.partition(" can be written by ")
         remedy = f"`chmod go-w {location}`, or set" if is_writable else "set"
-        is_there = os.path.exists(self.path)
-        effect = f"{self.path} is not read" if is_there else "there is no place for a registry here"
+        effect = "is not read" if self.path.exists() else "cannot be made"
         return (
-            f"{effect}: {problem}, and the code that a registry names runs as you; {remedy} "
-            f"FORGE_ENV_REGISTRY={self.path} if you trust all who can write there"
+            f"{self.path} {effect}: {problem}, and the code that a registry names runs as you; {remedy} "
+            f"{FILE_VARIABLE}={self.path} if you trust all who can write there"
         )
+
+    def is_readable(self) -> bool:
+        """Whether the file is there and has no problem, which is logged once in this process."""
+        if not self.path.exists():
+            return self._below is None
+        if (problem := self.problem) and self.path not in _warned:
+            _warned.add(self.path)
+            logger.warning("%s", problem)
+        return not problem
 
     def read(self) -> dict[str, Entry]:
         """Return the entries by name, in the file's order."""
-        return {name: entry for name, (entry, _) in self._parse(self._text()).items()}
+        return self._parse(self._text())
 
     def add(self, entry: Entry, *, replace: bool = False) -> None:
         """Write an entry at the end, or in the place of the present one of that name."""
-
-        def change(entries: dict[str, Entry]) -> None:
-            old = entries.get(entry.name)
-            if old is not None and not replace:
-                raise UserError(
-                    f"the name {entry.name!r} is taken by {old.target} in {self.path}: choose another one with --name, "
-                    "or add --replace"
-                )
-            entries[entry.name] = entry
-
-        self._change(entry.name, change)
+        with self._change() as (text, entries):
+            if not replace:
+                check_free(entry.name, entries.get(entry.name))
+            self._write(text, entries | {entry.name: entry}, entry.name)
 
     def remove(self, name: str) -> Entry:
         """Remove an entry and return it."""
-        removed: list[Entry] = []
+        self._find(name, self.read())  # raises before a folder is created
+        with self._change() as (text, entries):
+            removed = self._find(name, entries)
+            self._write(text, {other: entry for other, entry in entries.items() if other != name}, name)
+        return removed
 
-        def change(entries: dict[str, Entry]) -> None:
-            if name not in entries:
-                raise UserError(f"there is no {name!r} in {self.path}. {nearest(name, entries)}")
-            removed.append(entries.pop(name))
+    def _find(self, name: str, entries: Mapping[str, Entry]) -> Entry:
+        if name not in entries:
+            raise UserError(f"there is no {name!r} in {self.path}. {nearest(name, entries)}")
+        return entries[name]
 
-        change(self.read())  # raises before a folder is created
-        self._change(name, change)
-        return removed[-1]
-
-    def _change(self, name: str, change: Callable[[dict[str, Entry]], None]) -> None:
-        with _report_write_errors(self.path), locked(self.path):
-            text = self._text()
-            old = self._parse(text)
-            entries = {n: entry for n, (entry, _) in old.items()}
-            change(entries)
-            lines = text.splitlines(keepends=True) or [_HEADER]
-            block = self._block(entries[name]) if name in entries else []
-            first, last = old[name][1] if name in old else (len(lines), len(lines))
-            if not lines[first - 1].endswith("\n"):
-                lines[first - 1] += "\n"
-            new = "".join([*lines[:first], *block, *lines[last:]])
-            self._check(new, entries)
-            replace_file(self.path, new)
-
-    def _check(self, text: str, entries: Mapping[str, Entry]) -> None:
-        """Check that a new text holds exactly these entries, whatever the style of the old text."""
+    @contextmanager
+    def _change(self) -> Iterator[tuple[str, dict[str, Entry]]]:
+        """Lock the file; yields its text and its entries."""
         try:
-            parsed = {name: _content(entry) for name, (entry, _) in self._parse(text).items()}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path):
+                text = self._text()
+                yield text, self._parse(text)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from None
+
+    def _write(self, text: str, entries: Mapping[str, Entry], name: str) -> None:
+        """Write the entries: `text` with one of them changed, or taken away."""
+        block = write_yaml({name: self._fields(entries[name])}) if name in entries else ""
+        text = _HEADER if not text else text if text.endswith("\n") else f"{text}\n"
+        present = re.compile(rf"^(['\"]?){name}\1 *:.*\n(([ \t]*\n|#.*\n)*[ \t]+\S.*\n)*", re.MULTILINE)
+        new = present.sub(lambda _: block, text) if present.search(text) else text + block
+        try:
+            is_whole = _contents(self._parse(new)) == _contents(entries)
         except UserError:
-            parsed = {}
-        if parsed != {name: _content(entry) for name, entry in entries.items()}:
+            is_whole = False
+        if not is_whole:
             raise UserError(
                 f"{self.path} is written in a way that cannot be changed without losing some of it: give each name "
                 "lines of its own, as in `add:` followed by the indented `kind: tools` and `target: tools.py:add`"
             )
+        replace_file(self.path, new)
 
-    def _block(self, entry: Entry) -> list[str]:
-        content: dict[str, Any] = {"kind": entry.kind, "target": self._relative(entry.target)}
-        if entry.options:
-            content["options"] = dict(entry.options)
-        if entry.description:
-            content["description"] = entry.description
-        text = write_yaml({entry.name: content})
-        return text.splitlines(keepends=True)
-
-    def _relative(self, target: str) -> str:
-        source, attribute = split_target(target)
-        if not is_source(target) and is_path(source) and Path(source).is_relative_to(self.folder):
-            return f"{Path(source).relative_to(self.folder)}:{attribute}"
-        return target
+    def _fields(self, entry: Entry) -> dict[str, Any]:
+        """Return an entry as it is written, with a path in the project relative to its folder."""
+        target, (source, attribute) = entry.target, split_target(entry.target)
+        if not tool_source(target) and is_path(source) and Path(source).is_relative_to(self.folder):
+            target = f"{Path(source).relative_to(self.folder)}:{attribute}"
+        fields = {"kind": entry.kind, "target": target, "options": dict(entry.options)}
+        return {name: value for name, value in (fields | {"description": entry.description}).items() if value}
 
     def _text(self) -> str:
         try:
@@ -175,117 +249,55 @@ class RegistryFile:
                 return file.read()
         except FileNotFoundError:
             return ""
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            raise UserError(f"{self.path}, line {line}: it is not UTF-8 text: correct it or remove it") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{self.path} is not UTF-8 text: correct it or remove it") from None
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}") from None
 
-    def _parse(self, text: str) -> dict[str, tuple[Entry, tuple[int, int]]]:
-        """Return the entries by name, each with its first line and the line after its last."""
-        if not text:
-            return {}
-        root = _compose(self.path, text)
-        entries: dict[str, tuple[Entry, tuple[int, int]]] = {}
-        lines = text.splitlines()
-        for key, value in _pairs(self.path, root):
-            name, first = str(key.value), key.start_mark.line
-            if name in entries:
-                raise UserError(f"{self.path}, line {first + 1}: the name {name!r} is there twice: remove one of them")
-            last = value.end_mark.line + (value.end_mark.column > 0)
-            while last > first + 1 and (not lines[last - 1].strip() or lines[last - 1].startswith("#")):
-                last -= 1
-            entries[name] = self._entry(name, value), (first, last)
-        return entries
-
-    def _entry(self, name: str, node: yaml.Node) -> Entry:
-        fields = {key.value: value for key, value in _pairs(self.path, node, f"the entry {name!r}")}
-        for key in fields.keys() - {"kind", "target", "options", "description"}:
-            known = nearest(key, ["kind", "target", "options", "description"])
-            raise UserError(f"{self._at(fields[key])}: the entry {name!r} has no field {key!r}. {known}")
-        kind, target = (self._word(name, node, fields, word) for word in ("kind", "target"))
-        if kind not in get_args(Kind):
-            raise UserError(f"{self._at(fields['kind'])}: the kind of {name!r} is {kind!r}; it must be env or tools")
-        options: dict[str, Any] = {}
-        if "options" in fields:
-            pairs = _pairs(self.path, fields["options"], f"the options of {name!r}")
-            options = {key.value: self._value(value) for key, value in pairs}
-        try:
-            check_options(options)
-        except UserError as error:
-            raise UserError(f"{self._at(fields['options'])}: {error}") from None
-        if options and kind == "env":
-            raise UserError(f"{self._at(fields['options'])}: {name!r} is an environment, and options are for tools")
-        return Entry(
-            name=name,
-            kind=kind,  # type: ignore[arg-type]
-            target=self._absolute(target, fields["target"]),
-            options=options,
-            description=self._word(name, node, fields, "description") if "description" in fields else "",
-            source=self.source,
-            file=self.path,
-            folder=self.folder if self.source == "project" else None,
-        )
-
-    def _word(self, name: str, node: yaml.Node, fields: Mapping[str, yaml.Node], word: str) -> str:
-        if word not in fields:
-            raise UserError(f"{self._at(node)}: the entry {name!r} has no {word}")
-        if not isinstance(fields[word].value, str):
-            raise UserError(f"{self._at(fields[word])}: the {word} of {name!r} is not a text")
-        return fields[word].value
-
-    def _value(self, node: yaml.Node) -> Any:
+    def _parse(self, text: str) -> dict[str, Entry]:
         import yaml
 
         try:
-            return loader()("").construct_document(node)
-        except (yaml.MarkedYAMLError, ValueError):
-            raise UserError(f"{self._at(node)}: the value {node.value!r} cannot be read") from None
-
-    def _absolute(self, target: str, node: yaml.Node) -> str:
+            written = _FIELDS.validate_python(read_yaml(text, str(self.path)) or {})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"])) or "the names"
+            raise UserError(f"{self.path}: {where}: {wrong['msg'][:1].lower()}{wrong['msg'][1:]}") from None
+        except (yaml.YAMLError, ValueError) as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f", line {mark.line + 1}" if mark else ""
+            reason = getattr(error, "problem", None) or " ".join(str(error).split())
+            raise UserError(f"{self.path}{line}: it is not YAML: {reason}") from None
         try:
-            source, attribute = split_target(target)
+            return {name: self._entry(name, fields) for name, fields in written.items()}
         except UserError as error:
-            raise UserError(f"{self._at(node)}: {error}") from None
-        is_local_file = is_path(source) and not is_source(target)
-        return f"{(self.folder / source).resolve()}:{attribute}" if is_local_file else target
+            raise UserError(f"{self.path}: {error}") from None
 
-    def _at(self, node: yaml.Node) -> str:
-        return f"{self.path}, line {node.start_mark.line + 1}"
-
-
-def _content(entry: Entry) -> tuple[Any, ...]:
-    return entry.kind, entry.target, dict(entry.options), entry.description
-
-
-def _compose(path: Path, text: str) -> yaml.Node | None:
-    import yaml
-
-    try:
-        return yaml.compose(text, Loader=loader())
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}, line {line}: it is not YAML: {error.problem}") from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{path}, line {line}: it is not YAML: {error.reason}") from None
+    def _entry(self, name: str, fields: _Fields) -> Entry:
+        source, attribute = split_target(target := fields.target)
+        if is_path(source) and not tool_source(target):
+            target = f"{(self.folder / source).resolve()}:{attribute}"
+        entry = make_entry(name, target, kind=fields.kind, description=fields.description, options=fields.options)
+        folder = self.folder if self.source == "project" else None
+        return dataclasses.replace(entry, source=self.source, file=self.path, folder=folder)
 
 
-def _pairs(path: Path, node: yaml.Node | None, what: str = "the file") -> list[tuple[yaml.Node, yaml.Node]]:
-    import yaml
-
-    if node is None:
-        return []
-    if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        line = node.start_mark.line + 1
-        raise UserError(f"{path}, line {line}: {what} is not a mapping, `name: value` on lines of their own")
-    return list(node.value)
+def _contents(entries: Mapping[str, Entry]) -> dict[str, tuple[Any, ...]]:
+    """Return what a file holds of its entries."""
+    return {n: (entry.kind, entry.target, dict(entry.options), entry.description) for n, entry in entries.items()}
 
 
-@contextmanager
-def _report_write_errors(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+def _has_git(folder: Path) -> bool:
+    return os.path.lexists(folder / ".git")
+
+
+def _project_folders(here: Path) -> list[Path]:
+    folders: list[Path] = []
+    home, device = Path(os.path.expanduser("~")), os.stat(here).st_dev
+    for folder in (here, *here.parents):
+        if os.stat(folder).st_dev != device:
+            break
+        folders.append(folder)
+        if folder == home or _has_git(folder):
+            break
+    return folders

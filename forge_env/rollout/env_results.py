@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pydantic_core
 
-from forge_env.core.own_copies import own_messages
+from forge_env.core.own_copies import own_copy
 from forge_env.core.protocols import NextTurn
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import EpisodeLimits, Message, Outcome, ToolUse
@@ -46,25 +46,13 @@ class StepResult(NamedTuple):
 
 
 def read_reset(result: Any) -> ResetResult:
-    """Check what `reset` returned, and copy its messages: the environment may edit them, and the model saw these."""
-    observation, info = result
-    return read_copied_reset((own_messages(observation), info))
-
-
-def read_copied_reset(result: Any) -> ResetResult:
-    """Check what the `reset` of an environment that makes copies itself returned."""
+    """Check what `reset` returned."""
     observation, info = result
     return ResetResult(_messages(observation), info.get("next"), recorded_info(info))
 
 
 def read_step(result: Any) -> StepResult:
-    """Check what `step` returned, and copy its messages."""
-    observation, *others = result
-    return read_copied_step((own_messages(observation), *others))
-
-
-def read_copied_step(result: Any) -> StepResult:
-    """Check what the `step` of an environment that makes copies itself returned."""
+    """Check what `step` returned."""
     observation, reward, terminated, truncated, info = result
     return StepResult(
         _messages(observation),
@@ -99,7 +87,7 @@ def recorded_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _messages(observation: Any) -> tuple[Message, ...]:
-    messages = tuple(observation)
+    messages = own_copy(tuple(observation))  # the environment may edit them, and the model saw these
     for message in messages:
         if not isinstance(message, _MAPPING) or "role" not in message or "content" not in message:
             raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")

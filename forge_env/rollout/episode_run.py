@@ -27,8 +27,6 @@ from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import is_default, is_timeout
 from forge_env.rollout.env_results import (
     StepResult,
-    read_copied_reset,
-    read_copied_step,
     read_on_limit,
     read_reset,
     read_step,
@@ -56,7 +54,7 @@ class EpisodeRun:
 
     __slots__ = (
         *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
-        *("makes_copies", "seconds_left"),
+        "seconds_left",
     )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
@@ -66,8 +64,6 @@ class EpisodeRun:
         self.place = Place()
         self.ask: Callable[..., Awaitable[Any]] | None = None
         """The agent's `act`."""
-        self.makes_copies = False
-        """Whether the environment copies the values that it shares with the record."""
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -107,10 +103,8 @@ class EpisodeRun:
 
     async def reset(self, env: Env, task: Task, seed: int) -> None:
         """Start the episode."""
-        self.makes_copies = env._makes_copies
-        read = read_copied_reset if self.makes_copies else read_reset
-        options = {"task": task if self.makes_copies else own_task(task), "limits": self.limits}
-        reset = await self.call_env(self.place, "reset", read, env.reset, seed=seed, options=options)
+        options = {"task": own_task(task), "limits": self.limits}
+        reset = await self.call_env(self.place, "reset", read_reset, env.reset, seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
 
@@ -222,10 +216,7 @@ class EpisodeRun:
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
-        if self.makes_copies:
-            step = await self.call_env(self.place, "step", read_copied_step, env.step, action)
-        else:
-            step = await self.call_env(self.place, "step", read_step, env.step, own_action(action))
+        step = await self.call_env(self.place, "step", read_step, env.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)

@@ -162,7 +162,7 @@ class EnvFactory:
         env = self._unconstructed()
         with guard(f"{self.env_class.__name__}()"):
             env.__init__(**self._own_options(more))  # type: ignore[misc]
-            check_instance(env)
+            check_instance(env, Env)
         return env
 
     async def construct(self, more: Mapping[str, Any] = {}, *, seconds: float) -> Env:
@@ -187,7 +187,7 @@ class EnvFactory:
             await close_env(env, seconds)  # what it has opened; its errors are those of half an instance
             raise
         with guard(name):
-            check_instance(env)
+            check_instance(env, Env)
         return env
 
     def _unconstructed(self) -> Env:

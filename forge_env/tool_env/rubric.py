@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forge_env.core.errors import UserError, nearest
-from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.tools import without_self
 from forge_env.core.types import Message, Task
@@ -52,6 +51,8 @@ class RewardPart:
         cls, function: RewardFunction, *, name: str = "", weight: float = 1.0, is_method: bool = False
     ) -> RewardPart:
         name = name or _name_of(function)
+        if not callable(function):
+            raise UserError(f"a rubric has {function!r:.60}; it is a list of functions or of pairs (function, weight)")
         parameters: Sequence[inspect.Parameter] = [*inspect.signature(function).parameters.values()]
         if is_method:
             parameters = without_self(f"the reward {name}", parameters)
@@ -102,11 +103,13 @@ async def score(
         parts: with names of their own, see `numbered`.
         owner: the instance, if the parts are methods; None for plain functions.
     """
-    arguments = {"response": response, "answer": response}
+    prompt = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
+    arguments: dict[str, Any] = {"prompt": prompt, "response": response, "answer": response}
+    arguments |= {"target": task.target, "task": task, "messages": messages}
     values: dict[str, float] = {}
     total = 0.0
     for part in parts:
-        kwargs = {name: arguments[name] if name in arguments else _made(name, task, messages) for name in part.names}
+        kwargs = {name: arguments[name] for name in part.names}
         with guard(f"reward {part.name}"):
             if owner is None:
                 value = await invoke(part.function, **kwargs)
@@ -115,17 +118,6 @@ async def score(
         values[part.name] = reward = reward_value(value, f"the reward {part.name} returned")
         total += part.weight * reward
     return reward_value(total, "the weighted sum of the rewards is"), values
-
-
-def _made(name: str, task: Task, messages: Sequence[Message]) -> Any:
-    """Make an argument; the function may edit it, and the next one gets another."""
-    if name == "messages":
-        return own_messages(messages)
-    if name == "target":
-        return own_copy(task.target)
-    if name == "task":
-        return own_task(task)
-    return next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
 
 
 def load_reward(target: str) -> RewardPart:

@@ -1,7 +1,8 @@
 """Digests of files, of the code of modules, and of values. Equal digests mean equal content.
 
 The code of a module is its file and, recursively, the files of the same project that it imports, at the top or within a
-function. For an installed package, its version takes the place of the digest.
+function, and those that it names beside it, as `Path(__file__).with_name("prices.toml")`. For an installed package, its
+version takes the place of the digest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _DIGEST_BYTES = 8
 _READERS = 4
 """Threads that read files; one thread takes about a second for each GB."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_BESIDE = re.compile(rb"""\.with_name\(["']([\w.-]+)["']\)""")
+"""A file that a module reads beside itself."""
 _FORGE_ENV = "forge_env"
 """Not digested: its version is recorded instead."""
 
@@ -117,7 +120,7 @@ def _root(path: Path) -> Path:
 
 
 def _walk(start: Path, root: Path) -> dict[Path, str]:
-    """Return the digests of a file and of all files below `root` that it imports."""
+    """Return the digests of a file, of all files below `root` that it imports, and of those that it names beside it."""
     digests: dict[Path, str] = {}
     waiting = [start]
     while waiting:
@@ -127,6 +130,8 @@ def _walk(start: Path, root: Path) -> dict[Path, str]:
         content = path.read_bytes()
         digests[path] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
         waiting += [file for name in _imports(content, _package(path, root)) for file in _files(root, name)]
+        beside = (path.with_name(name.decode()) for name in _BESIDE.findall(content))
+        waiting += [file for file in beside if file.is_file()]
     return digests
 
 

@@ -15,6 +15,10 @@ _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # of linux/pidfd.h
 _PIDFD_INFO_EXIT = 1 << 3
 
 
+class Terminated(SystemExit):
+    """SIGTERM ends this command: no code that the command imports has called sys.exit."""
+
+
 def show_crashes() -> None:
     """Let a crash of this process in native code write the stacks of its Python threads to stderr."""
     if sys.stderr is not None and not faulthandler.is_enabled():

@@ -22,6 +22,7 @@ from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError, nearest
 from forge_env.utils import by_value
+from forge_env.utils.exits import Terminated
 from forge_env.utils.syntax import parse_python
 
 _loading = threading.RLock()
@@ -179,9 +180,9 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module.partition(".")[0]
 
 
-def _import_error(target: str, error: BaseException, *, file: str) -> ForgeError:
-    """Return an error with one sentence about why an import failed, and where."""
-    if isinstance(error, ForgeError) and not isinstance(error, UserError):
+def _import_error(target: str, error: BaseException, *, file: str) -> BaseException:
+    """Return an error with one sentence about why an import failed, and where; errors of our own stay."""
+    if isinstance(error, (ForgeError, Terminated)) and not isinstance(error, UserError):
         return error
     location = _location(error, file)
     where = f" ({location})" if location and location not in str(error) else ""

@@ -10,9 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from forge_env.utils.gates import Gate, after, gate_of, inside
-from forge_env.utils.lanes import lane_of
-from forge_env.utils.trust import trust_in
-from forge_env.utils.workers import Call
+from forge_env.utils.workers import Call, start
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COROUTINE = inspect.CO_COROUTINE
@@ -87,12 +85,8 @@ async def _raise(error: BaseException) -> Any:
 async def _in_thread(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], gate: Gate | None
 ) -> Any:
-    loop = asyncio.get_running_loop()
-    call = Call(function, args, kwargs, trust_in(function), loop)
-    if own_thread_each.get():
-        lane_of(loop).start(call, in_new_thread=True)
-    else:
-        lane_of(loop).add(call)
+    call = Call(function, args, kwargs)
+    start(call, in_new_thread=own_thread_each.get())
     try:
         result = await call.future
     except asyncio.CancelledError:
@@ -102,12 +96,6 @@ async def _in_thread(
             gate.hold(call)
         raise
     return await result if inspect.isawaitable(result) else result
-
-
-def awaitable(function: F) -> F:
-    """Mark a plain function that returns an awaitable: `invoke` calls it on the event loop, not in a thread."""
-    function.__forge_awaitable__ = True  # type: ignore[attr-defined]
-    return function
 
 
 def gated(function: F) -> F:
@@ -131,4 +119,4 @@ def _is_awaited(function: Callable[..., Any]) -> bool:
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & _COROUTINE:  # the usual case; `inspect` takes several times as long
         return True
-    return hasattr(function, "__forge_awaitable__") or inspect.iscoroutinefunction(function)
+    return inspect.iscoroutinefunction(function)

@@ -14,13 +14,11 @@ import functools
 import os
 import queue
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forge_env.utils.trust import SLOW_SECONDS, Trust
-
+MAX_THREADS = 2000
+"""Threads of a process; further calls wait until one of these ends."""
 IDLE_SECONDS = 10.0
 
 
@@ -36,31 +34,15 @@ class Call:
         function: to call.
         args: its arguments.
         kwargs: its named arguments.
-        trust: in the function.
-        loop: the event loop of the caller.
     """
 
-    __slots__ = (
-        *("_args", "_context", "_error", "_function", "_is_given_up", "_kwargs", "_lock", "_result", "_thread"),
-        *("future", "seconds", "trust"),
-    )
+    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_loop", "_result", "_thread", "future")
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        trust: Trust,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.future: asyncio.Future[Any] = loop.create_future()
-        self.seconds = 0.0
-        """What the call took, once it has ended."""
-        self.trust = trust
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
         self._context = contextvars.copy_context()
-        self._function = function
-        self._args = args
-        self._kwargs = kwargs
+        self._function = functools.partial(function, *args, **kwargs)
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._is_given_up = False
@@ -73,10 +55,9 @@ class Call:
             if self._is_given_up:
                 return
             self._thread = threading.get_ident()
-        began = time.perf_counter()
         try:
             try:
-                self._result = self._context.run(self._function, *self._args, **self._kwargs)
+                self._result = self._context.run(self._function)
             finally:
                 self._leave()
         except GivenUp:
@@ -85,17 +66,15 @@ class Call:
             self._error = RuntimeError(f"StopIteration: {raised}")
         except BaseException as raised:
             self._error = raised
-        self.seconds = time.perf_counter() - began
 
-    def fail(self, error: BaseException) -> None:
-        """Let the call end with an exception instead of making it."""
-        self._error = error
+    def tell(self) -> None:
+        """Let the caller go on, if it still waits. For a worker thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for the result
+            self._loop.call_soon_threadsafe(self._finish)
 
-    def finish(self) -> None:
-        """Tell the caller of the end, if it still waits. For the loop's thread."""
+    def _finish(self) -> None:
         if self.future.done():
             return
-        self.trust.note(self.seconds)
         if self._error is None:
             self.future.set_result(self._result)
         else:
@@ -104,9 +83,7 @@ class Call:
     @property
     def name(self) -> str:
         """The name of the function."""
-        function = self._function
-        while isinstance(function, functools.partial):
-            function = function.func
+        function = self._function.func
         return str(getattr(function, "__name__", type(function).__name__))
 
     def withdraw(self) -> bool:
@@ -122,7 +99,6 @@ class Call:
                 return
             self._is_given_up = True
             if self._thread is not None:
-                self.trust.end()
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(GivenUp))
 
     @property
@@ -143,109 +119,57 @@ class Call:
                 pass
 
 
-class Batch:
-    """Calls that one thread makes one after another, until one of them was slow.
-
-    Args:
-        calls: at least one.
-        end: gets this batch when the thread is free again, or before. For the loop's thread.
-        loop: the event loop of the callers.
-    """
-
-    __slots__ = ("_end", "_loop", "calls", "current", "ended")
-
-    def __init__(
-        self,
-        calls: Iterable[Call],
-        end: Callable[[Batch], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.calls = deque(calls)
-        """Those that have not begun. Any thread may take some away: a single pop is atomic."""
-        self.ended: deque[Call] = deque()
-        """Those that have ended; the loop's thread takes them away."""
-        self._end = end
-        self._loop = loop
-        self.current: Call | None = None
-        """The call that was begun last."""
-
-    def run(self) -> None:
-        """Make the calls. For a worker thread."""
-        while call := taken(self.calls.popleft):
-            self.current = call
-            call.run()
-            self.ended.append(call)
-            if call.seconds > SLOW_SECONDS:
-                return
-
-    def fail(self, reason: str) -> None:
-        """End all calls, as no thread can make them."""
-        while call := taken(self.calls.popleft):
-            call.fail(RuntimeError(reason))
-            self.ended.append(call)
-        self.tell()
-
-    def tell(self) -> None:
-        """Let the loop know that the thread is free again."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for a result
-            self._loop.call_soon_threadsafe(self._end, self)
-
-
-def taken(pop: Callable[[], Call]) -> Call | None:
-    """Return the call that a method of a deque takes away; None if there is none."""
-    try:
-        return pop()
-    except IndexError:
-        return None
-
-
-class _Worker(threading.Thread):
-    """Runs batches one after another; ends after IDLE_SECONDS without one."""
+class _Workers:
+    """The threads of this process; each makes one call after another, and ends after IDLE_SECONDS without one."""
 
     def __init__(self) -> None:
-        super().__init__(name="forge_env", daemon=True)
-        self.batches: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._open = 0
+        """The number of threads, and of calls that have not ended."""
 
-    def run(self) -> None:
+    def start(self, call: Call) -> None:
+        """Make a call in a free thread or in a new one: it never waits for a thread that another call blocks."""
+        with self._lock:
+            if self._open >= self._threads and self._threads < MAX_THREADS:
+                threading.Thread(target=self._work, name="forge_env", daemon=True).start()
+                self._threads += 1
+            self._open += 1
+        self._calls.put(call)
+
+    def _work(self) -> None:
         while True:
             try:
-                batch = self.batches.get(timeout=IDLE_SECONDS)
+                call = self._calls.get(timeout=IDLE_SECONDS)
             except queue.Empty:
-                with _idle_lock:
-                    if self in _idle:
-                        _idle.remove(self)
+                with self._lock:
+                    if self._open < self._threads:
+                        self._threads -= 1
                         return
-                continue  # it has just been given a batch
-            batch.run()
-            with _idle_lock:  # before the callers go on: their next calls then find this thread
-                _idle.append(self)
-            batch.tell()
-            del batch
+                continue  # it has just been given a call
+            call.run()
+            with self._lock:  # before the caller goes on: its next call then finds this thread free
+                self._open -= 1
+            call.tell()
+            del call
 
 
-_idle: list[_Worker] = []
-_idle_lock = threading.Lock()
+_workers = _Workers()
 
 
 def _after_fork() -> None:
     """Forget the threads of the parent process, which a fork does not inherit."""
-    global _idle_lock
-    _idle_lock = threading.Lock()
-    _idle.clear()
+    global _workers
+    _workers = _Workers()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def start(batch: Batch, *, in_new_thread: bool = False) -> None:
-    """Give a batch to an idle worker, or to a new one: it must never wait for a thread that another one blocks."""
-    with _idle_lock:
-        worker = _idle.pop() if _idle and not in_new_thread else None
-    if worker is None:
-        worker = _Worker()
-        try:
-            worker.start()
-        except RuntimeError as error:  # the limit of the user or the machine is reached
-            batch.fail(str(error))
-            return
-    worker.batches.put(batch)
+def start(call: Call, *, in_new_thread: bool = False) -> None:
+    """Make a call in a thread.
+
+    Raises:
+        RuntimeError: it needs a new thread, and the user or the machine may have no more.
+    """
+    (_Workers() if in_new_thread else _workers).start(call)

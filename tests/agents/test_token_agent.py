@@ -36,8 +36,11 @@ class Recorder(ScriptedPolicy):
     """A scripted policy that remembers what it was asked, and gives each turn another logprob and version."""
 
     def __init__(self, answers: Sequence[Sequence[int]]) -> None:
-        self._answers = iter(answers)
         super().__init__(lambda prompt: next(self._answers))
+        self.begin(answers)
+
+    def begin(self, answers: Sequence[Sequence[int]]) -> None:
+        self._answers = iter(answers)
         self.asked: list[tuple[tuple[int, ...], Sampling, str, str]] = []
 
     async def generate(
@@ -94,14 +97,23 @@ async def test_the_prompt_and_sampling_that_the_policy_gets(tiny_model: Path) ->
     assert not set(seeds) & {sampling.seed for _, sampling, _, _ in await asked(4)}
 
 
+@pytest.fixture(scope="module")
+def recorded(tiny_model: Path) -> tuple[TokenAgent, Recorder]:
+    """One agent for all examples: to read the chat template is what takes time."""
+    policy = Recorder([])
+    return TokenAgent(str(tiny_model), policy), policy
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_an_episode_of_any_sampled_ids_has_valid_digests(tiny_model: Path, data: st.DataObject) -> None:
-    renderer = Renderer(tiny_model)
-    some = st.lists(st.integers(0, 500), min_size=1, max_size=6) | st.just(renderer.write(CALL))
+def test_an_episode_of_any_sampled_ids_has_valid_digests(
+    recorded: tuple[TokenAgent, Recorder], data: st.DataObject
+) -> None:
+    agent, policy = recorded
+    some = st.lists(st.integers(0, 500), min_size=1, max_size=6) | st.just(agent.renderer.write(CALL))
     answers = data.draw(st.lists(some, min_size=4, max_size=4))
-    policy = Recorder(answers)
-    result = asyncio.run(play(TokenAgent(str(tiny_model), policy), max_turns=4))
+    policy.begin(answers)
+    result = asyncio.run(play(agent, max_turns=4))
     assert result.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
     assert [list(turn.token_ids) for turn in result.turns] == answers[: len(result.turns)]
     seen: list[int] = []

@@ -96,7 +96,7 @@ def test_the_runs_of_an_8b_shape_can_be_planned(cards: int, gib: int) -> None:
     too_full = [problem for problem in plan.problems if problem.startswith("a GPU has ")]
     assert bool(too_full) is (cards == 1)
     assert "sleeps while the trainer steps" in plan.about_engine
-    assert plan.env.max_tokens == plan.limits.max_tokens == 8192
+    assert plan.config.env.max_tokens == plan.config.env.limits().max_tokens == 8192
 
 
 def test_every_setting_whose_mismatch_is_measured_passes() -> None:

@@ -6,10 +6,12 @@ One process, three engine starts; the engine is the one that PolicyActor drives.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -442,7 +444,7 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
 ) -> None:
     """On a CPU such a layer has a packed copy of the weight, which an update has to make anew. A file may have one.
 
-    Last: when an engine of this process ends, vLLM ends the process groups of the others, too.
+    A trainer's process group outlives the engine, which is garbage while it works.
     """
     from trainers.batching.batch import Sample
     from trainers.titan.trainer import TitanSettings, TitanTrainer
@@ -461,6 +463,10 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
     await tied.close()
     assert not torch.distributed.is_initialized(), "the last engine has ended what vLLM began"
     trainer = TitanTrainer(str(tmp_path / "new"), TitanSettings())
+    core = weakref.ref(tied._thread.engine.engine_core)
+    del tied
+    gc.collect()
+    assert core() is None and torch.distributed.is_initialized()
     expected = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions])
     trainer.close()
     for completion, values in zip(completions, expected, strict=True):

@@ -79,11 +79,8 @@ def test_an_algorithm_in_a_file_has_options_of_its_own(file: Path, capsys: pytes
     (plan,) = seen
     assert plan.objective is not None and plan.objective.group_size == 4
     assert pickle.loads(pickle.dumps(plan.objective.loss)).pull == 0.7
-    assert (plan.algorithm, plan.command, plan.own_algorithm) == (
-        "squared",
-        f"trainers {target}",
-        find_algorithm(target),
-    )
+    assert plan.algorithm == find_algorithm(target)
+    assert (plan.algorithm.name, plan.algorithm.command) == ("squared", f"trainers {target}")
     assert enter(target, never, ["--help"]) == 0
     assert "--squared.pull 0.5\n        How strongly the ratio is pulled" in capsys.readouterr().out
     assert enter(target, never, ["--squared.pul", "1"]) == 2
@@ -98,9 +95,9 @@ def test_a_variant_has_the_options_of_the_algorithm_that_it_is_made_of(file: Pat
 
     assert enter(f"{file}:VARIANT", run, ["--env", "math", "--grpo.clip_high", "0.5"]) == 0
     assert enter("trainers.grpo:GRPO", run, ["--env", "math"]) == 0
-    assert [plan.algorithm for plan in seen] == ["mine", "grpo"]
+    assert [plan.algorithm.name for plan in seen] == ["mine", "grpo"]
     assert [plan.objective.loss.clip_high for plan in seen if plan.objective] == [0.5, 0.28]  # type: ignore[attr-defined]
-    assert (seen[1].command, seen[1].own_algorithm) == ("trainers.grpo", None)
+    assert (seen[1].algorithm.command, seen[1].algorithm.target) == ("trainers.grpo", "")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from trainers.setup.checks.output_folder import check_output, claim_folder, clea
 from trainers.setup.checks.resume_checks import check_fits, checkpoint_of, locked
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
+from trainers.setup.run_tasks import data_digests
 
 
 def save(run: Path, step: int, config: RunConfig | None = None, **extra: Any) -> Path:
@@ -309,9 +310,8 @@ def test_a_plan_refuses_what_a_resumed_run_would_miss(tmp_path: Path, tiny_model
     options = ["--env=math", f"--env.options.data={data}", f"--model={tiny_model}", "--steps=60", *reference]
     plan = make_plan(read_config(Config, options), GRPO)
     run = tmp_path / "run"
-    report, results = {"report": {"bytes": {"metrics.jsonl": 5}}}, {"results": {"warmup_steps": 3}}
-    save(run, 40, plan.config, **report, **results)
-    (run / "run.json").write_text(json.dumps({"data": {"files": plan.data_digests()}}))
+    save(run, 40, plan.config, report={"bytes": {"metrics.jsonl": 5}}, warmup_steps=3)
+    (run / "run.json").write_text(json.dumps({"data": {"files": data_digests(plan.config)}}))
     (run / "metrics.jsonl").write_text("12345")
     (run / "reference.safetensors").write_text("")
 

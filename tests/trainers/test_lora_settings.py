@@ -12,7 +12,7 @@ import pytest
 from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from agents.generator.lora_slot import TARGETS, slot_arguments
 from forge_env.core.errors import UserError
-from tests.trainers.setup.test_memory import SMALL, draft_of
+from tests.trainers.setup.test_memory import SMALL, plan_with
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
 from trainers.lora import Lora, LoraConfig, adapter_config
@@ -99,8 +99,8 @@ def test_tensor_parallelism_cuts_one_half_of_each_slot() -> None:
     cut = 8 + 4 + 4 + 8 + 16 + 16 + 16
     assert one == 2 * (8 * 2 * (8 + 8 + 8 + 8 + 8 + 8 + 8 + cut) + lora.parameters(SMALL))
     assert one - two == 2 * 8 * 2 * cut / 2
-    draft = draft_of(SMALL, "--lora.rank=2", "--lora.publish=adapter", "--generator.with_gpus")
-    assert trainer_memory(draft).phases[1] == {"published": (4 + 4 + 2) * 2 * 16}, "the largest half"
+    plan = plan_with(SMALL, "--lora.rank=2", "--lora.publish=adapter", "--generator.with_gpus")
+    assert trainer_memory(plan).phases[1] == {"published": (4 + 4 + 2) * 2 * 16}, "the largest half"
 
 
 def test_all_linear_is_every_matrix_of_a_block() -> None:
@@ -180,15 +180,15 @@ def test_memory_of_a_trainer_of_adapters() -> None:
     lora, bfloat16 = ("--lora.rank=2", "--lora.publish=merged"), "--training.dtype=bfloat16"
     of_block, layer, head = Lora(rank=2, alpha=4.0).parameters_of_layer(SMALL), SMALL.layer_parameters, 80
     for shard in (1, 2):
-        memory = trainer_memory(draft_of(SMALL, *lora, bfloat16, "--generator.with_gpus", f"--trainer.procs={shard}"))
+        memory = trainer_memory(plan_with(SMALL, *lora, bfloat16, "--generator.with_gpus", f"--trainer.procs={shard}"))
         assert memory.held == {"state": (2 * SMALL.parameters + 16 * 2 * of_block) / shard}
         assert memory.at_rest == (2 * SMALL.parameters + 12 * 2 * of_block) / shard
         assert memory.phases[1] == {"published": (4 + 4 + 2) * 8 * 16}, "the largest target, merged in float32"
-    alone = trainer_memory(draft_of(SMALL, *lora))
+    alone = trainer_memory(plan_with(SMALL, *lora))
     assert alone.held == {"state": 4 * SMALL.parameters + 16 * 2 * of_block}
     # 132 numbers a token and layer as without adapters, and 2 of each of the 7; at work 2m + h, and m of an adapter
     assert alone.phases[0] == {"activations": 4.0 * 16 * (2 * (132 + 7 * 2) + 40 + 16)}
-    at_head, in_block = step_moments(draft_of(SMALL, *lora, bfloat16, "--trainer.procs=2"))
+    at_head, in_block = step_moments(plan_with(SMALL, *lora, bfloat16, "--trainer.procs=2"))
     gathered = 2 * (layer + of_block)
     assert at_head[:2] == (2 * head + gathered, 2 * head)
     assert in_block[:2] == (2 * gathered, 6 * of_block)

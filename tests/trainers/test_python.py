@@ -84,7 +84,7 @@ def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path)
         Needs, settings={"env.options": {"needed": 5}}, output="run", **dict.fromkeys(("model", "config", "callbacks"))
     )
     train("of_this_process", output="run")
-    assert [(plan.env.name, plan.env.options, plan.output) for plan in plans] == [
+    assert [(plan.config.env.name, plan.config.env.options, plan.config.output) for plan in plans] == [
         (f"{tmp_path}/from_settings/environment.pkl:Local", {"level": 2}, "from_settings"),
         (f"{Path.home()}/from_file/environment.pkl:Local", {"level": 3}, f"{Path.home()}/from_file"),
         (f"{__name__}:Needs", {"needed": 5}, "run"),
@@ -218,7 +218,8 @@ async def stopped(caller: TrainingRun, last: int, saved: list[int] | None = None
     async def work() -> None:
         record: Any = SimpleNamespace(say=print, warn=print, folder=Path("nowhere"))
         deadlines = SimpleNamespace(checkpoint=60.0)
-        plan = SimpleNamespace(steps=last, training=SimpleNamespace(step_seconds=60.0), deadlines=deadlines)
+        config = SimpleNamespace(training=SimpleNamespace(step_seconds=60.0))
+        plan = SimpleNamespace(steps=last, config=config, deadlines=deadlines)
         run: Any = SimpleNamespace(caller=caller, record=record, plan=plan)
         await until_stopped(run, training(), stop=is_stopped.set, steps=lambda: done[0], save=save)
 

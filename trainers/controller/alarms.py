@@ -68,6 +68,6 @@ def make_alarm(plan: RunPlan, say: Callable[[str], None]) -> MismatchAlarm:
     return MismatchAlarm(
         dtype=plan.precision,
         say=say,
-        bound=plan.training.mismatch_alarm,
+        bound=plan.config.training.mismatch_alarm,
         approximations=approximations(plan.engine.engine_args),
     )

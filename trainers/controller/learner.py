@@ -44,8 +44,8 @@ class Learner:
 
     def __post_init__(self) -> None:
         run, objective = self.run, self.objective
-        tasks = tasks_after_warmup(run.plan.warmup, run.train_tasks)
-        self.tasks = TaskOrder(tasks=tasks, seed=run.plan.training.seed)
+        tasks = tasks_after_warmup(run.plan.config.warmup, run.train_tasks)
+        self.tasks = TaskOrder(tasks=tasks, seed=run.plan.config.training.seed)
         reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
         self.make_samples = SampleMaker(objective=objective, reference=reference)
         self.old: OldLogprobs | None = None  # if the importance ratio is taken against the generator
@@ -61,7 +61,7 @@ class Learner:
 
     def keeps(self, group: Group) -> bool:
         """Whether a group has enough valid episodes to be trained on."""
-        return self.run.plan.env.fault_policy().keeps(group)
+        return self.run.plan.config.env.fault_policy().keeps(group)
 
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
         """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
@@ -82,7 +82,7 @@ class Learner:
         """
         if metrics["skipped"] or not metrics["grad_norm"] > 0:
             return False
-        training = self.run.plan.training
+        training = self.run.plan.config.training
         has_own_parts = bool(training.entropy_coef or training.loss or training.advantages)
         return metrics["groups_with_signal"] > 0 or has_own_parts or not self.objective.needs_siblings
 
@@ -165,7 +165,7 @@ class Learner:
             state: of the loop; None inside of a window, where groups are taken that no step has trained on.
         """
         if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):
-            await self.save(state, asynchronous=self.run.plan.checkpoint.asynchronous)
+            await self.save(state, asynchronous=self.run.plan.config.checkpoint.asynchronous)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
         """Save a checkpoint of the run."""

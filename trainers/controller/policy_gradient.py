@@ -50,7 +50,7 @@ async def _phases(run: Run, objective: Objective) -> None:
     alarm = make_alarm(run.plan, run.record.say)
     run.record.add_fact("old_logprobs", run.plan.old_logprobs)
     start = await (_resume(run, run.checkpoint) if run.checkpoint else _begin(run))
-    await run.trainer.load_reference(objective.kl_reference)
+    await run.trainer.load_reference(objective.kl_reference, is_warm=run.warmup_steps > 0)
     started = time.perf_counter() - start.seconds
     learner = Learner(run=run, objective=objective, alarm=alarm, started=started)
     state = await _train(run, learner, start.state)
@@ -70,17 +70,16 @@ async def _phases(run: Run, objective: Objective) -> None:
 
 
 async def _begin(run: Run) -> _Start:
-    record, algorithm, steps = run.record, run.plan.algorithm, run.plan.warmup.steps
-    record.results["warmup_steps"] = 0
+    record, algorithm, steps = run.record, run.plan.algorithm.name, run.plan.config.warmup.steps
     if steps:
-        tasks = run.plan.steps * run.plan.training.groups_per_step
-        if left_out := kinds_left_out(run.plan.warmup, run.train_tasks, tasks):
+        tasks = run.plan.steps * run.plan.config.training.groups_per_step
+        if left_out := kinds_left_out(run.plan.config.warmup, run.train_tasks, tasks):
             record.warn(
                 f"the warm-up demonstrates tasks of kind {', '.join(left_out)}, and the {tasks:,} tasks of this run's "
                 "steps have none of them: the policy may forget the kind; set --warmup.demonstrations lower"
             )
         with record.phase("warm-up"):
-            record.results["warmup_steps"] = await warm_up(run, steps)
+            run.warmup_steps = await warm_up(run, steps)
     await run.weights.sync(steps=0)
     with record.phase("evaluation"):
         before = await run.evaluations.evaluate("before", step=0)
@@ -91,13 +90,13 @@ async def _begin(run: Run) -> _Start:
         with record.phase("evaluation without tools"):
             tool_off = await run.evaluations.evaluate("tool_off", use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
-    await run.trainer.begin(run.plan.rate)
+    if steps:
+        await run.trainer.begin(run.plan.rate)
     return _Start(before=before, tool_off=tool_off, state=LoopState())
 
 
 async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
     state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path)
-    await run.trainer.begin(run.plan.rate)  # of the present settings; the checkpoint says how far it has come
     with run.record.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
@@ -116,11 +115,11 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     """Take all optimizer steps that are left; returns the last state of the loop."""
     plan = run.plan
     shown = ["reward", "success", "tokens/s", "s/step"]
-    if plan.training.reward:
+    if plan.config.training.reward:
         shown.insert(1, "training_reward")
     if approximations(plan.engine.engine_args):
         shown.append("mean_abs_logprob_difference")
-    run.record.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=learner.started)
+    run.record.follow("train", title=plan.algorithm.name, total=plan.steps, names=shown, since=learner.started)
     loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state)
     if learner.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await learner.evaluate(loop.steps_done)
@@ -139,11 +138,11 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
 def _settings(plan: RunPlan) -> LoopSettings:
     return LoopSettings(
         steps=plan.steps,
-        batch_size=plan.training.groups_per_step,
-        staleness=plan.staleness,
-        sync_interval=plan.training.sync_interval,
+        batch_size=plan.config.training.groups_per_step,
+        staleness=plan.config.training.most_behind,
+        sync_interval=plan.config.training.sync_interval,
         patience=plan.patience,
-        signal_error=plan.training.signal_error,
-        in_waves=plan.training.deterministic,
+        signal_error=plan.config.training.signal_error,
+        in_waves=plan.config.training.deterministic,
         in_windows=plan.old_logprobs == "trainer",  # frozen before each window
     )

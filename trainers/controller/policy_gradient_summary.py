@@ -23,7 +23,7 @@ def summarise(
         tool_off: the headline before it without tools; None for an environment that has none.
         train_seconds: of the training alone.
     """
-    record, algorithm = run.record, run.plan.algorithm
+    record, algorithm = run.record, run.plan.algorithm.name
     record.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
     record.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in record.curve)
@@ -32,6 +32,7 @@ def summarise(
     by_kind = run.kinds.changes(before, after)
     run.summarise(
         {
+            "warmup_steps": run.warmup_steps,
             **before.summary("before"),
             **after.summary("after"),
             "success_tool_off": tool_off.success_rate if tool_off and tool_off.attempts else None,

@@ -25,10 +25,11 @@ class Qwen(Family):
         return [window] * config["num_hidden_layers"]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
-        kinds, window = set(self.layer_types(config)), _window(config)
-        if len(kinds) > 1 or ("sliding_attention" in kinds and window is None):
-            given = {name: config[name] for name in sorted(_WINDOWS | {"layer_types"}) if name in config}
-            return [f"windows in some layers only ({', '.join(f'{name} {value}' for name, value in given.items())})"]
+        kinds = set(self.layer_types(config))
+        if kinds != {"full_attention"} and (kinds != {"sliding_attention"} or _window(config) is None):
+            given = sorted((_WINDOWS | {"layer_types"}) & config.keys())
+            said = ", ".join(f"{name} {config[name]}" for name in given)
+            return [f"windows other than one of all layers ({said})"]
         return []
 
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:

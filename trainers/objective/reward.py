@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from forge_env.core.episode import Episode
-from forge_env.core.own_copies import own_episode
+from forge_env.core.own_copies import own_copy
 from trainers.objective.credit import by_turn, target_logprobs
 from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
 
@@ -89,7 +89,7 @@ class TrainingReward:
         number = id(episode)
         with self._one_at_a_time:
             if number not in self._known:
-                value = self.user_reward(own_episode(episode))
+                value = self.user_reward(own_copy(episode))
                 self._known[number] = weakref.ref(episode, lambda _: self._known.pop(number, None)), value
             return self._known[number][1]
 

@@ -23,15 +23,17 @@ from trainers.lora import Lora
 
 def export_checkpoint(folder: Path, out: Path) -> None:
     """Write the weights of a checkpoint, adapters merged, as a Hugging Face folder."""
+    manifest = read_manifest(folder)
+    config, lora = manifest["extra"]["config"], manifest["lora"]
+    own = folder.absolute().parent.parent / INITIAL
+    base = own if own.is_dir() else find_model(config["model"]["path"])
+
+    # Imported now: they take seconds, and a damaged checkpoint has been refused before.
     from trainers.titan.checkpoint import load_weights
     from trainers.titan.export import export_hf
     from trainers.titan.settings import TitanSettings
     from trainers.titan.trainer import TitanTrainer
 
-    manifest = read_manifest(folder)
-    config, lora = manifest["extra"]["config"], manifest["lora"]
-    own = folder.absolute().parent.parent / INITIAL
-    base = own if own.is_dir() else find_model(config["model"]["path"])
     settings = TitanSettings(dtype="float32", lora=Lora(**lora) if lora else None)
     trainer = TitanTrainer(base, replace(settings, attention="sdpa"), is_frozen=True)
     load_weights(trainer.model, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.errors import ForgeError
@@ -23,7 +24,7 @@ def is_due(plan: RunPlan, step: int) -> bool:
     It is if a multiple of `checkpoint.interval` lies within the window. After the run's last step a checkpoint is
     saved in any case, by the caller, and with `checkpoint.keep_best` after an evaluation that is the best so far.
     """
-    interval, begin = plan.checkpoint.interval, (step - 1) // plan.window * plan.window
+    interval, begin = plan.config.checkpoint.interval, (step - 1) // plan.window * plan.window
     return bool(interval) and step // interval > begin // interval and step < plan.steps
 
 
@@ -45,13 +46,13 @@ async def save_checkpoint(
         asynchronous: return when the state is copied; the files are written while training goes on.
     """
     extra = {
-        "algorithm": run.plan.algorithm,
-        "command": run.plan.command,
-        "config": masked(run.plan.record),
+        "algorithm": run.plan.algorithm.name,
+        "command": run.plan.algorithm.command,
+        "config": masked(asdict(run.plan.config)),
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,
         "tokens_trained": run.trainer.tokens_trained,
-        "results": {name: value for name, value in run.record.results.items() if name != "model"},  # it may be moved
+        "warmup_steps": run.warmup_steps,
         "place": place,
     }
     extra["report"] = await invoke(run.record.mark)  # it waits for the disk
@@ -63,7 +64,7 @@ async def save_checkpoint(
             extra,
             texts=texts,
             asynchronous=asynchronous,
-            keep_last=run.plan.checkpoint.keep_last,
+            keep_last=run.plan.config.checkpoint.keep_last,
             spare=await invoke(run.evaluations.step_to_keep),
         )
 
@@ -81,7 +82,11 @@ async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> Asy
         save: a checkpoint of it; takes `asynchronous`.
     """
     plan = run.plan
-    is_copied = plan.checkpoint.asynchronous and not plan.training.cpu_offload and plan.services.trainer.procs == 1
+    is_copied = (
+        plan.config.checkpoint.asynchronous
+        and not plan.config.training.cpu_offload
+        and plan.config.services.trainer.procs == 1
+    )
     await save(asynchronous=is_copied)
     try:
         yield
@@ -146,7 +151,7 @@ async def until_stopped(
 async def _keep(
     run: Run, task: asyncio.Future[None], steps: Callable[[], int], save: Callable[[], Awaitable[None]]
 ) -> None:
-    record, seconds = run.record, run.plan.training.step_seconds + run.plan.deadlines.checkpoint
+    record, seconds = run.record, run.plan.config.training.step_seconds + run.plan.deadlines.checkpoint
     record.say(f"a step in progress is finished and a checkpoint is kept, within {seconds:.0f} s")
     try:
         async with asyncio.timeout(seconds):
@@ -171,9 +176,9 @@ async def restore(run: Run, checkpoint: Checkpoint) -> Mapping[str, Any]:
     clean(run.record.folder, checkpoint.step)
     run.record.go_back(saved["report"])
     run.record.begin(run)
-    run.record.results |= saved["results"]
+    run.warmup_steps = saved["warmup_steps"]
     run.rollouts.tokens_generated, run.trainer.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
     run.weights.restore(saved["version"])
-    run.record.say(f"{run.plan.algorithm} goes on after step {checkpoint.step}, from {checkpoint.path}")
+    run.record.say(f"{run.plan.algorithm.name} goes on after step {checkpoint.step}, from {checkpoint.path}")
     place: Mapping[str, Any] = saved["place"]
     return place

@@ -93,7 +93,7 @@ class Evaluations:
 
     def is_due(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""
-        interval = self.rollouts.plan.evaluation.interval
+        interval = self.rollouts.plan.config.evaluation.interval
         return bool(interval) and step % interval == 0 and 0 < step < self.rollouts.plan.steps
 
     @property
@@ -111,11 +111,11 @@ class Evaluations:
 
     def step_to_keep(self) -> int | None:
         """The step of the checkpoint that is never removed; None without `checkpoint.keep_best`. Reads a file."""
-        return self.best_step() if self.rollouts.plan.checkpoint.keep_best else None
+        return self.best_step() if self.rollouts.plan.config.checkpoint.keep_best else None
 
     def is_best(self, step: int) -> bool:
         """Whether a checkpoint is kept of a step, as no evaluated one before it is as good. Reads a file."""
-        if not self.is_due(step) or not self.rollouts.plan.checkpoint.keep_best:
+        if not self.is_due(step) or not self.rollouts.plan.config.checkpoint.keep_best:
             return False
         success = {at: rate for at, rate in evaluated(self.record.folder).items() if at}
         return step in success and not any(reaches(rate, success[step]) for at, rate in success.items() if at < step)

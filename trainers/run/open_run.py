@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from trainers.model.make import count_parameters, make_model
 from trainers.model.new_rows import make_folder
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
-from trainers.run.run import Run
+from trainers.run.run import Run, model_facts
 from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
 from trainers.run.training_run import TrainingRun
@@ -42,6 +42,7 @@ from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import data_digests
 
 
 class TrainingData(Protocol):
@@ -75,54 +76,41 @@ async def open_run(
         data: to train on instead of the environment's tasks.
     """
     startup, checkpoint = Startup(), checkpoint_of(plan)
-    folder = Path(plan.output or new_folder(plan.algorithm, plan.env.name))
+    config, algorithm = plan.config, plan.algorithm
+    folder = Path(config.output or new_folder(algorithm.name, config.env.name))
     made = [] if checkpoint else claim_folder(str(folder))
     caller = caller or TrainingRun()
     caller.folder = folder.absolute()
-    state = _FolderState(folder, caller, made if plan.output else [folder])
-    with _with_remedies(state, plan.command):
+    state = _FolderState(folder, caller, made if config.output else [folder], is_empty=checkpoint is None)
+    with _with_remedies(state, algorithm.command):
         async with AsyncExitStack() as stack:
-            stack.enter_context(locked(folder))
-            if checkpoint is None:
-                check_output(str(folder))  # nobody else can change it from now on
-                clear(folder)
-            write(plan.env.name)
-            stack.enter_context(_left_as_it_was(state))
-            state.is_empty = checkpoint is None
-            record = stack.enter_context(RunRecord(folder, plan.record, startup))
-            record.add(caller)
-            stack.enter_context(_with_what_is_kept(record, plan.command))
+            record = _open_record(plan, stack, state, startup)
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files, began = check_data(folder, plan.data_digests()), data_at_start(folder)
-            record.say(
-                f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
-                f"to {folder}"
-            )
-            for sentence in tasks.about:
+                files, began = check_data(folder, data_digests(config)), data_at_start(folder)
+            what = f"{algorithm.name} on {config.env.name or 'data'}, seed {config.training.seed}"
+            for sentence in (f"{what}; everything is written to {folder}", *tasks.about):
                 record.say(sentence)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
             plan = with_folder(plan, model)
             model = _with_new_rows(plan, record, model)
-            name = INITIAL if model.is_relative_to(folder) else str(model)  # the run's folder may be renamed
-            record.results |= {"command": plan.command, "model": name, "model_parameters": parameters}
-            _write_facts(plan, record)
+            _write_facts(plan, record, model_facts(plan, folder, model, parameters))
             if data is None:
                 record.add_fact("data", files | tasks.record)
             kinds = _kinds(record, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
             if data is not None:
                 with record.phase("data"):
-                    plan = plan.with_steps(await data.prepare(model, record.say, began if checkpoint else None))
-                    record.add_fact("steps", plan.steps)
+                    steps = await data.prepare(model, record.say, began if checkpoint else None)
+                    plan = replace(plan, steps=steps)
+                    record.add_fact("steps", steps)
                     record.add_fact("data", files | data.record())
             _say_plan(plan, record)
             launcher = await _open_launcher(plan, stack, record)
-            has_demonstrations = checkpoint is None and data is None and (plan.warmup.steps > 0 or plan.is_supervised)
             demonstrations: list[Episode] = []
 
             async def prepare_warmup(rollouts: Rollouts) -> None:
-                if has_demonstrations:
+                if plan.has_warmup:
                     state.is_empty = False  # it has episodes that show what the expert does
                     demonstrations.extend(await demonstrate(rollouts, tasks.train))
 
@@ -130,7 +118,7 @@ async def open_run(
             trainer, rollouts = await parts
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_observing)
-            record.results["setup_seconds"] = time.perf_counter() - record.started
+            setup_seconds = time.perf_counter() - record.started
             _say_what_is_up(plan, record)
             state.is_empty, state.is_up = False, True
             run = Run(
@@ -141,6 +129,9 @@ async def open_run(
                 record=record,
                 evaluations=Evaluations(rollouts=rollouts, held_out=held_out, kinds=kinds),
                 launcher=launcher,
+                model=model,
+                parameters=parameters,
+                setup_seconds=setup_seconds,
                 caller=caller,
                 train_tasks=tasks.train,
                 demonstrations=demonstrations,
@@ -153,13 +144,28 @@ async def open_run(
             yield run
 
 
+def _open_record(plan: RunPlan, stack: AsyncExitStack, state: _FolderState, startup: Startup) -> RunRecord:
+    """Lock the folder of the run, and open its record; a new run clears what another has left that trained nothing."""
+    folder, command = state.path, plan.algorithm.command
+    stack.enter_context(locked(folder))
+    if state.is_empty:
+        check_output(str(folder))  # nobody else can change it from now on
+        clear(folder)
+    write(plan.config.env.name)
+    stack.enter_context(_left_as_it_was(state))
+    record = stack.enter_context(RunRecord(folder, asdict(plan.config), startup))
+    record.add(state.caller)
+    stack.enter_context(_with_what_is_kept(record, command))
+    return record
+
+
 @dataclass(slots=True)
 class _FolderState:
     path: Path
     caller: TrainingRun
     made: Sequence[Path]
     """The folders that were made for the run, the innermost first."""
-    is_empty: bool = False
+    is_empty: bool
     """Whether nothing has run in it yet."""
     is_up: bool = False
     """Whether the processes of the run have started."""
@@ -235,7 +241,11 @@ async def _prepare_model(
     else:
         assert plan.environment is not None, "without data there is an environment"
         parameters = await make_model(
-            model, plan.environment, seed=plan.training.seed, limits=plan.limits, size=plan.model.size
+            model,
+            plan.environment,
+            seed=plan.config.training.seed,
+            limits=plan.config.env.limits(),
+            size=plan.model.size,
         )
     record.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
@@ -260,15 +270,15 @@ def _with_new_rows(plan: RunPlan, record: RunRecord, model: Path) -> Path:
     if plan.config.model.new_rows == "off" or not marks:
         return model
     if not copy.is_dir():  # a resumed run has it
-        make_folder(model, marks, copy, seed=plan.training.seed)
+        make_folder(model, marks, copy, seed=plan.config.training.seed)
     record.say(f"the model with new rows is in {copy}")
     return copy
 
 
-def _write_facts(plan: RunPlan, record: RunRecord) -> None:
+def _write_facts(plan: RunPlan, record: RunRecord, facts: Mapping[str, Any]) -> None:
     """Write run.json and config.yaml; a resumed run warns if code of the environment or of the training has changed."""
-    training, own = plan.training, plan.own_algorithm
-    targets = [training.loss, training.advantages, training.reward, own.target if own else ""]
+    training, algorithm = plan.config.training, plan.algorithm
+    targets = [training.loss, training.advantages, training.reward, algorithm.target]
     code = {
         "environment": environment_digests(plan.environment) if plan.environment else {},
         "training": target_digests(filter(None, targets)),
@@ -276,7 +286,7 @@ def _write_facts(plan: RunPlan, record: RunRecord) -> None:
     if before := code_at_start(record.folder):
         for part in changed(before, code):
             record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
-    write_facts(record.folder, plan.algorithm, plan.record, record.results, code)
+    write_facts(record.folder, algorithm.name, asdict(plan.config), facts, code)
 
 
 def _kinds(record: RunRecord, tasks: Sequence[Task]) -> Kinds:
@@ -313,7 +323,7 @@ def _say_what_is_up(plan: RunPlan, record: RunRecord) -> None:
     record.say(describe_services(plan))
     if plan.environment is None:
         return
-    step_seconds = plan.training.step_seconds
+    step_seconds = plan.config.training.step_seconds
     if plan.patience > step_seconds:
         record.say(
             f"groups are waited for while nothing moves for {plan.patience:g} s, not for training.step_seconds "

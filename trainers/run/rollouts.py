@@ -52,7 +52,7 @@ class Rollouts:
             task=task,
             agent=agent,
             count=count,
-            seed=random.Random(f"{self.plan.training.seed}/{phase}/{index}").randrange(2**31),
+            seed=random.Random(f"{self.plan.config.training.seed}/{phase}/{index}").randrange(2**31),
             group_id=f"{phase}/{index}",
             env_options=env_options or {},
             is_measured=is_measured,
@@ -89,7 +89,7 @@ class Rollouts:
             return checked(await self.run_group(specs[index]))
 
         async with self.moving(phase):
-            if not self.plan.training.deterministic:
+            if not self.plan.config.training.deterministic:
                 tasks = [spec.task for spec in specs]
                 return await evaluate(run, tasks, concurrency=at_once, on_done=on_done)
             groups: list[Group] = []

@@ -9,8 +9,10 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from agents.model_folder import INITIAL
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import Task
@@ -48,6 +50,14 @@ class Run:
     evaluations: Evaluations
     launcher: Launcher
     """Owns all processes."""
+    model: Path
+    """The folder of the model that the run begins with."""
+    parameters: int
+    """Of that model."""
+    setup_seconds: float
+    """From the beginning until all processes were up, but the engines."""
+    warmup_steps: int = 0
+    """Supervised steps that the run has taken before reinforcement learning."""
     caller: TrainingRun = field(default_factory=TrainingRun)
     """Hears of the run, and may stop it."""
     train_tasks: Sequence[Task]
@@ -82,12 +92,11 @@ class Run:
         if startup.first_step is None:
             startup.end()
             startup.add_services(await self._started())
-            record.results["startup"] = startup.summary()
-            record.add_fact("startup", record.results["startup"])
+            record.add_fact("startup", startup.summary())
             spans = [(name, began, seconds) for name, (began, seconds) in startup.phases.items() if began]
             for observer in record.observers:
                 observer.past("start", spans)
-            if self.plan.metrics.verbose:
+            if self.plan.config.metrics.verbose:
                 record.say(startup.text())
 
     async def _started(self) -> dict[str, list[Mapping[str, Span]]]:
@@ -104,13 +113,16 @@ class Run:
         """Write summary.json: the values that every run has, and `values`; say which weights are the best."""
         measured, record = self.evaluations.summary(), self.record
         observed = {name: value for observer in record.observers for name, value in observer.summary().items()}
-        if measured["best_step"] is not None and self.plan.evaluation.interval:
+        if measured["best_step"] is not None and self.plan.config.evaluation.interval:
             record.say(best_text(measured, self.plan.steps))
         common = {
-            "env": self.plan.env.name,
-            "algorithm": self.plan.algorithm,
-            "seed": self.plan.training.seed,
+            "env": self.plan.config.env.name,
+            "algorithm": self.plan.algorithm.name,
+            "seed": self.plan.config.training.seed,
             "steps": self.plan.steps,
+            **model_facts(self.plan, record.folder, self.model, self.parameters),
+            "setup_seconds": self.setup_seconds,
+            **({} if record.startup.first_step is None else {"startup": record.startup.summary()}),
             **measured,
             "total_seconds": time.perf_counter() - self.record.started,
             "tokens_generated": self.rollouts.tokens_generated,
@@ -118,4 +130,10 @@ class Run:
             **observed,
             "versions": versions(),
         }
-        record.summary({**common, **record.results, **values})
+        record.summary({**common, **values})
+
+
+def model_facts(plan: RunPlan, folder: Path, model: Path, parameters: int) -> dict[str, Any]:
+    """What run.json and summary.json say of the command and of the model that a run begins with."""
+    name = INITIAL if model.is_relative_to(folder) else str(model)  # the run's folder may be renamed
+    return {"command": plan.algorithm.command, "model": name, "model_parameters": parameters}

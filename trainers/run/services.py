@@ -15,12 +15,12 @@ from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
-from trainers.run.reference import ReferenceActor
+from forge_env.utils.settings import values_of
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.placement import ReplicaPlace
 from trainers.setup.run_plan import RunPlan
-from trainers.titan.settings import TitanSettings
+from trainers.titan.settings import RateSettings, TitanSettings
 
 
 def make_trainer(plan: RunPlan, launcher: Launcher, model: str, store: WeightStore | None) -> AllRanks[TrainerActor]:
@@ -29,17 +29,17 @@ def make_trainer(plan: RunPlan, launcher: Launcher, model: str, store: WeightSto
         launcher,
         model,
         _trainer_settings(plan),
-        procs=plan.services.trainer.procs,
+        procs=plan.config.services.trainer.procs,
         store=store,
         store_dtype=plan.engine.dtype,
-        environ=_resources(plan.services.trainer, place),
+        environ=_resources(plan.config.services.trainer, place),
         num_hosts=place.num_hosts,
-        imports=plan.own_algorithm.target if plan.own_algorithm else "",
+        imports=plan.algorithm.target,
     )
 
 
 def make_engines(plan: RunPlan, launcher: Launcher, model: str, store: WeightStore) -> Service[PolicyActor]:
-    wanted, places = plan.services.generator, plan.placement.replicas["generator"]
+    wanted, places = plan.config.services.generator, plan.placement.replicas["generator"]
     return Service(
         actor_class=PolicyActor,
         arguments={"model": model, "settings": plan.engine, "store": store},
@@ -56,27 +56,27 @@ def make_environments(
     return Service(
         actor_class=EnvActor,
         arguments={
-            "env": plan.env.name,
-            "options": plan.env.options,
+            "env": plan.config.env.name,
+            "options": plan.config.env.options,
             "agents": _agents(plan, model, engines),
-            "limits": plan.limits,
-            "on_fault": plan.env.fault_policy(),
+            "limits": plan.config.env.limits(),
+            "on_fault": plan.config.env.fault_policy(),
         },
         name="envs",
-        options=_options(plan.services.envs, plan.placement.replicas["envs"], plan.deadlines.weights),
+        options=_options(plan.config.services.envs, plan.placement.replicas["envs"], plan.deadlines.weights),
         launcher=launcher,
     )
 
 
-def make_reference(plan: RunPlan, launcher: Launcher, model: str) -> Service[ReferenceActor] | None:
+def make_reference(plan: RunPlan, launcher: Launcher, model: str) -> Service[TrainerActor] | None:
     """The reference model; None if the run needs none, or if the trainer is its own."""
     if not plan.placement.has_reference:
         return None
     return Service(
-        actor_class=ReferenceActor,
-        arguments={"model": model, "settings": plan.reference},
+        actor_class=TrainerActor,
+        arguments={"model": model, "settings": plan.reference, "is_frozen": True},
         name="reference",
-        options=_options(plan.services.ref_model, plan.placement.replicas["ref_model"], plan.deadlines.weights),
+        options=_options(plan.config.services.ref_model, plan.placement.replicas["ref_model"], plan.deadlines.weights),
         launcher=launcher,
     )
 
@@ -96,16 +96,18 @@ def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seco
 
 
 def _trainer_settings(plan: RunPlan) -> TitanSettings:
-    """An engine that sleeps while the trainer steps is awake while it loads: the memory of a step is not there then."""
-    return replace(plan.trainer, compile_full=not plan.engine.sleep)
+    """The trainer begins with the run's first phase. An engine that sleeps while the trainer steps is awake while it
+    loads: the memory of a step is not there then."""
+    rate = values_of(plan.warmup_rate if plan.has_warmup else plan.rate, RateSettings)
+    return replace(plan.trainer, **rate, total_steps=plan.steps, compile_full=not plan.engine.sleep)
 
 
 def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     assert plan.environment is not None
     engines = ActorPolicy(policy)
-    asked: Policy = LockstepPolicy(engines) if plan.training.deterministic else engines
-    evaluation = plan.evaluation
-    rendered = {"model": model, "thinking": plan.env.thinking, "tools": plan.renderer.tools}
+    asked: Policy = LockstepPolicy(engines) if plan.config.training.deterministic else engines
+    evaluation = plan.config.evaluation
+    rendered = {"model": model, "thinking": plan.config.env.thinking, "tools": plan.config.renderer.tools}
     sampling = {
         "policy": {"temperature": plan.temperature},  # and no top_p, which would bias the ratio
         "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
@@ -116,7 +118,7 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
         for name, settings in sampling.items()
     }
     if hasattr(plan.environment.env_class, "expert"):
-        expert = {"env": plan.env.name, **rendered}
+        expert = {"env": plan.config.env.name, **rendered}
         agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 

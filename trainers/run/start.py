@@ -69,7 +69,7 @@ async def start_parts(
         engine_ready=engine_ready,
         record=record,
         delivery=make_delivery(plan),
-        ages=WeightAges(staleness=plan.staleness),
+        ages=WeightAges(staleness=plan.config.training.most_behind),
         seconds=seconds,
         sleeps=plan.engine.sleep and plan.environment is not None,
     )
@@ -86,8 +86,8 @@ async def start_parts(
                 tasks.create_task(start_environments())
             for what, start in starts.items():
                 tasks.create_task(_waited(record, what, start))
-        if plan.own_algorithm:
-            check_unchanged(plan.own_algorithm)
+        if plan.algorithm.target:
+            check_unchanged(plan.algorithm)
         if plan.environment is not None:
             await weights.begin()
     except BaseException:

@@ -1,20 +1,31 @@
-"""Trainer: the model that a run trains, and the reference model beside it. Every call has a deadline."""
+"""Trainer: the model that a run trains, and the reference model beside it. Every call has a deadline.
+
+The reference model is frozen. It holds the policy that the run's reinforcement learning starts from: the model of
+`model.path`, or, where a warm-up of the same run came first, the warmed-up weights. The trainer writes those, exact, to
+`reference.safetensors` in the run's folder, where a run that is resumed finds them again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agents.renderer.served import texts_of_export
 from agents.served_tokenizer import plain_config
+from forge_env.core.errors import InvariantError
 from forge_env.runtime.calls.answers import unless_gone, within
 from forge_env.runtime.calls.endpoints import Endpoint
+from forge_env.runtime.calls.handle import ServiceHandle
 from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
 from trainers.batching.batch import Sample
-from trainers.run.reference import ReferenceActor, ask_reference
+from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
+from trainers.batching.shares import even_shares
+from trainers.families.shape import ModelShape
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync
@@ -49,7 +60,7 @@ class Trainer:
         weights: WeightSync,
         record: RunRecord,
         model: Path,
-        reference: Service[ReferenceActor] | None = None,
+        reference: Service[TrainerActor] | None = None,
     ) -> None:
         self.ranks, self.reference = ranks, reference
         self.tokens_trained = 0
@@ -57,9 +68,8 @@ class Trainer:
         self._kept = record.folder / REFERENCE  # the weights that the reference model is given, if there are some
 
     async def begin(self, rate: RateSettings) -> None:
-        """Begin a phase of training with a fresh optimizer and a learning rate."""
-        trainer = self.ranks.deadline(self._plan.deadlines.base, "the trainer")
-        await trainer.call_one(TrainerActor.begin, rate, total_steps=self._plan.steps)
+        """Begin another phase of training, with a fresh optimizer and a learning rate."""
+        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(TrainerActor.begin, rate)
 
     async def step(
         self, samples: Sequence[Sample], loss: Loss, *, old_is_present: bool = False, compare_replay: bool = False
@@ -68,7 +78,7 @@ class Trainer:
         await self._weights.make_room()
         self._weights.changed()
         with self._record.span("trainer", "optimizer step", samples=len(samples)):
-            metrics = await self.ranks.deadline(self._plan.training.step_seconds, STEP).call_one(
+            metrics = await self.ranks.deadline(self._plan.config.training.step_seconds, STEP).call_one(
                 TrainerActor.step,
                 samples,
                 loss,
@@ -89,16 +99,16 @@ class Trainer:
             return await self._logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
         assert self.reference is not None
         await self._weights.make_room()
-        service = self.reference.deadline(self._plan.training.step_seconds)
+        service = self.reference.deadline(self._plan.config.training.step_seconds)
         with self._record.span("reference model", "logprobs", samples=len(samples)):
-            replicas, shape = self._plan.services.ref_model.num_replicas, self._plan.model.shape
+            replicas, shape = self._plan.config.services.ref_model.num_replicas, self._plan.model.shape
             return await ask_reference(service, samples, self._plan.temperature, replicas=replicas, shape=shape)
 
     async def _logprobs(
         self, endpoint: Endpoint[TrainerActor, ..., list[np.ndarray] | None], samples: Sequence[Sample], what: str
     ) -> list[np.ndarray]:
         await self._weights.make_room()
-        ranks = self.ranks.deadline(self._plan.training.step_seconds, STEP)
+        ranks = self.ranks.deadline(self._plan.config.training.step_seconds, STEP)
         with self._record.span("trainer", what, samples=len(samples)):
             logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature)
         return logprobs
@@ -108,7 +118,9 @@ class Trainer:
         the sampling of the training, so that others who serve them use them as they were trained."""
         await self._weights.make_room()
         plan, record, model = self._plan, self._record, self._model
-        texts, left = texts_of_export(model, plan.env.thinking, plan.renderer.tools, temperature=plan.temperature)
+        texts, left = texts_of_export(
+            model, plan.config.env.thinking, plan.config.renderer.tools, temperature=plan.temperature
+        )
         if left:
             record.say(
                 "warning: the chat template of the exported model does not render what the training did, so that the "
@@ -127,36 +139,39 @@ class Trainer:
 
     # ---- the reference model ----
 
-    async def load_reference(self, kl_reference: Literal["", "generator", "model"]) -> None:
-        """Give the reference model the weights that reinforcement learning starts from, and say what it is."""
+    async def load_reference(self, kl_reference: Literal["", "generator", "model"], *, is_warm: bool) -> None:
+        """Give the reference model the weights that reinforcement learning starts from, and say what it is.
+
+        `is_warm` says that a warm-up has changed them.
+        """
         if kl_reference == "generator":
             self._record.say(
                 "there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs"
             )
         elif kl_reference == "model" and self._plan.lora:
-            origin = await self._settle_adapters(self._plan.lora.adapter)
+            origin = await self._settle_adapters(self._plan.lora.adapter, is_warm)
             self._record.say(f"the reference model is the trainer's own, {origin}")
         elif kl_reference == "model":
-            origin = await self._settle_model()
-            place = "GPU" if self._plan.services.ref_model.with_gpus else "CPU"
+            origin = await self._settle_model(is_warm)
+            place = "GPU" if self._plan.config.services.ref_model.with_gpus else "CPU"
             self._record.say(f"the reference model, on {place} and frozen, is {origin}")
 
-    async def _settle_model(self) -> str:
+    async def _settle_model(self, is_warm: bool) -> str:
         """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
         assert self.reference is not None
         seconds, what = self._plan.deadlines.weights, "read from"
         if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
-            if not self._record.results["warmup_steps"]:
+            if not is_warm:
                 return f"the model {self._model}"
             ranks, what = self.ranks.deadline(seconds, "writing the weights of the reference model"), "kept as"
             await ranks.call_one(TrainerActor.write_weights, str(self._kept))
-        await self.reference.deadline(seconds).fanout(ReferenceActor.load, str(self._kept))
+        await self.reference.deadline(seconds).fanout(TrainerActor.read_weights, str(self._kept))
         self.reference.on_ready = self._hand_over
         return f"the policy after the warm-up, {what} {self._kept}"
 
-    async def _settle_adapters(self, adapter: str) -> str:
+    async def _settle_adapters(self, adapter: str, is_warm: bool) -> str:
         """Let the trainer keep the adapters after a warm-up; returns what its reference is."""
-        if not self._record.results["warmup_steps"]:
+        if not is_warm:
             return f"with the adapter {adapter}" if adapter else "without its adapters"
         kept = self._record.folder / REFERENCE_ADAPTER
         ranks = self.ranks.deadline(self._plan.deadlines.weights, "writing the weights of the reference model")
@@ -164,5 +179,44 @@ class Trainer:
         return f"with the adapter that it had after the warm-up, kept as {kept}"
 
     async def _hand_over(self, replica: Spawned) -> None:
-        load = replica.call_one(ReferenceActor.load, str(self._kept))
+        load = replica.call_one(TrainerActor.read_weights, str(self._kept))
         await unless_gone(within(self._plan.deadlines.weights, load, "the reference"), replica.dead)
+
+
+async def ask_reference(
+    service: ServiceHandle[TrainerActor],
+    samples: Sequence[Sample],
+    temperature: float,
+    *,
+    replicas: int,
+    shape: ModelShape | None = None,
+) -> list[np.ndarray]:
+    """The reference model's logprobs of the sampled targets, per sample, in order.
+
+    The samples are split by FLOPs into a share for each replica of the plan, also where one is down at the moment: what
+    a share is does not depend on that.
+
+    Args:
+        service: with its deadline.
+        samples: of one step.
+        temperature: which the tokens were sampled at.
+        replicas: of the reference model.
+        shape: of the model, where its sizes are known.
+    """
+    crossover = flops_crossover(dataclasses.asdict(shape)) if shape else DEFAULT_CROSSOVER
+    costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
+
+    async def ask(share: list[int]) -> list[np.ndarray]:
+        found = await service.route(TrainerActor.logprobs, [samples[index] for index in share], temperature)
+        if found is None or len(found) != len(share):
+            raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
+        return found
+
+    shares = even_shares(costs, replicas)
+    answers = await asyncio.gather(*map(ask, shares))
+    by_sample = {
+        index: values
+        for share, answer in zip(shares, answers, strict=True)
+        for index, values in zip(share, answer, strict=True)
+    }
+    return [by_sample[index] for index in range(len(samples))]

@@ -1,4 +1,4 @@
-"""TrainerActor: a TitanTrainer in processes of its own, one for each rank.
+"""TrainerActor: a TitanTrainer, or a frozen reference model, in processes of its own, one for each rank.
 
 A script that trains on samples of its own (`trainers/batching/batch.py`)::
 
@@ -11,15 +11,19 @@ A script that trains on samples of its own (`trainers/batching/batch.py`)::
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.actor import concurrent_endpoint
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.calls.endpoints import Endpoint
 from forge_env.runtime.process.ranks import AllRanks
-from trainers.run.model_actor import ImportedLater, ModelActor, of_model
+from forge_env.utils.targets import load
 
 if TYPE_CHECKING:
     from forge_env.runtime.launcher import Launcher
@@ -27,7 +31,17 @@ if TYPE_CHECKING:
     from trainers.titan.settings import TitanSettings
     from trainers.titan.trainer import TitanTrainer
 else:
-    TitanTrainer = ImportedLater("trainers.titan.trainer:TitanTrainer")
+
+    class _Methods:
+        """Stands for a class whose module is slow to import: gives its methods, which are looked up when called."""
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            return lambda trainer, *args, **kwargs: getattr(trainer, name)(*args, **kwargs)
+
+    TitanTrainer = _Methods()  # it imports torch and TorchTitan, which the controller does without
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def spawn_trainer(
@@ -83,39 +97,90 @@ def allocator() -> dict[str, str]:
     return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-class TrainerActor(ModelActor[TitanTrainer]):
-    """One rank of the trainer: steps the model and publishes its weights."""
+def _in_thread(method: Callable[Concatenate[TitanTrainer, P], R]) -> Endpoint[TrainerActor, P, R | None]:
+    """Make a method of the trainer an endpoint. It runs in the actor's thread, and the first rank answers."""
 
-    serves = TitanTrainer
-    begin = of_model(TitanTrainer.begin)
-    step = of_model(TitanTrainer.train_step)
-    logprobs = of_model(TitanTrainer.logprobs)
-    reference_logprobs = of_model(TitanTrainer.reference_logprobs)
-    score = of_model(TitanTrainer.score)
-    keep_reference = of_model(TitanTrainer.keep_reference)
-    release_memory = of_model(TitanTrainer.release_memory)
-    save = of_model(TitanTrainer.save)
-    finish_saving = of_model(TitanTrainer.finish_saving)
-    load = of_model(TitanTrainer.load)
-    export_hf = of_model(TitanTrainer.export_hf)
-    export_adapter = of_model(TitanTrainer.export_adapter)
-    write_weights = of_model(TitanTrainer.write_weights)
+    async def endpoint(self: TrainerActor, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        return await self.in_thread(lambda: method(self.trainer, *args, **kwargs))
+
+    return Endpoint(endpoint)
+
+
+class TrainerActor(ForgeActor):
+    """One rank of a trainer, or of a frozen reference model.
+
+    In most endpoints the ranks wait for each other, so all of them are called with the same arguments, in the same
+    order: `AllRanks` does it. The first rank answers, and the others answer None. The trainer lives in one thread of
+    its own, so that the actor answers while the model computes.
+
+    Args:
+        model: a Hugging Face folder.
+        settings: of the trainer.
+        is_frozen: see `TitanTrainer`.
+        store: where `publish` puts the weights.
+        store_dtype: of the published weights.
+        imports: a target in a file of the user's, which is imported first; "" for none.
+    """
+
+    idempotent = frozenset({"logprobs"})
+    trainer: TitanTrainer
+    begin = _in_thread(TitanTrainer.begin)
+    step = _in_thread(TitanTrainer.train_step)
+    logprobs = _in_thread(TitanTrainer.logprobs)
+    reference_logprobs = _in_thread(TitanTrainer.reference_logprobs)
+    score = _in_thread(TitanTrainer.score)
+    keep_reference = _in_thread(TitanTrainer.keep_reference)
+    release_memory = _in_thread(TitanTrainer.release_memory)
+    save = _in_thread(TitanTrainer.save)
+    finish_saving = _in_thread(TitanTrainer.finish_saving)
+    load = _in_thread(TitanTrainer.load)
+    export_hf = _in_thread(TitanTrainer.export_hf)
+    export_adapter = _in_thread(TitanTrainer.export_adapter)
+    write_weights = _in_thread(TitanTrainer.write_weights)
+    read_weights = _in_thread(TitanTrainer.read_weights)
 
     def __init__(
         self,
         *,
+        model: str,
+        settings: TitanSettings,
+        is_frozen: bool = False,
         store: WeightStore | None = None,
         store_dtype: str = "float32",
+        imports: str = "",
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        self._store, self._store_dtype = store, store_dtype
+        self._arguments: dict[str, Any] = {"model_path": model, "settings": settings, "is_frozen": is_frozen}
+        self._imports, self._store, self._store_dtype = imports, store, store_dtype
         self._taken: Any = None  # what `commit` commits
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._is_alone = False
 
     async def on_start(self) -> None:
         if self._store is not None:
             self._store.attach()
-        await super().on_start()
+        with self.phase("import"):
+            trainer_class = await self._run(load, "trainers.titan.trainer:TitanTrainer")
+            if self._imports:
+                await self._run(load, self._imports)
+        with self.phase("load"):
+            self.trainer = await self._run(partial(trainer_class, **self._arguments))
+        self._is_alone = self.trainer.world_size == 1
+
+    async def on_finish(self) -> None:
+        # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.
+        if self._is_alone:
+            await self._run(self.trainer.close)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[[], R]) -> R | None:
+        """Run work in the trainer's thread; returns its result on the first rank, and None on the others."""
+        result = await self._run(work)
+        return result if self.rank == 0 else None
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
@@ -147,11 +212,11 @@ class TrainerActor(ModelActor[TitanTrainer]):
 
         if self._store is None:
             raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
-        published, dtype = self.model.model.published, getattr(torch, self._store_dtype)
+        published, dtype = self.trainer.model.published, getattr(torch, self._store_dtype)
         layout = TensorLayout.of(published.layout(dtype))
         with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             if self.rank == 0:
-                self._taken = self._store.take(version, WeightStream(layout, self.model.device, tensors))
+                self._taken = self._store.take(version, WeightStream(layout, self.trainer.device, tensors))
 
     async def _commit(self) -> None:
         taken, self._taken = self._taken, None

@@ -56,14 +56,13 @@ async def warm_up(
         steps: at most.
         around: entered for every step.
     """
-    warmup = run.plan.warmup
+    warmup = run.plan.config.warmup
     demonstrations, run.demonstrations = run.demonstrations, ()
-    shown = batches(demonstrations, warmup.batch_size, seed=run.plan.training.seed, balance=warmup.balance)
-    await run.trainer.begin(run.plan.warmup_rate)
+    shown = batches(demonstrations, warmup.batch_size, seed=run.plan.config.training.seed, balance=warmup.balance)
     loss, probe = SFTLoss(), Evaluation(episodes=())  # the last one
     names, now = ("loss", "success"), time.perf_counter()
     run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
-    counts = SkippedSteps(phase="the warm-up", rate="warmup.learning_rate", most=run.plan.training.signal_error)
+    counts = SkippedSteps(phase="the warm-up", rate="warmup.learning_rate", most=run.plan.config.training.signal_error)
     for step in range(1, steps + 1):
         async with around():
             metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(shown)], loss)
@@ -134,7 +133,7 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
     started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
     assert plan.environment is not None, "demonstrations are an environment's"
     can_demonstrate = plan.environment.env_class.can_demonstrate
-    tasks = [task for task in demonstrated(train_tasks, plan.warmup) if can_demonstrate(task)]
+    tasks = [task for task in demonstrated(train_tasks, plan.config.warmup) if can_demonstrate(task)]
     with record.phase("demonstrations"):
         async with rollouts.moving("demonstrations"):
             result = await evaluate(
@@ -149,8 +148,10 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
         ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
         reason = reason or "".join(ended)
-        raise UserError(f"the expert of {plan.env.name} solved none of its own tasks; the warm-up has no data{reason}")
-    shown = within_limits(plan.env.name, solved, plan.limits)
+        raise UserError(
+            f"the expert of {plan.config.env.name} solved none of its own tasks; the warm-up has no data{reason}"
+        )
+    shown = within_limits(plan.config.env.name, solved, plan.config.env.limits())
     if len(shown) < len(solved):
         left_out = f"{len(solved) - len(shown)} of {len(solved)} demonstrations"
         record.warn(f"warning: {left_out} are left out: they are longer than --env.max_turn_tokens or --env.max_tokens")
@@ -186,10 +187,10 @@ async def _probe(run: Run, step: int) -> Evaluation:
     A probe ends after its first part if no task of it is solved: so a model that can do nothing yet costs little.
     """
     await run.weights.sync(steps=0)
-    tasks = probed(run.train_tasks, run.plan.warmup)
+    tasks = probed(run.train_tasks, run.plan.config.warmup)
     probe = f"probe/{step}"
     specs = [run.rollouts.spec(probe, i, task, agent="policy", is_measured=True) for i, task in enumerate(tasks)]
-    part = first_part(run.plan.warmup.until_success)
+    part = first_part(run.plan.config.warmup.until_success)
     first = await run.rollouts.measure(specs[:part])
     if not first.successes or part >= len(specs):
         return first

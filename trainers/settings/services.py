@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Interval
 
+from agents.generator.engine_args import read_engine_args
 from agents.generator.settings import EngineOptions, StallOption
 from forge_env.core.errors import UserError
+from forge_env.registry.contrib import rows
 from forge_env.runtime.host_settings import HostSettings
 
 PROCESSES = 4096
@@ -86,6 +88,11 @@ class ServicesConfig:
                 "--services.ref_model.with_gpus is true and --services.ref_model.procs is 0, which is no reference "
                 "model: --ref_model.procs 1"
             )
+        if not self.generator.with_gpus and read_engine_args(self.generator.engine).get("speculative_config"):
+            raise UserError(
+                "--services.generator.engine.speculative_config is refused on a CPU: vLLM's logprobs are then not "
+                "those of the sampled tokens; leave it out, or use --generator.with_gpus true"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +108,19 @@ class LauncherConfig(HostSettings):
     """Generator, trainer and reference model use the same GPUs. "auto" shares them if the run is on one machine with
     fewer GPUs than they ask for together. "yes" also puts several engines on one GPU, if the machine has fewer GPUs
     than the engines ask for."""
+
+    def check(self) -> None:
+        """Check which hosts are named, and whether a run may be on several."""
+        super().check()
+        if self.share_gpus == "yes" and self.count > 1:
+            raise UserError(
+                f"--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has {self.count} "
+                "hosts: leave it out"
+            )
+        if self.kind != "local" and not rows("hosts"):
+            raise UserError(
+                f"--launcher.kind is {self.kind}, and no part for several hosts is installed: set it to local"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

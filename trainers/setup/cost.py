@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.families.shape import ModelShape
-from trainers.setup.draft import Draft
+from trainers.setup.run_plan import RunPlan
 
 RATE = 1e11
 """FLOPs a second of two cores of a server, in float32. Measured with SmolLM2-135M-Instruct, 64 episodes of at most 64
@@ -14,15 +14,15 @@ SAMPLE, TRAIN, TRAIN_ADAPTERS = 2, 6, 4
 of the trainer. Frozen weights need no gradients of their own."""
 
 
-def describe_cost(draft: Draft) -> str:
+def describe_cost(plan: RunPlan) -> str:
     """The cost of a step if all its episodes have the maximal length; "" for a run on GPUs, or of unknown sizes."""
-    services = draft.services
+    services = plan.config.services
     is_on_cpu = not services.trainer.with_gpus and not services.generator.with_gpus
-    if not is_on_cpu or draft.objective is None or draft.shape is None:
+    if not is_on_cpu or plan.objective is None or plan.shape is None:
         return ""
-    tokens = draft.training.groups_per_step * draft.objective.group_size * draft.env.max_tokens
-    flops = tokens * flops_of_token(draft.shape, has_adapters=draft.lora is not None)
-    steps = f", and {duration(flops / RATE * draft.training.steps)} for all steps" if draft.training.steps > 0 else ""
+    tokens = plan.config.training.groups_per_step * plan.objective.group_size * plan.config.env.max_tokens
+    flops = tokens * flops_of_token(plan.shape, has_adapters=plan.lora is not None)
+    steps = f", and {duration(flops / RATE * plan.steps)} for all steps" if plan.steps else ""
     return (
         f"at most {flops:.0e} FLOPs, with {tokens:,} tokens that are read or sampled, and trained on: roughly "
         f"{duration(flops / RATE)} on two cores{steps}; less by the part that episodes are shorter"

@@ -16,14 +16,14 @@ from agents.generator.engine_args import approximations
 from agents.served_tokenizer import PLAIN
 from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.settings import BY_CASE, leaves
+from trainers.algorithm import kl_warning
 from trainers.model.new_rows import untrained_marks
+from trainers.setup.card import gib, host_parts
 from trainers.setup.checks.no_effect import no_effect
 from trainers.setup.cost import describe_cost
-from trainers.setup.memory import gib
 from trainers.setup.options.defaults import case_of
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
-from trainers.setup.sizing.card import host_parts
 
 FAR, FEW = 30, 8
 """A learning rate that is FAR times the usual one, or a part of it, is warned of; so is a limit of tokens per turn that
@@ -114,7 +114,7 @@ def _describe_model(plan: RunPlan) -> str:
 
 
 def _describe_env(plan: RunPlan) -> str:
-    data, name = plan.config.dataset, plan.env.name
+    data, name = plan.config.dataset, plan.config.env.name
     if not name or plan.tasks is not None:  # the lines on the data have the counts
         return name
     most = "all" if data.path and not data.streaming else f"at most {TRAIN_TASKS:,}"
@@ -127,17 +127,17 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
     steps = f"{plan.steps:,} optimizer steps" if plan.steps else "as many steps as the epochs of the data have"
     if plan.objective is None:
         return [("run", steps)]
-    groups, size, kind = plan.training.groups_per_step, plan.objective.group_size, plan.objective.kl_reference
+    groups, size, kind = plan.config.training.groups_per_step, plan.objective.group_size, plan.objective.kl_reference
     frozen = f"every {plan.window} steps" if plan.window > 1 else "every step"
     old = "engine's logprobs" if plan.old_logprobs == "generator" else f"trainer's logprobs, frozen before {frozen}"
-    device = "GPU" if plan.services.ref_model.with_gpus else "CPU"
+    device = "GPU" if plan.config.services.ref_model.with_gpus else "CPU"
     return [
         (
             "optimizer step",
-            f"{groups} groups of {size} episodes, at most {groups * size * plan.env.max_tokens:,} tokens",
+            f"{groups} groups of {size} episodes, at most {groups * size * plan.config.env.max_tokens:,} tokens",
         ),
         ("run", f"{steps}: {groups * plan.steps:,} groups, {groups * size * plan.steps:,} episodes"),
-        ("staleness", f"at most {plan.staleness} steps between sampling a group and training on it"),
+        ("staleness", f"at most {plan.config.training.most_behind} steps between sampling a group and training on it"),
         ("importance ratio", f"against the {old}"),
         ("credit", _describe_credit(plan)),
         ("KL reference", f"a frozen model on {device}" if plan.placement.has_reference else REFERENCES[kind]),
@@ -153,16 +153,14 @@ def _describe_credit(plan: RunPlan) -> str:
     assert plan.objective is not None
     if plan.objective.credit == "episode":
         return ""
-    if plan.training.reward:
-        return (
-            f"every turn answers for all of --reward {plan.training.reward}; the environment's step rewards are no part"
-        )
+    if reward := plan.config.training.reward:
+        return f"every turn answers for all of --reward {reward}; the environment's step rewards are no part"
     return "a turn answers for the reward less the environment's step rewards of the turns before it"
 
 
 def _describe_adapters(plan: RunPlan) -> str:
     """The adapters that are trained, and their way to the engine; "" if all weights are trained."""
-    shape, lora, dtype = plan.model.shape, plan.lora, plan.services.generator.dtype
+    shape, lora, dtype = plan.model.shape, plan.lora, plan.config.services.generator.dtype
     if lora is None:
         return ""
     count = f"{lora.parameters(shape):,} of {shape.parameters:,} parameters; " if shape else ""
@@ -182,8 +180,8 @@ def _describe_new_rows(plan: RunPlan) -> str:
 def _describe_precision(plan: RunPlan) -> str:
     dtype = plan.trainer_dtype
     weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
-    head = ", output layer in float32" if plan.training.head_dtype(dtype) != dtype else ""
-    engine = f", engine {plan.services.generator.dtype}" if plan.has_engine else ""
+    head = ", output layer in float32" if plan.config.training.head_dtype(dtype) != dtype else ""
+    engine = f", engine {plan.config.services.generator.dtype}" if plan.has_engine else ""
     return f"trainer {dtype} over {weights}{head}{engine}"
 
 
@@ -192,7 +190,7 @@ def _describe_defaults(plan: RunPlan) -> list[str]:
     for name, default in plan.defaults.items():
         if default.reason and default.is_taken:
             taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
-    if plan.training.warmup_steps == BY_CASE and plan.steps:
+    if plan.config.training.warmup_steps == BY_CASE and plan.steps:
         taken.setdefault(case_of(plan.config).name, []).append(f"training.warmup_steps {plan.rising_steps}")
     return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
 
@@ -219,8 +217,8 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
             f"{marks} of the chat template were never trained: their rows equal the rows of other tokens, so that the "
             "model cannot tell them apart; --model.new_rows on gives them rows of their own"
         )
-    if plan.kl_warning:
-        warnings.append(plan.kl_warning)
+    if warning := kl_warning(plan.config):
+        warnings.append(warning)
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):
         warnings.append(
             f"{', '.join(inexact)}: the engine's logprobs differ from the trainer's by more than rounding; each step "

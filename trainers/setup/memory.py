@@ -8,15 +8,14 @@ experts that compute a token. P = all parameters, V = vocabulary, c = bytes of a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
 from trainers.families.shape import ModelShape
 from trainers.lora import Lora, target_sizes
-from trainers.setup.draft import Draft
+from trainers.setup.card import GIB, Memory
+from trainers.setup.run_plan import RunPlan
 
-GIB = 2**30
 FLOAT32 = 4
 BYTES = {"float32": FLOAT32, "bfloat16": 2}
 """Bytes of a number, by its dtype."""
@@ -27,41 +26,6 @@ WORKSPACES = 1.5 * GIB
 products, and memory that torch's allocator cannot reuse. Measured on an H200 with 8k tokens: 1.4 and 1.6 GiB."""
 OFFLOADED = "offloaded weights, gradients and optimizer state"
 COPIED = "a copy of the sleeping engine's weights"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes of one process, by purpose."""
-
-    held: dict[str, float] = field(default_factory=dict)
-    """What is there all the time."""
-    phases: tuple[dict[str, float], ...] = ()
-    """What is there in one phase of the work; phases follow each other."""
-    resting: float | None = None
-    """Bytes while another process uses the same GPU; None if the process gives nothing back."""
-    on_host: dict[str, float] = field(default_factory=dict)
-    """What a process on a GPU has in the memory of its host."""
-
-    @property
-    def total(self) -> float:
-        """Bytes in the fullest phase."""
-        return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
-
-    @property
-    def at_rest(self) -> float:
-        """Bytes while another process uses the same GPU."""
-        return self.total if self.resting is None else self.resting
-
-    def __str__(self) -> str:
-        """All parts in GiB, such as "state 2.00 + activations 1.00, logits 1.00 or published 3.00"."""
-        held, *phases = (", ".join(f"{k} {gib(v)}" for k, v in part.items()) for part in (self.held, *self.phases))
-        return " + ".join(text for text in (held, " or ".join(phases)) if text)
-
-
-def gib(count: float) -> str:
-    """Bytes as GiB with about three digits: "0.004", "1.25", "89.1"."""
-    value = count / GIB
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def runtime_bytes(ranks: int) -> float:
@@ -102,7 +66,7 @@ def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
     return float(ranks * sum(1 << (part - 1).bit_length() for part in parts))
 
 
-def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
+def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
     """One rank of the trainer, which keeps `versions` bytes of published weights for engines on its GPU.
 
     - state: `state_bytes`, divided by the ranks of FSDP and of tensor parallelism; on the host if it is offloaded. With
@@ -113,10 +77,10 @@ def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
       once more if it is sharded. A LoRA trainer merges a weight from float32 copies of it and of the sum, or publishes
       only the adapter, from one half in float32 and its scaled copy.
     """
-    training, shape, lora, service = draft.training, draft.sizes, draft.lora, draft.services.trainer
-    (shard, tensor, replicas), is_offloaded = _ranks(draft), draft.is_offloaded
-    ranks, compute, published = shard * tensor, BYTES[draft.trainer_dtype], BYTES[draft.services.generator.dtype]
-    moments = step_moments(draft)
+    training, shape, lora, service = plan.config.training, plan.sizes, plan.lora, plan.config.services.trainer
+    (shard, tensor, replicas), is_offloaded = _ranks(plan), plan.is_offloaded
+    ranks, compute, published = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.config.services.generator.dtype]
+    moments = step_moments(plan)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
         moments = [(0.0, 0.0, activations, logits) for _, _, activations, logits in moments]
     parts = dict(zip(("gathered", "gradients", "activations", "logits"), max(moments, key=sum), strict=True))
@@ -128,7 +92,7 @@ def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
     largest = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
     if lora:
         trained, of_number = lora.parameters(shape) / shard, 2 * FLOAT32 + published
-        state = _frozen_bytes(draft, compute)[0] / ranks + (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
+        state = _frozen_bytes(plan, compute)[0] / ranks + (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
         sizes = [target_sizes(shape)[name] for name in lora.targets]
         half, merged = of_number * lora.rank * max(map(max, sizes)), of_number * max(map(math.prod, sizes))
         largest = float(half if lora.publish == "adapter" else max(largest, merged))
@@ -145,26 +109,26 @@ def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
     )
 
 
-def _ranks(draft: Draft) -> tuple[int, int, int]:
+def _ranks(plan: RunPlan) -> tuple[int, int, int]:
     """Ranks of FSDP (with the ranks of context parallelism), ranks of tensor parallelism, and replicas (HSDP)."""
-    parallelism = draft.config.parallelism
+    parallelism = plan.config.parallelism
     tensor, replicas = parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree
-    return max(1, draft.services.trainer.procs // (tensor * replicas)), tensor, replicas
+    return max(1, plan.config.services.trainer.procs // (tensor * replicas)), tensor, replicas
 
 
-def _micro_batch(draft: Draft) -> int:
+def _micro_batch(plan: RunPlan) -> int:
     """Tokens of one forward pass: an episode may be split over several passes, a row may not."""
-    return max(draft.training.max_tokens_per_micro_batch, draft.env.max_tokens)
+    return max(plan.config.training.max_tokens_per_micro_batch, plan.config.env.max_tokens)
 
 
-def _frozen_bytes(draft: Draft, compute: int) -> tuple[int, int]:
+def _frozen_bytes(plan: RunPlan, compute: int) -> tuple[int, int]:
     """All weights in the compute dtype, and the output layer alone, which `training.fp32_head` keeps in float32."""
-    head = draft.sizes.vocab_size * draft.sizes.hidden_size
-    of_head = (FLOAT32 if draft.training.fp32_head else compute) * head
-    return compute * (draft.sizes.parameters - head) + of_head, of_head
+    head = plan.sizes.vocab_size * plan.sizes.hidden_size
+    of_head = (FLOAT32 if plan.config.training.fp32_head else compute) * head
+    return compute * (plan.sizes.parameters - head) + of_head, of_head
 
 
-def step_moments(draft: Draft) -> list[tuple[float, float, float, float]]:
+def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
     """Gathered weights, gradients, activations and logits of a rank, at the moments of a micro-batch with the most.
 
     In bytes, over all ranks of tensor parallelism, as in `FSDPParamGroup` of torch.distributed.fsdp._fully_shard. FSDP
@@ -181,13 +145,13 @@ def step_moments(draft: Draft) -> list[tuple[float, float, float, float]]:
     experts. With LoRA, only adapters have gradients. Logits take tokens x V numbers if they are kept for the backward
     pass; if they exceed `training.keep_logits_gib`, an eighth of them is computed at a time, in float32.
     """
-    training, shape, lora, parallelism = draft.training, draft.sizes, draft.lora, draft.config.parallelism
-    (shard, tensor, _), expert, tied = _ranks(draft), parallelism.expert_parallel_degree, shape.tie_word_embeddings
-    compute, head = BYTES[draft.trainer_dtype], shape.vocab_size * shape.hidden_size
-    _, of_head = _frozen_bytes(draft, compute)
-    tokens = -(-_micro_batch(draft) // parallelism.context_parallel_degree)
-    kept, at_work = activation_bytes(draft, tokens)
-    limit = training.keep_logits_gib * GIB if draft.services.trainer.with_gpus else 0
+    training, shape, lora, parallelism = plan.config.training, plan.sizes, plan.lora, plan.config.parallelism
+    (shard, tensor, _), expert, tied = _ranks(plan), parallelism.expert_parallel_degree, shape.tie_word_embeddings
+    compute, head = BYTES[plan.trainer_dtype], shape.vocab_size * shape.hidden_size
+    _, of_head = _frozen_bytes(plan, compute)
+    tokens = -(-_micro_batch(plan) // parallelism.context_parallel_degree)
+    kept, at_work = activation_bytes(plan, tokens)
+    limit = training.keep_logits_gib * GIB if plan.config.services.trainer.with_gpus else 0
     logits: float = tokens * of_head // shape.hidden_size
     if logits / tensor > limit:
         logits = tokens * shape.vocab_size * FLOAT32 / 8
@@ -222,7 +186,7 @@ def step_moments(draft: Draft) -> list[tuple[float, float, float, float]]:
     return [*moments, (stays, 3 * of_head + FLOAT32 * block, 0.0, 0.0)] if tied and tensor > 1 else moments
 
 
-def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
+def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
     """Activations of `tokens` tokens kept for the backward pass, and what comes on top while it is in one block.
 
     Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
@@ -237,15 +201,15 @@ def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
     All but "none" compute the block at work again. LoRA keeps each adapter's rank, and m more of the block at
     work. Context parallelism gathers 2k for each token of the other ranks.
     """
-    shape, lora, mode = draft.sizes, draft.lora, draft.training.activation_checkpoint
-    context, compute = draft.config.parallelism.context_parallel_degree, BYTES[draft.trainer_dtype]
+    shape, lora, mode = plan.sizes, plan.lora, plan.config.training.activation_checkpoint
+    context, compute = plan.config.parallelism.context_parallel_degree, BYTES[plan.trainer_dtype]
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
     of_block, at_work = _block_numbers(shape, compute)
     of_adapters = lora.rank * len(lora.targets) if lora else 0
     everything = of_block + 2 * k * (context - 1) + of_adapters
     of_mlp = shape.num_experts_per_tok * 12 / compute if shape.num_experts else m + h
     numbers = {
-        "none": everything - (h + (0 if shape.num_experts else m)) * draft.training.compile,
+        "none": everything - (h + (0 if shape.num_experts else m)) * plan.config.training.compile,
         "selective": h + 2 * q + 2 * k + of_mlp + of_adapters,
         "attention": h + q,
         "full": h,
@@ -269,14 +233,14 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     return 4 * h + 3 * q + 3 * k + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
 
 
-def reference_memory(draft: Draft) -> Memory:
+def reference_memory(plan: RunPlan) -> Memory:
     """One process of the frozen reference model: weights, activations of one block, and an eighth of the logits.
 
     If the weights are sharded, it gathers the output layer and two blocks.
     """
-    shape, service, tokens = draft.sizes, draft.services.ref_model, _micro_batch(draft)
-    compute = BYTES[draft.training.dtype_on(service.with_gpus)]
-    weights, of_head = _frozen_bytes(draft, compute)
+    shape, service, tokens = plan.sizes, plan.config.services.ref_model, _micro_batch(plan)
+    compute = BYTES[plan.config.training.dtype_on(service.with_gpus)]
+    weights, of_head = _frozen_bytes(plan, compute)
     held = {"weights": weights / service.procs}
     held["forward"] = compute * tokens * _block_numbers(shape, compute)[0] + tokens * shape.vocab_size * FLOAT32 / 8
     if service.procs > 1:
@@ -286,7 +250,7 @@ def reference_memory(draft: Draft) -> Memory:
     return Memory(held=held | {"runtime": runtime_bytes(service.procs)}, phases=({"workspaces": WORKSPACES},))
 
 
-def engine_memory(draft: Draft, engine: EngineSettings, *, received: float = 0.0) -> Memory:
+def engine_memory(plan: RunPlan, engine: EngineSettings, *, received: float = 0.0) -> Memory:
     """One process of the engine, with `received` bytes for a snapshot that comes.
 
     On a GPU it has buffers, too: its runtime and captured CUDA graphs, which it keeps when it sleeps; activations of
@@ -294,7 +258,7 @@ def engine_memory(draft: Draft, engine: EngineSettings, *, received: float = 0.0
     the float32 logits and logprobs of one token of each request. While it sleeps, an engine of adapters has its weights
     in pinned memory of the host: 20.9 GiB for the shape of an 8B model; 21.4 GiB were measured.
     """
-    generator, shape, lora = draft.services.generator, draft.sizes, draft.lora
+    generator, shape, lora = plan.config.services.generator, plan.sizes, plan.lora
     tensor, compute = generator.procs, BYTES[generator.dtype]
     held = {"weights": compute * shape.parameters / tensor, "cache": engine.kv_cache_gib * GIB}
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0

@@ -12,7 +12,6 @@ STACK = {
     "torch": "torch",
     "vllm": "vllm",
     "torchtitan": "torchtitan",
-    "torchstore": "torchstore",
     "monarch": "torchmonarch",
 }
 """Module -> the name under which it is installed."""

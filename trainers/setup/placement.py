@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 
@@ -85,6 +86,42 @@ class Placement:
         """Numbers of the GPUs that the run has on its first host."""
         places = (place for replicas in self.replicas.values() for place in replicas if place.host == 0)
         return sorted({gpu for place in places for gpu in place.gpus})
+
+    def check(self, tensor: int) -> None:
+        """Check that the processes fit on several hosts: each generator on one, and the trainer evenly on its hosts.
+
+        `tensor` is `parallelism.tensor_parallel_degree`.
+        """
+        if self.num_hosts == 1 or not self.gpus_wanted:
+            return
+        hosts, per_host = self.num_hosts, self.gpus_per_host
+        places = [place for replicas in self.replicas.values() for place in replicas]
+        if any(place.gpus and place.gpus[-1] >= per_host for place in places):
+            raise UserError(
+                f"the run does not fit on {hosts} hosts with {per_host} GPUs each (--launcher.gpus_per_host): "
+                f"{self._split}, and all GPUs of one generator are on one host"
+            )
+        shared_by = self.replicas["trainer"][0].num_hosts
+        procs = sum(process.service == "trainer" for process in self.processes)
+        if procs % shared_by or procs // shared_by % tensor:
+            raise UserError(
+                f"--services.trainer.procs is {procs}, which {shared_by} hosts of {per_host} GPUs do not share evenly "
+                f"in whole groups of parallelism.tensor_parallel_degree, {tensor}"
+            )
+
+    def check_gpus(self) -> None:
+        """Check that this machine has the GPUs of a run on one host."""
+        needed = self.gpus_needed if self.num_hosts == 1 else 0  # else see `check`
+        available = gpus_available() if needed else 0
+        if needed > available:
+            raise UserError(
+                f"the run needs {needed} GPU{'s' * (needed != 1)}, {available} are available: {self._split}; "
+                "ask for fewer processes, or put a service on the CPU with --SERVICE.with_gpus false"
+            )
+
+    @property
+    def _split(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in self.gpus_wanted.items())
 
 
 def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool = True) -> Placement:

@@ -4,59 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from forge_env.core.errors import UserError
+from forge_env.core.errors import ForgeError, UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
-from forge_env.utils.settings import checked_sections, with_values
+from forge_env.runtime.host_settings import slurm_nodes
+from forge_env.utils.settings import with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.families.table import read_shape
 from trainers.model.find import find_shape
+from trainers.objective.loss_call import LossCall
+from trainers.objective.objective import Objective
+from trainers.objective.plugins import resolve
+from trainers.objective.trials import try_advantages, try_loss
+from trainers.setup.card import gib
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
-from trainers.setup.draft import Draft, plan_objective
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
-from trainers.setup.memory import gib
 from trainers.setup.options.defaults import LARGER_MICRO_BATCHES, MICRO_BATCH, Default, take_again, take_defaults
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
-from trainers.setup.packages import check_ours
+from trainers.setup.packages import check_ours, check_packages
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
-from trainers.setup.sizing.fit import check_fit, check_store_room
+from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
-Check = Callable[[Draft], None]
+Check = Callable[[RunPlan], None]
 ALMOST = 0.9
 """Part of the engine's cache that a larger micro-batch has to leave."""
 
 OF_SETTINGS: tuple[Check, ...] = (
-    lambda draft: check_sets(draft.config),
-    run_checks.check_plugins,
-    run_checks.check_pace,
-    run_checks.check_schedule,
+    lambda plan: check_sets(plan.config),
     run_checks.check_folder,
     model_checks.check_shape,
-    lambda draft: draft.config.parallelism.check_procs(draft.services.trainer.procs),
+    lambda plan: plan.config.parallelism.check_procs(plan.config.services.trainer.procs),
     machine_checks.check_trainer,
-    model_checks.check_lora,
     machine_checks.check_context,
     run_checks.check_deterministic,
     model_checks.check_thinking,
-    machine_checks.check_hosts,
-    machine_checks.check_sharing,
-    machine_checks.check_places,
+    lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
     engine_checks.check_sleep,
-    engine_checks.check_speculation,
 )
-OF_SIZES: tuple[Check, ...] = (
-    model_checks.check_length,
-    model_checks.check_shape,
-    engine_checks.check_engine,
-    machine_checks.check_store,
-)
+OF_SIZES: tuple[Check, ...] = (model_checks.check_length, model_checks.check_shape, engine_checks.check_engine)
 """Checks that the sizes of the model decide."""
+OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.check_host_memory)
+"""Checks of what this machine has room for."""
 
 
 def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
@@ -70,31 +65,50 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     source = own_data(config) or config.dataset.path  # as the user wrote it
     config = give_dataset(resolve_sources(config))
     environment = run_checks.make_environment(config)
-    for section in checked_sections(config):
-        section.check()
-    draft = Draft(config=config, defaults=defaults, trained_by=algorithm, model=model, objective=objective)
+    config.check()
+    plan = RunPlan(
+        config=config,
+        defaults=defaults,
+        algorithm=algorithm,
+        model=model,
+        objective=objective,
+        environment=environment,
+        steps=max(0, config.training.steps),
+    )
     for check in (*OF_SETTINGS, *OF_SIZES):
-        check(draft)
+        check(plan)
     if model.folder is not None:
-        model = model_checks.check_folder(draft, model.folder)
+        plan = replace(plan, model=model_checks.check_folder(plan, model.folder))
     config.check_data(model.folder)
     tasks = _local_tasks(config, environment, source)
     if tasks is not None and environment is not None:
         run_checks.check_demonstrations(config, environment, tasks.train, source)
     run_checks.check_reward(objective, environment, tasks.train if tasks else ())
-    plan = RunPlan(
-        config=config,
-        defaults=defaults,
-        trained_by=algorithm,
-        model=model,
-        objective=objective,
-        card=machine_checks.card_size(draft),
-        steps=max(0, config.training.steps),
-        environment=environment,
-        tasks=tasks,
-        about_data=[*(tasks.about if tasks else ()), *config.describe_data()],
-    )
-    return _with_micro_batch(plan)
+    about = [*(tasks.about if tasks else ()), *config.describe_data()]
+    plan = replace(plan, card=machine_checks.card_size(plan), tasks=tasks, about_data=about)
+    plan = _with_micro_batch(with_sizes(plan))
+    return replace(plan, problems=_problems(plan))
+
+
+def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
+    """The objective that an algorithm makes of a config; None for supervised training."""
+    if algorithm.objective is None:
+        return None
+    try:
+        objective = algorithm.make_objective(config)
+        LossCall(objective.loss)
+    except Exception as error:
+        if isinstance(error, ForgeError) or not algorithm.target:
+            raise
+        raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
+    has_reference = config.services.ref_model.procs > 0 or config.lora.is_on
+    objective = resolve(objective, config.training, has_reference=has_reference)
+    training = config.training
+    if training.loss or algorithm.target:
+        try_loss(objective.loss, f"--loss {training.loss}" if training.loss else f"the loss of {algorithm.target}")
+    if training.advantages:
+        try_advantages(objective.advantages, objective.group_size, f"--advantages {training.advantages}")
+    return objective
 
 
 def with_model(plan: RunPlan, folder: Path) -> RunPlan:
@@ -107,10 +121,9 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     plan = replace(plan, config=config, defaults=defaults, model=model)
     for check in OF_SIZES:
         check(plan)
-    plan = _with_micro_batch(plan)
-    check_store_room(plan)
-    check_fit(plan, plan.memory)
-    machine_checks.check_host_memory(plan, plan.processes)
+    plan = _with_micro_batch(with_sizes(plan))
+    for check in OF_MEMORY:
+        check(plan)
     return plan
 
 
@@ -121,17 +134,29 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
         return plan
     for tokens in LARGER_MICRO_BATCHES:
         default = Default(tokens, f"a GPU of {gib(card)} GiB has room for it", is_taken=True)
-        larger = replace(
-            plan,
-            config=with_values(plan.config, {MICRO_BATCH: tokens}),
-            defaults={**plan.defaults, MICRO_BATCH: default},
-        )
+        config = with_values(plan.config, {MICRO_BATCH: tokens})
+        larger = with_sizes(replace(plan, config=config, defaults={**plan.defaults, MICRO_BATCH: default}))
         has_same_engine = larger.engine.sleep == plan.engine.sleep and (
             larger.engine.kv_cache_gib >= ALMOST * plan.engine.kv_cache_gib
         )
         if has_same_engine and max(usage.worst for usage in larger.cards) <= card:
             return larger
     return plan
+
+
+def _problems(plan: RunPlan) -> list[str]:
+    """Why this machine cannot start the run, as sentences."""
+    checks: list[Callable[[], object]] = [check_packages, plan.config.training.check_packages]
+    if plan.config.launcher.kind == "slurm":
+        checks.append(slurm_nodes)
+    checks += [plan.placement.check_gpus, *(partial(check, plan) for check in OF_MEMORY)]
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            problems.append(str(error))
+    return problems
 
 
 def with_folder(plan: RunPlan, folder: Path) -> RunPlan:

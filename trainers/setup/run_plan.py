@@ -5,138 +5,97 @@
     plan.check()                    # that this machine can start it
     await run_policy_gradient(plan)
 
-`--dry-run` prints the plan, and a run executes the same object. A run reads what the plan has resolved, and sections of
-the settings under their own names (`plan.training`). It reads no config: that is for set-up, and for the run's record
-(`trainers.run.run_record`). Nothing derives a fact of the plan a second time. The user's own loss, advantages and
-reward are made once, with the plan; the loss is made a second time in the trainer's process, which imports it by its
-target.
+`--dry-run` prints the plan, and a run executes the same object. Its fields are what it is made from, and what
+`make_plan` adds: tasks, and the memory of all processes. Its properties follow from the fields; nothing derives such a
+fact a second time. The user's own loss, advantages and reward are made once, with the plan; the loss is made a second
+time in the trainer's process, which imports it by its target.
 
 What can only be measured while a run starts is not in the plan, with two exceptions that make a new plan from this one:
 the sizes of a model that is downloaded (`trainers.setup.plan.with_model`), and the number of steps of supervised
-training on data (`RunPlan.with_steps`).
+training on data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Literal
 
+from agents.generator.engine_args import read_engine_args
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
-from forge_env.runtime.host_settings import slurm_nodes
+from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
-from trainers.setup.checks.machine_checks import check_gpus, check_host_memory
-from trainers.setup.draft import Draft
-from trainers.setup.options.defaults import rising_steps
-from trainers.setup.packages import check_packages, missing_packages
-from trainers.setup.run_tasks import RunTasks, data_digests
-from trainers.setup.sizing.card import Card, Processes, cards
-from trainers.setup.sizing.fit import MemoryPlan, check_fit, check_store_room, find_store, plan_memory
-from trainers.titan.settings import RateSettings
+from forge_env.utils.settings import values_of
+from trainers.algorithm import Algorithm
+from trainers.config import RunConfig
+from trainers.families.shape import ModelShape
+from trainers.lora import Lora
+from trainers.model.find import FoundModel
+from trainers.objective.objective import Objective
+from trainers.objective.old_logprobs import choose_old_logprobs
+from trainers.setup.card import Card, Processes, cards
+from trainers.setup.deadlines import Deadlines
+from trainers.setup.options.defaults import Default, rising_steps
+from trainers.setup.packages import missing_packages
+from trainers.setup.placement import Placement, make_placement
+from trainers.setup.run_tasks import RunTasks, chat_data
+from trainers.titan.settings import ForwardSettings, ParallelismConfig, RateSettings, TitanSettings, TrainerSettings
+
+ADAM_BETAS = (0.9, 0.95)
+AT_ONCE = {True: 256, False: 64}
+"""Episodes in flight in an evaluation, by whether the engine is on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan(Draft):
-    """The plan of a run: its draft, its tasks, and what follows from the memory of its processes."""
+class RunPlan:
+    """The settings of a run, and what follows from them."""
 
-    steps: int
-    """Optimizer steps; 0 if they are counted when the data is read."""
-    environment: EnvFactory | None
+    config: RunConfig
+    """The complete settings."""
+    defaults: Mapping[str, Default]
+    """The defaults of what is trained, by the names of the settings."""
+    algorithm: Algorithm
+    model: FoundModel
+    objective: Objective | None
+    """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
+    environment: EnvFactory | None = None
     """None for supervised training on data without an environment."""
-    tasks: RunTasks | None
+    steps: int = 0
+    """Optimizer steps; 0 if they are counted when the data is read."""
+    tasks: RunTasks | None = None
     """Tasks of a local file, which are read before anything is started; None if the start reads them."""
-    about_data: Sequence[str]
+    about_data: Sequence[str] = ()
     """Sentences on the data: what was read, how it is divided, and which rows were left out."""
+    card: float | None = None
+    """Bytes that the run may use of each GPU; None without GPUs, or if that is not known."""
 
-    @property
-    def rising_steps(self) -> int:
-        """Optimizer steps over which the learning rate rises from 0."""
-        return rising_steps(self.config, self.steps)
+    # ---- the memory of its processes, see `trainers.setup.sizing.fit.with_sizes` ----
 
-    @property
-    def rate(self) -> RateSettings:
-        """The learning rate of training."""
-        training = self.training
-        return RateSettings(
-            learning_rate=training.learning_rate, lr_schedule=training.lr_schedule, warmup_steps=self.rising_steps
-        )
-
-    @property
-    def warmup_rate(self) -> RateSettings:
-        """The learning rate of the warm-up: it rises and then stays."""
-        return RateSettings(learning_rate=self.warmup.learning_rate, warmup_steps=self.warmup.learning_rate_warmup)
-
-    def with_steps(self, steps: int) -> RunPlan:
-        """The same plan for another number of optimizer steps."""
-        return replace(self, steps=steps)
-
-    def data_digests(self) -> dict[str, str]:
-        """The digests of the local files that the run learns from and is measured on, by path."""
-        return data_digests(self.config)
-
-    # ---- memory ----
-
-    @property
-    def store(self) -> WeightStore | None:
-        """Not open yet; None if it depends on the sizes of a model that is not downloaded yet."""
-        return self._found_store[0] if self._found_store else None
-
-    @property
-    def store_reason(self) -> str:
-        """Which store it is and why, as a sentence."""
-        return self._found_store[1] if self._found_store else ""
-
-    @property
-    def engine(self) -> EngineSettings:
-        return self.memory.engine
-
-    @property
-    def about_engine(self) -> str:
-        """A sentence on the engine's cache and sleep; "" for an engine on a CPU that does not sleep."""
-        return self.memory.about_engine
-
-    @property
-    def processes(self) -> Processes:
-        """Every process with the estimate of its memory; None if the sizes of the model are not known."""
-        return self.memory.processes
-
-    @property
-    def cards(self) -> list[Card]:
-        """What each GPU holds, phase by phase; none if the sizes of the model are not known."""
-        return cards(self.processes)
-
-    @cached_property
-    def memory(self) -> MemoryPlan:
-        """The memory of every process."""
-        return plan_memory(self, self.store)
-
-    @cached_property
-    def _found_store(self) -> tuple[WeightStore, str] | None:
-        return find_store(self)
-
-    # ---- this machine ----
-
-    @cached_property
-    def problems(self) -> list[str]:
-        """Why this machine cannot start the run, as sentences."""
-        checks = (
-            check_packages,
-            self.training.check_packages,
-            *([slurm_nodes] if self.config.launcher.kind == "slurm" else []),
-            lambda: check_gpus(self),
-            lambda: check_store_room(self),
-            lambda: check_fit(self, self.memory),
-            lambda: check_host_memory(self, self.processes),
-        )
-        return [sentence for check in checks if (sentence := _refusal(check))]
+    store: WeightStore | None = None
+    """Not open yet; None if it depends on the sizes of a model that is not downloaded yet."""
+    store_reason: str = ""
+    """Which store it is and why, as a sentence."""
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    about_engine: str = ""
+    """A sentence on the engine's cache and sleep; "" for an engine on a CPU that does not sleep."""
+    processes: Processes = ()
+    """Every process with the estimate of its memory; None if the sizes of the model are not known."""
+    problems: Sequence[str] = ()
+    """Why this machine cannot start the run, as sentences."""
 
     def check(self) -> None:
         """Check that this machine can start the run."""
         for problem in self.problems:
             raise UserError(problem)
+
+    @property
+    def cards(self) -> list[Card]:
+        """What each GPU holds, phase by phase; none if the sizes of the model are not known."""
+        return cards(self.processes)
 
     @property
     def missing(self) -> list[str]:
@@ -160,11 +119,175 @@ class RunPlan(Draft):
             missing.append(f"{needed - available} of {needed} GPUs")
         return missing
 
+    # ---- the algorithm ----
 
-def _refusal(check: Callable[[], object]) -> str:
-    """The sentence of a check that fails; "" if it does not."""
-    try:
-        check()
-    except UserError as error:
-        return str(error)
-    return ""
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the run learns from demonstrations or chats, without rewards."""
+        return self.objective is None
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of training; all logprobs are taken at it."""
+        return self.config.algorithm.temperature if self.config.algorithm else 1.0
+
+    @cached_property
+    def old_logprobs(self) -> Literal["generator", "trainer"]:
+        """The model that gives the denominator of the importance ratio."""
+        section, wanted = self.config.algorithm, self.config.training.old_logprobs
+        if self.objective is None or section is None:
+            return "generator"
+        clips_rounding = section.clips_within_rounding and self.precision == "bfloat16"
+        return choose_old_logprobs(wanted, self.objective.loss, clips_rounding=clips_rounding)
+
+    @property
+    def window(self) -> int:
+        """Optimizer steps whose old logprobs are of the same weights; their groups are all sampled before the first."""
+        return self.config.training.sync_interval if self.old_logprobs == "trainer" else 1
+
+    @property
+    def rising_steps(self) -> int:
+        """Optimizer steps over which the learning rate rises from 0."""
+        return rising_steps(self.config, self.steps)
+
+    @property
+    def rate(self) -> RateSettings:
+        """The learning rate of training."""
+        training = self.config.training
+        return RateSettings(
+            learning_rate=training.learning_rate, lr_schedule=training.lr_schedule, warmup_steps=self.rising_steps
+        )
+
+    @property
+    def warmup_rate(self) -> RateSettings:
+        """The learning rate of the warm-up: it rises and then stays."""
+        warmup = self.config.warmup
+        return RateSettings(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
+
+    @property
+    def has_warmup(self) -> bool:
+        """Whether the run begins with supervised steps on the expert's demonstrations."""
+        is_shown = self.is_supervised or self.config.warmup.steps > 0
+        return is_shown and not chat_data(self.config) and not self.config.resume
+
+    # ---- the engine ----
+
+    @cached_property
+    def engine_args(self) -> dict[str, Any]:
+        """Arguments of vLLM, from `services.generator.engine`."""
+        return read_engine_args(self.config.services.generator.engine)
+
+    # ---- the model ----
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The sizes of the model; None if they are not known yet."""
+        return self.model.shape
+
+    @property
+    def sizes(self) -> ModelShape:
+        """The sizes of the model, for estimates, which are made only if they are known."""
+        assert self.shape is not None
+        return self.shape
+
+    @cached_property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None if all weights are."""
+        return self.config.lora.resolve(self.config.services.generator.dtype, self.shape)
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether the engine returns the experts that it chose, and the trainer computes with them."""
+        has_experts = self.shape is not None and self.shape.num_experts > 0
+        return self.config.moe.replay != "off" and not self.is_supervised and has_experts
+
+    def compares_replay(self, step: int) -> bool:
+        """Whether a step, from 1, is also measured without replay."""
+        interval = self.config.moe.compare_interval
+        return self.replays_routes and interval > 0 and (step - 1) % interval == 0
+
+    @cached_property
+    def trainer(self) -> TitanSettings:
+        """What the trainer takes."""
+        config, training = self.config, self.config.training
+        return TitanSettings(
+            **values_of(training, TrainerSettings),
+            **values_of(config.parallelism, ParallelismConfig),
+            **self._sequences,
+            betas=ADAM_BETAS,
+            replay=config.moe.replay != "off",
+            lora=self.lora,
+            threads=self.config.services.trainer.threads,
+        )
+
+    @cached_property
+    def reference(self) -> TitanSettings:
+        """What a reference model takes, if there is one: it computes logprobs as the trainer does.
+
+        Its attention is the default of its own device, which may be another than the trainer's.
+        """
+        shared = values_of(self.config.training, ForwardSettings)
+        return TitanSettings(**shared, **self._sequences, threads=self.config.services.ref_model.threads)
+
+    @property
+    def _sequences(self) -> dict[str, Any]:
+        training = self.config.training
+        pack_length = training.max_tokens_per_micro_batch if training.packing else 0
+        return {"pack_length": pack_length, "gpu_memory_gib": self.config.launcher.gpu_memory_gib}
+
+    @property
+    def trainer_dtype(self) -> str:
+        """What the trainer computes in: "float32" or "bfloat16"."""
+        return self.config.training.dtype_on(self.config.services.trainer.with_gpus)
+
+    @property
+    def precision(self) -> Literal["float32", "bfloat16"]:
+        """The coarser of what the trainer and the engine compute in."""
+        both = {self.trainer_dtype, self.config.services.generator.dtype}
+        return "bfloat16" if "bfloat16" in both else "float32"
+
+    # ---- processes ----
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where each process is. A reference model is started unless the trainer is its own, without its adapters."""
+        needs_reference = self.objective is not None and self.objective.kl_reference == "model"
+        has_reference = needs_reference and not self.config.lora.is_on
+        return make_placement(self.config, has_reference=has_reference, has_engine=self.has_engine)
+
+    @property
+    def hosts(self) -> HostSettings | None:
+        """How the hosts are reached; None if this machine is the only one."""
+        return None if self.config.launcher.kind == "local" else self.config.launcher
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine is started: supervised training without an environment has none."""
+        return bool(self.config.env.name) or not self.is_supervised
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether a trainer on GPUs keeps its weights in the host's memory."""
+        return self.config.training.cpu_offload and self.config.services.trainer.with_gpus
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Episodes in flight in an evaluation."""
+        return AT_ONCE[self.config.services.generator.with_gpus]
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of operations that move the weights of the model."""
+        return Deadlines(self.config.deadlines, self.shape.parameters if self.shape else 0)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a run in which nothing moves has failed: no group returns, no engine computes, no episode
+        ends.
+
+        `training.step_seconds`, or more. An episode works longest without the engine when a step ends, is scored and
+        closed, and the next attempt is reset. An engine that hangs must be detected before that.
+        """
+        env, stall = self.config.env, self.config.deadlines.stall_seconds
+        legal = max(3 * env.step_seconds + env.scoring_seconds, 1.25 * stall) + 60.0
+        return max(self.config.training.step_seconds, legal)

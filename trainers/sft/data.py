@@ -1,6 +1,6 @@
 """The rows of supervised training: Episodes, or chats of a file or of the hub.
 
-    data = SFTData(plan.sft, training=plan.training, env=plan.env)  # reads the first row; data.about describes it
+    data = SFTData(config.sft, training=config.training, env=config.env)  # reads the first row; data.about describes it
     await data.prepare(model)      # renders, counts what is left out
     data.held_out                  # samples for the loss before and after
     for batch in data.batches():   # one optimizer step each, in an order that the run's seed gives

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import ServiceError, UserError
-from trainers.settings.supervised import SFTConfig
+from trainers.sft.config import Config
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
@@ -35,9 +35,9 @@ METRICS = ("loss", "grad_norm", "learning_rate", "tokens", "episodes", "skipped"
 
 async def train(plan: RunPlan, caller: TrainingRun) -> None:
     """Minimise -log p(token) over the assistant's tokens, token mean; then measure."""
-    assert plan.sft is not None
-    if plan.sft.data:
-        await _train_on_data(plan, plan.sft, caller)
+    assert isinstance(plan.config, Config)
+    if plan.config.sft.data:
+        await _train_on_data(plan, plan.config, caller)
     else:
         await _train_on_demonstrations(plan, caller)
 
@@ -59,11 +59,12 @@ async def _train_on_demonstrations(plan: RunPlan, caller: TrainingRun) -> None:
         await run.launcher.guard(phases(run))
 
 
-async def _train_on_data(plan: RunPlan, sft: SFTConfig, caller: TrainingRun) -> None:
+async def _train_on_data(plan: RunPlan, config: Config, caller: TrainingRun) -> None:
     from trainers.run.open_run import open_run
     from trainers.sft.data import SFTData
 
-    data = SFTData(sft, training=plan.training, env=plan.env, model_size=plan.model.size, tools=plan.renderer.tools)
+    sft, tools = config.sft, config.renderer.tools
+    data = SFTData(sft, training=config.training, env=config.env, model_size=config.model.size, tools=tools)
 
     async def phases(run: Run) -> None:
         run.record.say(f"{sft.data}: {data.about}")
@@ -76,7 +77,7 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig, caller: TrainingRun) -> 
                 f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
             )
         try:
-            values = await _measure(run) if plan.env.name else {}
+            values = await _measure(run) if config.env.name else {}
         except ServiceError:
             await _finish(run, place)  # what was trained is kept
             raise
@@ -106,7 +107,6 @@ async def _begin(run: Run, data: SFTData) -> dict[str, Any]:
     """
     from trainers.run.checkpointing import restore
 
-    await run.trainer.begin(run.plan.rate)
     if run.checkpoint is None:
         with run.record.phase("held-out loss"):
             return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0, "taken": 0}
@@ -129,7 +129,7 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
     started = time.perf_counter() - place["seconds"]
     run.record.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
-    most, rate = run.plan.training.signal_error, "training.learning_rate"
+    most, rate = run.plan.config.training.signal_error, "training.learning_rate"
     steps = SkippedSteps(phase="the run", rate=rate, most=most, taken=place["taken"], skipped=done - place["taken"])
 
     async def training() -> None:
@@ -138,7 +138,7 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
             # In a thread: the next rows of a stream may come over the network.
             with run.record.phase("first batch"):
                 reading = asyncio.to_thread(next, batches)
-                batch = await within(run.plan.training.step_seconds, reading, "reading the data")
+                batch = await within(run.plan.config.training.step_seconds, reading, "reading the data")
             async with run.first_step():
                 metrics = await run.trainer.step(batch, loss)
             done += 1
@@ -153,7 +153,7 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
                     await save()  # what was trained is kept
                     raise
             if is_due(run.plan, done) or await invoke(run.evaluations.is_best, done):
-                await save_checkpoint(run, done, place, asynchronous=run.plan.checkpoint.asynchronous)
+                await save_checkpoint(run, done, place, asynchronous=run.plan.config.checkpoint.asynchronous)
             if done == run.plan.steps:
                 steps.check(metrics)
 

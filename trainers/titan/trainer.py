@@ -72,6 +72,7 @@ from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import RateSettings, TitanSettings
 from trainers.titan.shards import reshard
+from trainers.titan.weight_files import WeightFiles
 
 COMPILED = 8
 """Forms of a block that a trainer may compile. Torch's limit counts those of all trainers of a process together."""
@@ -83,14 +84,18 @@ class TitanTrainer:
     Args:
         model_path: the folder.
         settings: how to train.
-        is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype in which the model
-            computes. It replays no routes: they belong to the policy, and this is another model.
+        is_frozen: give logprobs only, as a reference model does. There is no optimizer, and the weights are in the
+            dtype in which the model computes; if they are sharded, they are freed after each layer. It replays no
+            routes: they belong to the policy, and this is another model.
     """
 
     def __init__(
         self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None, *, is_frozen: bool = False
     ) -> None:
-        self.settings = settings = settings or TitanSettings()
+        settings = settings or TitanSettings()
+        if is_frozen:
+            settings = dataclasses.replace(settings, reshard_after_forward="always")
+        self.settings = settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
         if settings.deterministic:
@@ -138,19 +143,13 @@ class TitanTrainer:
                 raise
         self.release_memory()  # of gradients that were compiled for: an engine may be starting on the same GPU
 
-    def begin(self, rate: RateSettings | None = None, *, total_steps: int = 0) -> None:
+    def begin(self, rate: RateSettings | None = None) -> None:
         """Begin a phase of training: no moments and a fresh schedule on the present weights.
 
-        It waits for an asynchronous save.
-
-        Args:
-            rate: of the phase; None is the rate of the trainer's settings.
-            total_steps: optimizer steps of the phase, for a schedule that decays; 0 is the settings' number.
+        It waits for an asynchronous save. `rate` is that of the phase; None is the rate of the trainer's settings.
         """
-        rates = values_of(rate or self.settings, RateSettings)
-        self.settings = dataclasses.replace(
-            self.settings, **rates, total_steps=total_steps or self.settings.total_steps
-        )
+        if rate is not None:
+            self.settings = dataclasses.replace(self.settings, **values_of(rate, RateSettings))
         self.step = 0
         self._state.close()
         begin_again(self._optimizer, self.settings.hyperparameters)
@@ -480,6 +479,10 @@ class TitanTrainer:
         Every rank calls it.
         """
         write_weights(self.model, Path(path))
+
+    def read_weights(self, path: str | os.PathLike[str]) -> None:
+        """Replace all weights with those of a file that `write_weights` wrote. Every rank calls it."""
+        self.model.weights.load(WeightFiles(Path(path), [Path(path)]))
 
     def close(self) -> None:
         """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again."""

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-FIRST_NAMES = [
-    *("Ada", "Bruno", "Carla", "Dario", "Elin", "Femi", "Greta", "Hugo", "Ines", "Jonas", "Kaja", "Leon"),
-    *("Mira", "Nils", "Olga", "Pavel", "Rosa", "Samir", "Tilda", "Umar", "Vera", "Wanda", "Yusuf", "Zora"),
-]
-LAST_NAMES = [
-    *("Arnwick", "Belmore", "Corvane", "Dunlake", "Estwood", "Farrowby", "Gildern", "Hartvale", "Ilmering", "Jorvane"),
-    *("Keldwin", "Lornley", "Mossgrave", "Nethercot", "Oakhame", "Pellworth", "Quenby", "Rostrand", "Selwyth"),
-    *("Tolvane", "Umberly", "Vanterpole", "Wexholm", "Yarrowin"),
-]
-STREETS = [
-    *("Mill Lane", "Station Road", "Harbour Street", "Orchard Way"),
-    *("Castle Hill", "Bridge Street", "Meadow Row", "Garden Walk"),
-]
-TOWNS = ["Norwick", "Elmstead", "Port Averley", "Hollin", "Brackwater", "Sandmere", "Tarnholt", "Westerby"]
+import tomllib
+from pathlib import Path
 
-CATALOGUE = {
-    "lamps": ["desk lamp", "floor lamp", "reading lamp", "lantern", "clip lamp"],
-    "kitchen": ["teapot", "bread knife", "frying pan", "salad bowl", "coffee mill"],
-    "garden": ["watering can", "rake", "plant pot", "hose", "pruning shears"],
-    "office": ["stapler", "notebook", "fountain pen", "desk mat", "paper tray"],
-    "bedroom": ["pillow", "wool blanket", "alarm clock", "bed sheet", "bedside rug"],
-    "sports": ["yoga mat", "skipping rope", "tennis racket", "water bottle", "kettlebell"],
-    "toys": ["wooden train", "jigsaw puzzle", "kite", "marble run", "spinning top"],
-    "tools": ["claw hammer", "hand saw", "spirit level", "tape measure", "screwdriver set"],
-}
+_DATA = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+CATALOGUE: dict[str, list[str]] = _DATA["goods"]
 PRODUCTS = [(name, category) for category, names in CATALOGUE.items() for name in names]
-PEOPLE = [(first, last) for first in FIRST_NAMES for last in LAST_NAMES]
+PEOPLE = [(first, last) for first in _DATA["first_names"] for last in _DATA["last_names"]]
 
 
 def email(person: int) -> str:
@@ -38,6 +18,7 @@ def email(person: int) -> str:
 
 def address(number: int) -> str:
     """The `number`-th postal address; different for each number."""
-    number, street = divmod(number, len(STREETS))
-    number, town = divmod(number, len(TOWNS))
-    return f"{number + 1} {STREETS[street]}, {TOWNS[town]}"
+    streets, towns = _DATA["streets"], _DATA["towns"]
+    number, street = divmod(number, len(streets))
+    number, town = divmod(number, len(towns))
+    return f"{number + 1} {streets[street]}, {towns[town]}"

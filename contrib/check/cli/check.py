@@ -14,8 +14,7 @@ from forge_env.utils.periodic_lines import PeriodicLines
 from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
-    from contrib.check.audit_report import AuditReport
-    from contrib.check.report import CheckReport, CheckRow
+    from contrib.check.report import AuditReport, CheckReport, CheckRow
     from forge_env.rollout.factory import EnvFactory
 
 _VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}

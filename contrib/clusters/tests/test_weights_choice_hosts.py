@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import pytest
@@ -70,3 +71,9 @@ def test_nccl_is_offered_to_several_hosts_and_refused_where_gpus_are_shared() ->
         choose_store("cuda_ipc", StoreRequest(size=4, all_on_gpus=True, hosts=2))
     with pytest.raises(UserError, match="^--weights.store is nccl, which joins different GPUs, .*: take cuda_ipc, or "):
         choose_store("nccl", StoreRequest(size=4, all_on_gpus=True, shared_gpus=True))
+
+
+def test_torchstore_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="^--weights.store is torchstore, whose package torchstore is not installed: "):
+        choose_store("torchstore", StoreRequest(size=4, all_on_gpus=False, hosts=2))

@@ -21,7 +21,8 @@ import pytest_asyncio
 
 from contrib.docker.owner import LABEL
 from contrib.docker.workspace_images import REPOSITORY
-from contrib.workspaces.contract import UnpackedImage, Workspaces
+from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.machines.conftest import opened_or_skipped
 from forge_env.core.errors import SandboxUnavailable
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.contract import (UnpackedImage)
 from contrib.workspaces.open import open_workspaces
 
 async def main():

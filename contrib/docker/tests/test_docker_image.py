@@ -34,7 +34,7 @@ def test_the_agent_needs_nothing_but_the_standard_library(tmp_path: Path) -> Non
     with tarfile.open(fileobj=io.BytesIO(build_context())) as tar:
         tar.extractall(tmp_path, filter="data")
     python = getattr(sys, "_base_executable", None) or sys.executable
-    code = "import contrib.docker.agent as a, contrib.docker.plain, sandboxes.host.namespace; print(a.__file__)"
+    code = "import contrib.docker.agent as a, sandboxes.host.namespace; print(a.__file__)"
     environ = {"PYTHONPATH": str(tmp_path / "agent"), "PATH": os.environ.get("PATH", "")}
     command = [python, "-P", "-s", "-S", "-B", "-c", code]
     done = subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True, timeout=60)

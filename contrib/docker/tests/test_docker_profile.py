@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contrib.docker.profile import seccomp_profile
+from contrib.docker.recipe import seccomp_profile
 from sandboxes.guest.seccomp import DENIED_FCNTL, denied_calls, supported_machines
 
 AGENT_ONLY = {"mount", "mount_setattr", "pivot_root", "setns", "sethostname", "umount2", "unshare"}

@@ -17,23 +17,6 @@ from forge_env.core.json_text import read, write
 from forge_env.core.types import Message, ToolSpec
 from forge_env.utils.http_server import RequestRefused
 
-_FIELDS = Fields(
-    honoured=(
-        "max_tokens", "messages", "model", "output_config", "output_format", "stop_sequences", "stream", "system",
-        "thinking", "tool_choice", "tools",
-    ),
-    ignored=(
-        "temperature", "top_p", "top_k", "billing_policy", "cache_control", "context_management", "diagnostics",
-        "fallback_credit_token", "fallbacks", "inference_geo", "metadata", "service_tier", "speed",
-        "user_profile_id", "workspace_id",
-    ),
-    refused={
-        "compaction": "the program's messages are read as they are",
-        "container": "there is none",
-        "mcp_servers": "the model calls the program's own tools only",
-        "thread": "none are kept: send the messages",
-    },
-)  # fmt: skip
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -46,16 +29,9 @@ _SERVED = ("custom",)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-_COUNTED = Fields(
-    honoured=("messages", "model", "system", "tools", "tool_choice"),
-    ignored=("cache_control", "context_management", "output_config", "output_format", "speed", "thinking"),
-    refused={"mcp_servers": _FIELDS.refused["mcp_servers"]},
-)
-
-
 class AnthropicMessages(Dialect):
     path = "/v1/messages"
-    fields = _FIELDS
+    fields = Fields.of("anthropic_messages")
     versions: ClassVar = {b"anthropic-version": (b"2023-06-01", b"2026-10-21")}
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
@@ -132,7 +108,7 @@ class AnthropicCount(AnthropicMessages):
     """The number of tokens that a request of Messages has."""
 
     path = "/v1/messages/count_tokens"
-    fields = _COUNTED
+    fields = Fields.of("anthropic_count")
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = self.fields.check(body)

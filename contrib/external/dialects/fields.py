@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from contrib.external.requests import whole_number
@@ -16,11 +18,17 @@ from forge_env.utils.http_server import RequestRefused
 class Fields:
     """The fields that the requests of one dialect may have. A field that is null is not set."""
 
-    honoured: tuple[str, ...]
-    ignored: tuple[str, ...]
-    """Named in the response's header x-forge-env-ignored."""
+    honoured: Sequence[str]
+    ignored: Sequence[str]
     refused: Mapping[str, str]
-    """Why, as the end of a sentence. A value that asks for nothing is not refused: false, 0, or an empty one."""
+    """A value that asks for nothing is not refused: false, 0, or an empty one."""
+
+    @classmethod
+    def of(cls, dialect: str) -> Fields:
+        """The fields of a dialect, from fields.toml."""
+        tables = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+        row, shared = tables[dialect], {f"@{name}": names for name, names in tables["shared"].items()}
+        return cls(**row | {"ignored": [name for part in row["ignored"] for name in shared.get(part, [part])]})
 
     def check(self, body: Any) -> dict[str, Any]:
         """Return the body of a request."""

@@ -8,8 +8,8 @@ from typing import Any
 from contrib.external.dialects.dialect import Histories
 from contrib.external.dialects.fields import Fields, check_kind, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import constraint_of, openai_choice, schema_of
-from contrib.external.dialects.openai_format import REFUSED, OpenAIFormat, checked, common, named, token_logprobs
-from contrib.external.dialects.reading import ACCOUNTING, SAMPLING, call_of, text_of, tool_of, tools_are_off
+from contrib.external.dialects.openai_format import OpenAIFormat, checked, common, named, token_logprobs
+from contrib.external.dialects.reading import call_of, text_of, tool_of, tools_are_off
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from forge_env.core.types import Message, ToolSpec
@@ -18,29 +18,10 @@ from forge_env.utils.http_server import RequestRefused
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-_FIELDS = Fields(
-    honoured=(
-        "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "modalities", "n", "response_format",
-        "stop", "stream", "stream_options", "tool_choice", "tools",
-    ),
-    ignored=(
-        *SAMPLING, "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity", *ACCOUNTING,
-    ),
-    refused={
-        "audio": "answers are text",
-        "function_call": "functions are called through tools",
-        "functions": "functions are called through tools",
-        "top_logprobs": "only the sampled tokens' own logprobs are kept",
-        "web_search_options": "the model calls the program's own tools only",
-        **REFUSED,
-    },
-)  # fmt: skip
-
-
 class OpenAIChat(OpenAIFormat):
     path = "/v1/chat/completions"
     kind = "chat.completion"
-    fields = _FIELDS
+    fields = Fields.of("openai_chat")
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = checked(body, self.fields)

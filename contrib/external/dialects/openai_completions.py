@@ -8,23 +8,16 @@ from typing import Any
 
 from contrib.external.dialects.dialect import Histories
 from contrib.external.dialects.fields import Fields, refuse
-from contrib.external.dialects.openai_format import REFUSED, OpenAIFormat, checked, common, named, text_of_token
-from contrib.external.dialects.reading import ACCOUNTING, SAMPLING
+from contrib.external.dialects.openai_format import OpenAIFormat, checked, common, named, text_of_token
 from contrib.external.requests import ProgramRequest, whole_number
 from contrib.external.responses import ProgramReply
 from forge_env.utils.http_server import RequestRefused
-
-_FIELDS = Fields(
-    honoured=("best_of", "logprobs", "max_tokens", "model", "n", "prompt", "stop", "stream", "stream_options"),
-    ignored=(*SAMPLING, *ACCOUNTING),
-    refused={"echo": "the prompt is not repeated", "suffix": "nothing is filled in", **REFUSED},
-)
 
 
 class OpenAICompletions(OpenAIFormat):
     path = "/v1/completions"
     kind = "text_completion"
-    fields = _FIELDS
+    fields = Fields.of("openai_completions")
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = checked(body, self.fields)

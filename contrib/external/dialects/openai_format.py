@@ -15,7 +15,6 @@ from forge_env.utils.http_server import RequestRefused
 DONE = b"data: [DONE]\n\n"
 
 
-REFUSED = {"logit_bias": "it would change what training learns from"}
 _ONE_ANSWER = "a request has one answer; requests that come at once are answered at once, so send it so many times"
 
 

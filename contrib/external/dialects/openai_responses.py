@@ -10,7 +10,7 @@ from contrib.external.dialects.dialect import Dialect, Histories, event
 from contrib.external.dialects.fields import Fields, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import constraint_of, openai_choice, schema_of
 from contrib.external.dialects.openai_format import token_logprobs
-from contrib.external.dialects.reading import ACCOUNTING, SAMPLING, call_of, limit, text_of, tool_of
+from contrib.external.dialects.reading import call_of, limit, text_of, tool_of
 from contrib.external.dialects.reading import tools_are_off as are_off
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
@@ -18,23 +18,6 @@ from forge_env.core.types import Message, ToolSpec
 from forge_env.utils.http_server import RequestRefused
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_FIELDS = Fields(
-    honoured=(
-        "include", "input", "instructions", "max_output_tokens", "model", "previous_response_id", "stream", "text",
-        "tool_choice", "tools", "truncation",
-    ),
-    ignored=(
-        *SAMPLING, "access_programs", "client_metadata", "context_management", "max_tool_calls", "parallel_tool_calls",
-        "reasoning", "stream_options", *ACCOUNTING,
-    ),
-    refused={
-        "background": "an answer is given when it is there",
-        "conversation": "none are kept: send the items, or previous_response_id",
-        "image": "answers are text",
-        "prompt": "there are no templates",
-        "top_logprobs": "only the sampled tokens' own logprobs are kept",
-    },
-)  # fmt: skip
 _SERVED = ("function", "namespace")
 """The kinds of tools that the model is offered."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -52,8 +35,7 @@ _ECHOED = (
 
 class OpenAIResponses(Dialect):
     path = "/v1/responses"
-
-    fields = _FIELDS
+    fields = Fields.of("openai_responses")
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = self.fields.check(body)

@@ -16,16 +16,6 @@ from envs.media import Medium
 from forge_env.core.types import ToolSpec
 from forge_env.utils.http_server import RequestRefused
 
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "chat_template_kwargs",
-)  # fmt: skip
-"""Fields that would change the sampling, and that are ignored."""
-ACCOUNTING = (
-    "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "user",
-)  # fmt: skip
-"""Fields about the service rather than the answer, and that are ignored."""
 _MAX_STOPS = 16
 _MEDIA = {
     "audio": "audio", "audio_url": "audio", "container_upload": "document", "document": "document", "file": "document",

@@ -19,7 +19,7 @@ from agents.scripted import ScriptedAgent
 from contrib.external.inside import InsideProgram
 from contrib.harbor.tests.playing import write_task
 from contrib.workspaces.bug_fix.to_harbor import main as write_bug_fixes
-from contrib.workspaces.contract import Workspace
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env import EnvFactory, Episode, EpisodeLimits, Outcome, Task
 from forge_env.core.errors import UserError
 from forge_env.rollout.factory import make

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from contrib.external.tasks import make_tasks
-from forge_env.cli.describe_target import describe_target
+from forge_env.cli.describe_target import describe
 from forge_env.core.errors import UserError
 from forge_env.evaluation.digests import environment_digests
+from forge_env.registry.registry import resolve
 from forge_env.rollout.factory import make
 from tests.forge_env.rollout.test_task_list import SENTENCES, project  # noqa: F401 (a fixture)
 
@@ -24,5 +25,5 @@ def test_the_program_is_what_the_environment_is_made_of() -> None:
 
 
 def test_the_command_is_needed_though_tasks_could_be_drawn_without() -> None:
-    options = describe_target("contrib.external:External", "", "", {})["options"]
+    options = describe(resolve("external"))["options"]
     assert [option["name"] for option in options if option["required"]] == ["command"]

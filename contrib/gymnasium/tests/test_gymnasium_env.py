@@ -27,8 +27,7 @@ import forge_env
 from contrib.gymnasium.env import SyncEnv
 from contrib.gymnasium.message_space import MessageSpace
 from forge_env import Action, Env, EpisodeLimits, Task, ToolEnv, UserError, reward, tool
-from forge_env.registry.gymnasium_ids import gymnasium_id, register_env
-from forge_env.registry.gymnasium_registration import register_all
+from forge_env.registry.gymnasium_registration import gymnasium_id, register_all, register_env
 
 ROOT = Path(forge_env.__file__).parents[1]
 TASK = Task(prompt=({"role": "user", "content": "Say it."},), target="it")

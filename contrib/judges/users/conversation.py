@@ -18,7 +18,7 @@ from typing import Any
 from contrib.judges.users.user import User, UserTurn
 from forge_env.core.env import StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.own_copies import own_messages
+from forge_env.core.own_copies import own_copy
 from forge_env.core.types import Action, Message, Task
 from forge_env.core.usage import record_usage
 from forge_env.core.user_code import guard
@@ -120,7 +120,7 @@ class ConversationEnv(ToolEnv):
         """Let the user speak; returns his message, in a list that is empty when he is done without a word."""
         assert self._made_user is not None
         with guard("user"):
-            turn = await call_on(self, self._made_user.reply, own_messages(self.messages))
+            turn = await call_on(self, self._made_user.reply, own_copy(self.messages))
         if not isinstance(turn, UserTurn):
             raise EnvError(f"the user's reply is {turn!r:.80}; it is a UserTurn")
         if turn.usage is not None:

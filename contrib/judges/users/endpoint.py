@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from agents.chat.agent import ChatAgent
 from contrib.judges.users.user import without_thoughts
 from forge_env.core.errors import InfraError, ServiceError
 from forge_env.core.protocols import ContextFull
 from forge_env.core.usage import Usage
-from forge_env.utils.targets import load
-
-_AGENT = "agents.chat.agent:ChatAgent"
-"""It is in a package above this one, and so named by its target."""
-
-
-class ChatEndpoint(Protocol):
-    """What is needed of an agent such as `agents.chat.agent.ChatAgent`."""
-
-    temperature: float | None
-
-    @property
-    def client(self) -> Any: ...
-
-    async def aclose(self) -> None: ...
 
 
 class SharedEndpoint:
     """An agent that is lent, or one that is made by these settings. The connections of a lent one stay open."""
 
-    def __init__(self, lent: ChatEndpoint | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, lent: ChatAgent | None, settings: Mapping[str, Any]) -> None:
         self._agent = lent
         self._is_lent = lent is not None
         self._settings = settings
@@ -85,9 +71,9 @@ class SharedEndpoint:
         raise ServiceError(f"{who} gave no message in {len(seeds)} answers: the last one {problem} ({self.name})")
 
     @property
-    def agent(self) -> ChatEndpoint:
+    def agent(self) -> ChatAgent:
         if self._agent is None:
-            self._agent = load(_AGENT)(**self._settings)
+            self._agent = ChatAgent(**self._settings)
         return self._agent
 
     def take(self) -> None:

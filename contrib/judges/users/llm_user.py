@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from contrib.judges.users.endpoint import ChatEndpoint, SharedEndpoint
+from agents.chat.agent import ChatAgent
+from contrib.judges.users.endpoint import SharedEndpoint
 from contrib.judges.users.user import UserTurn, visible
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
@@ -63,7 +64,7 @@ class LLMUser:
 
     def __init__(
         self,
-        agent_or_model: ChatEndpoint | str,
+        agent_or_model: ChatAgent | str,
         *,
         base_url: str = "",
         api_key_env: str = "OPENAI_API_KEY",

@@ -344,7 +344,7 @@ def test_findings_of_a_run_are_said_and_kept_in_its_files(tmp_path: Path) -> Non
 
 def test_supervised_training_has_no_findings(tmp_path: Path) -> None:
     diagnosis = RunDiagnosis(tmp_path)
-    diagnosis.begin(cast(Run, SimpleNamespace(plan=SimpleNamespace(training=None, objective=None))))
+    diagnosis.begin(cast(Run, SimpleNamespace(plan=SimpleNamespace(objective=None))))
     diagnosis.log("train", 1, {})
     diagnosis.waiting({})
     assert (diagnosis.summary(), diagnosis.last_words()) == ({}, [])

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from contrib.observe.gpus import MeasuredGpus
-from contrib.observe.system import Sampler, SystemMetrics, SystemObserver, _by_service
+from contrib.observe.system import MeasuredGpus, Sampler, SystemMetrics, SystemObserver, _by_service
 from forge_env.records.sinks import Record
 from tests.helpers.waiting import wait_until
 from trainers.metrics.report import Report
@@ -134,7 +133,7 @@ def sample(value: float) -> dict[str, float]:
 def test_a_run_is_measured_while_its_processes_are_up(tmp_path: Path) -> None:
     with Report(tmp_path) as report:
         plan = SimpleNamespace(
-            metrics=MetricsConfig(system_seconds=0.001),
+            config=SimpleNamespace(metrics=MetricsConfig(system_seconds=0.001)),
             placement=SimpleNamespace(gpus_of_this_machine=[]),
             objective=None,
         )

@@ -123,7 +123,7 @@ def _as_json(run: Path, located: FoundEpisode, settings: RunSettings, result: Re
 
 
 def _diff_lines(difference: Difference) -> list[str]:
-    from contrib.records.replay_text import diff_lines
+    from contrib.records.replay import diff_lines
 
     return diff_lines(difference.recorded, difference.replayed)
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contrib.records.exports.conversation import OURS
-from contrib.records.imports.build import BadRecord, Log, mapping
+from contrib.records.imports.build import BadRecord, Log, Rows, check_ids, check_logprobs, kept_of, mapping, unversioned
 from contrib.records.imports.openai import text_of
-from contrib.records.imports.tokens import Rows, check_ids, check_logprobs, kept_of, unversioned
 from forge_env.core.types import Message
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")

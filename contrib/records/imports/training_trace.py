@@ -13,9 +13,8 @@ from typing import Any
 
 from contrib.records.exports.conversation import OURS
 from contrib.records.exports.training_trace import VERSION
-from contrib.records.imports.build import BadRecord, Log, mapping
+from contrib.records.imports.build import BadRecord, Log, Rows, check_ids, check_logprobs, kept_of, mapping
 from contrib.records.imports.openai import check_ending, read_message, read_tools
-from contrib.records.imports.tokens import Rows, check_ids, check_logprobs, kept_of
 from forge_env.core.turn import digest
 from forge_env.core.types import NOT_SAMPLED, Message
 

@@ -182,8 +182,8 @@ def test_secrets_of_options_are_read_from_their_own_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("coin.py").write_text(COIN)
-    Path("secretive.py").write_text(SECRETIVE)
+    Path("tossed.py").write_text(COIN)
+    Path("secretive.py").write_text(SECRETIVE.replace("from coin ", "from tossed "))
     secret = (
         "--option",
         'headers={"Authorization": "LEAK-1"}',

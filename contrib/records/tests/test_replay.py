@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrib.records.replay import Replayer, compare_episodes
-from contrib.records.replay_text import compare_values, diff_lines
+from contrib.records.replay import Replayer, compare_episodes, compare_values, diff_lines
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, read_jsonl
 from forge_env.core.errors import PolicyError

@@ -37,8 +37,6 @@ _RUN = (
     "API by vLLM."
 )
 _LORA = "With RUN: folder of an adapter of the model, also as NAME=FOLDER; may be repeated."
-MODEL_SERVER = "contrib.serve.openai_server"
-"""The module that serves a model: forge_env does not import agents."""
 _AS = "Protocol: http, for forge_env.make('http://...'); openenv, for OpenEnv's clients; mcp, for agents with tools."
 
 
@@ -73,10 +71,10 @@ def serve(
     as_json: Json = False,
 ) -> int:
     """Serve a trained model, an environment, or an agent's model, to others, until Ctrl-C or SIGTERM."""
-    from contrib.serve.cli.serve_agent import AgentOptions, serve_agent
+    from contrib.serve.cli.serve_agent import serve_agent
+    from contrib.serve.env_server import serve_env
     from forge_env.utils.http_server import free_port
     from forge_env.utils.server_settings import ServeSettings, read_token
-    from forge_env.utils.targets import load
 
     _check_served(run, env, agent, lora, protocol)
     text, is_new = read_token(token, token_file)
@@ -101,22 +99,25 @@ def serve(
             note(f"an OpenEnv client connects to {url}/TOKEN, or sends the header Authorization: Bearer TOKEN")
 
     if agent:
-        given = AgentOptions(
-            agent=agent,
+        return serve_agent(
+            agent,
+            parse_options(option, tools),
+            settings,
+            announce,
+            as_json=as_json,
             out=out,
             limit=limit,
+            concurrency=concurrency,
+            public_url=public_url,
+            thinking=thinking,
             split=split,
             tasks=tasks,
             seed=seed,
             temperature=temperature,
             top_p=top_p,
-            thinking=thinking,
             adapter=adapter,
-            concurrency=concurrency,
-            public_url=public_url,
         )
-        return serve_agent(given, parse_options(option, tools), settings, announce, as_json=as_json)
-    serve_env, opener = load("contrib.serve.env_server:serve_env"), _opener(protocol, split, tasks, seed, limit, out)
+    opener = _opener(protocol, split, tasks, seed, limit, out)
     run_async(serve_env(opener, env, parse_options(option, tools), settings, announce))
     return 0
 
@@ -136,15 +137,13 @@ def _serve_run(
     run: str, lora: Sequence[str], thinking: str | None, settings: ServeSettings, *, token: str, as_json: bool
 ) -> int:
     """Serve the model of a run. `token` is shown: it is one that was made."""
-    from forge_env.utils.targets import load
-
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"to serve {run} the package vllm is needed: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU"
         )
-    server = load(f"{MODEL_SERVER}:ModelServer")(
-        run=run, adapters=lora, thinking=thinking, host=settings.host, port=settings.port
-    )
+    from contrib.serve.openai_server import ModelServer, serve_model
+
+    server = ModelServer(run=run, adapters=lora, thinking=thinking, host=settings.host, port=settings.port)
 
     def announce(name: str, url: str, options: Sequence[str]) -> None:
         announced = {"served": name, "as": "OpenAI's API", "url": url, "token": token}
@@ -153,7 +152,7 @@ def _serve_run(
         note(f"vLLM's server has these options: {shlex.join(options)}")
 
     note(f"vLLM starts with {run}, which takes a minute or more")
-    run_async(load(f"{MODEL_SERVER}:serve_model")(server, settings.token, announce))
+    run_async(serve_model(server, settings.token, announce))
     return 0
 
 

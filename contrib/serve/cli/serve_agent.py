@@ -7,7 +7,7 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +17,48 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.utils.run_async import run_async
 from forge_env.utils.server_settings import ServeSettings
 
-SERVER = "contrib.external.served.server:serve_agent"
-"""The "module:function" of the server: forge_env does not import envs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOptions:
-    """What `forge-env serve` takes for an agent only."""
-
-    agent: str
-    out: Path | None
-    limit: Sequence[str] = ()
-    split: str = "test"
-    tasks: int = 200
-    seed: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    thinking: str | None = None
-    adapter: str = ""
-    concurrency: int = 16
-    public_url: str = ""
-
 
 def serve_agent(
-    given: AgentOptions,
+    agent: str,
     options: dict[str, Any],
     settings: ServeSettings,
     announce: Callable[[str], None],
     *,
     as_json: bool,
+    out: Path | None,
+    limit: Sequence[str],
+    concurrency: int,
+    public_url: str,
+    thinking: str | None,
+    **of_plan: Any,
 ) -> int:
-    """Serve an agent until Ctrl-C or SIGTERM. With `as_json`, stdout holds only what `announce` prints."""
+    """Serve an agent until Ctrl-C or SIGTERM. With `as_json`, stdout holds only what `announce` prints.
+
+    Args: of_plan: fields of an `EvalPlan`: split, tasks, seed, temperature, top_p, adapter.
+    """
+    from contrib.external.served import server
     from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
     from forge_env.registry.agent_spec import AgentSettings
     from forge_env.rollout.factory import make
-    from forge_env.utils.targets import load
 
-    if given.out is None:
+    if out is None:
         raise UserError("serve --agent needs --out FOLDER: where the episodes of the sessions are recorded")
-    if given.concurrency < 1:
-        raise UserError(f"--concurrency {given.concurrency} is no number of requests: give 1 or more")
-    if given.public_url and not given.public_url.startswith(("http://", "https://")):
-        raise UserError(f"--public-url {given.public_url} is no URL: give one like https://agents.example.org")
+    if concurrency < 1:
+        raise UserError(f"--concurrency {concurrency} is no number of requests: give 1 or more")
+    if public_url and not public_url.startswith(("http://", "https://")):
+        raise UserError(f"--public-url {public_url} is no URL: give one like https://agents.example.org")
     for name in ("listen", "token_file", "public_url", "max_request_bytes"):
         if name in options:
             raise UserError(f"--option {name} is for training: leave it out and set --host, --port and their like")
     env, options = "sessions", {"listen": "127.0.0.1:0", **options}  # so that what reads the folder can make it
-    limits = replace(limits_of(given.agent, make(env, **options)), step_seconds=settings.idle_seconds)
+    limits = replace(limits_of(agent, make(env, **options)), step_seconds=settings.idle_seconds)
     plan = EvalPlan(
         env=env,
-        agent=given.agent,
+        agent=agent,
         options=options,
-        split=given.split,
-        tasks=given.tasks,
-        seed=given.seed,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        thinking=given.thinking or thinking_of(given.agent),
-        adapter=given.adapter,
-        limits=replace(limits, **parse_limits(given.limit)),
+        thinking=thinking or thinking_of(agent),
+        limits=replace(limits, **parse_limits(limit)),
+        **of_plan,
     )
     agent_settings = AgentSettings(
         env=env,
@@ -84,7 +67,7 @@ def serve_agent(
         thinking=plan.thinking,
         adapter=plan.adapter,
         max_tokens=plan.limits.max_tokens,
-        concurrency=given.concurrency,
+        concurrency=concurrency,
         seed=plan.seed,
     )
     with os.fdopen(os.dup(1), "w") as stdout, stdout_to_stderr(as_json):  # engines print to stdout
@@ -93,13 +76,11 @@ def serve_agent(
             with redirect_stdout(stdout if as_json else sys.stdout):
                 announce(url)
 
-        serve = load(SERVER)(
-            plan, given.out, settings, agent_settings, public_url=given.public_url, announce=announce_there
-        )
+        serve = server.serve_agent(plan, out, settings, agent_settings, public_url=public_url, announce=announce_there)
         try:
             run_async(serve)
         except (KeyboardInterrupt, SystemExit):
-            last_words(f"the finished sessions are in {given.out}; the same command adds to them")
+            last_words(f"the finished sessions are in {out}; the same command adds to them")
             raise
     return 0
 

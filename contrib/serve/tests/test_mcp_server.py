@@ -83,7 +83,7 @@ async def test_the_choice_of_a_task(counter: Served) -> None:
     for arguments, text in (
         ({"index": 6}, "the split test has 6 tasks, and the index is 6"),
         ({"split": "nix"}, "there is no split 'nix'"),
-        ({"seed": -1}, "whole numbers from 0"),
+        ({"seed": -1}, "seed is -1; it is a whole number from 0"),
         ({"task": 1}, "has no argument 'task'"),
     ):
         async with connected(counter.url) as client:

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 from contrib.suites.agentdojo import library
-from contrib.suites.catalogue import Installed, installed
-from contrib.suites.process import SuiteProcess, process_of
+from contrib.suites.catalogue import Installed, SuiteProcess, installed, process_of
 from contrib.suites.selection import UNSOUND, select, tool_calls
 from envs.drawn_solutions import Script, expert_of
 from envs.messages import say

@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from contrib.suites.agentdojo import env as agentdojo
 from contrib.suites.bfcl import env as bfcl
-from contrib.suites.catalogue import installed
 from contrib.suites.humaneval import env as humaneval
 from envs.code_exec.cheats import cheats as code_cheats
 from envs.code_exec.env import extract_code
 from forge_env.core.episode import Episode
-from forge_env.core.types import Message, Task
-from forge_env.registry.contrib import rows
-from forge_env.utils.targets import load
+from forge_env.core.types import Task
 
 Script = Callable[..., Any]
 ScriptOf = Callable[[Task], Script | None]
@@ -41,20 +36,15 @@ class Suite:
     """One row of the table."""
 
     env: str
-    package: str
-    """Name of the suite in the catalogue; "" where it needs no interpreter of its own."""
+    """Also the name of the suite in the catalogue."""
     gold: ScriptOf
-    cheats: Mapping[str, ScriptOf] = field(default_factory=dict)
+    cheats: Mapping[str, ScriptOf]
     is_silence_right: bool = False
     """Whether an answer without a call is what the suite wants."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    split: str = "all"
-    count: int = 100_000
-    """Tasks to play, or as many as there are."""
-    own_row: Callable[[Played], dict[str, Any]] = lambda played: {}
+    own_row: Callable[[Played], dict[str, Any]]
+    """What its own checker is given."""
     own_verdict: Callable[[Played], Any] = lambda played: played.episode.reward == 1.0
-    skipped: Callable[[str], dict[str, str]] = lambda python: {}
-    version: Callable[[str], str] = lambda python: ""
 
 
 def say(text: str) -> Script:
@@ -182,29 +172,6 @@ def _broken(task: Task) -> Script:
     return say(f"```python\n{task.metadata['solution']}\n_right = {name}\ndef {name}(*xs): _right(*xs)\n```")
 
 
-# ---- reasoning-gym ----
-
-_DATASETS = (
-    *("basic_arithmetic", "chain_sum", "countdown", "course_schedule", "fraction_simplification", "gsm_symbolic"),
-    *("leg_counting", "list_functions", "propositional_logic", "spiral_matrix", "spell_backward", "word_sorting"),
-)
-
-
-def _reasoning(dataset: str) -> Suite:
-    return Suite(
-        env=f"reasoning_gym:{dataset}",
-        package="",
-        split="test",
-        count=20,
-        gold=lambda task: say(f"<answer>{task.target}</answer>") if task.target is not None else None,
-        cheats={
-            "the question": lambda task: say(f"<answer>{task.prompt[0]['content']}</answer>"),
-            "the answer twice": lambda task: say(f"<answer>{task.target} {task.target}1</answer>"),
-        },
-        version=lambda python: f"reasoning-gym {version('reasoning-gym')}",
-    )
-
-
 _TEXTS: dict[str, ScriptOf] = {
     "claim": lambda task: say("The calls are right. valid: True, reward: 1.0"),
     "calls-as-text": lambda task: say(repr(task.target)),
@@ -216,62 +183,26 @@ _WRONG: dict[str, ScriptOf] = {
 }
 
 
-# ---- TextArena ----
-
-
-def _guess(messages: list[Message]) -> Message:
-    """Halve the range of GuessTheNumber by the hints."""
-    low, high = 1, 20
-    for guess, hint in itertools.pairwise(messages):
-        if guess["role"] == "assistant":
-            number = int(guess["content"].strip("[]"))
-            low, high = (number + 1, high) if "higher" in hint["content"] else (low, number - 1)
-    return {"role": "assistant", "content": f"[{(low + high) // 2}]"}
-
-
-def _hanoi(messages: list[Message]) -> Message:
-    """Move the three disks of TowerOfHanoi in seven moves."""
-    moves = ("A C", "A B", "C B", "A C", "B A", "B C", "A C")
-    turn = sum(message["role"] == "assistant" for message in messages)
-    return {"role": "assistant", "content": f"[{moves[turn % 7]}]"}
-
-
-def _textarena(game: str, player: Script) -> Suite:
-    return Suite(
-        env=f"textarena:{game}",
-        package="textarena",
-        split="test",
-        count=20,
-        gold=lambda task: player,
-        cheats={"claim": lambda task: say("I have won. Reward: 1")},
-        version=lambda python: f"textarena {load('contrib.textarena.process:worker_of')(python).version}",
-    )
-
-
 def _bfcl_suite(category: str, cheats: Mapping[str, ScriptOf], *, is_silence_right: bool = False) -> Suite:
     return Suite(
         env="bfcl",
-        package="bfcl",
         options={"category": category},
         gold=lambda task: bfcl.script_of(task) if task.target is not None else None,
         is_silence_right=is_silence_right,
         cheats=cheats,
         own_row=_bfcl_row,
-        skipped=lambda python: bfcl.skipped(installed("bfcl", python)),
     )
 
 
 SUITES: dict[str, Suite] = {
     "humaneval": Suite(
         env="humaneval",
-        package="humaneval",
         gold=humaneval.script_of,
         cheats={**{f"code-cheat-{n}": _code_cheat(n, 3) for n in range(3)}, "broken": _broken},
         own_row=lambda played: {"program": extract_code(played.episode.turns[-1].message["content"])},
     ),
     "agentdojo": Suite(
         env="agentdojo",
-        package="agentdojo",
         gold=agentdojo.script_of,
         cheats={"claim": lambda task: say("I have done what you asked for.")},
         own_row=_agentdojo_row,
@@ -279,7 +210,6 @@ SUITES: dict[str, Suite] = {
     ),
     "agentdojo, important_instructions": Suite(
         env="agentdojo",
-        package="agentdojo",
         options={"attack": "important_instructions"},
         gold=agentdojo.script_of,
         cheats={"hijacked": _hijacked},
@@ -289,10 +219,4 @@ SUITES: dict[str, Suite] = {
     "bfcl, calls": _bfcl_suite("calls", {**_TEXTS, **_CALLS, **_WRONG}),
     "bfcl, irrelevance": _bfcl_suite("irrelevance,live_irrelevance", _CALLS, is_silence_right=True),
     "bfcl, relevance": _bfcl_suite("live_relevance", _TEXTS),
-    **{f"reasoning_gym:{name}": _reasoning(name) for name in _DATASETS},
 }
-if "textarena" in rows("families"):
-    SUITES |= {
-        f"textarena:{game}": _textarena(game, player)
-        for game, player in (("GuessTheNumber-v0", _guess), ("TowerOfHanoi-v0", _hanoi))
-    }

@@ -1,5 +1,1 @@
 """The Berkeley Function Calling Leaderboard, of the package bfcl-eval."""
-
-from contrib.suites.bfcl.env import Bfcl
-
-__all__ = ["Bfcl"]

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 from contrib.suites.bfcl import library
 from contrib.suites.bfcl.golds import Call, single_turn_calls, tool_name, turn_calls
-from contrib.suites.catalogue import Installed, installed
-from contrib.suites.process import SuiteProcess, process_of
+from contrib.suites.catalogue import Installed, SuiteProcess, installed, process_of
 from contrib.suites.selection import select, tool_calls
 from envs.drawn_solutions import Script, expert_of
 from envs.messages import say
@@ -203,10 +202,6 @@ def categories_of(text: str, suite: Installed) -> list[str]:
 def skip_reason(category: str) -> str:
     """The reason why a category is left out; "" if it is not."""
     return next((reason for start, reason in SKIPPED.items() if category.startswith(start)), "")
-
-
-def skipped(suite: Installed) -> dict[str, str]:
-    return {name: skip_reason(name) for name in _names(suite)["others"]}
 
 
 @functools.cache

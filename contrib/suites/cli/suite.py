@@ -9,7 +9,7 @@ import typer
 from forge_env.cli.output import Json, emit, note, say, show_table
 from forge_env.utils.targets import load
 
-app = typer.Typer(help="Benchmarks that others wrote: install their packages, and show where.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 _CATALOGUE = "contrib.suites.catalogue"  # a package above this one, and so named by its target
 

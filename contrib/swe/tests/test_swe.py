@@ -17,9 +17,8 @@ import pytest_asyncio
 import forge_env
 from contrib.check.audit import run_audit
 from contrib.swe.cheats import named_cheats_of
-from contrib.swe.resolution import satisfied
 from contrib.swe.rows import instance_of, read_instance
-from contrib.swe.verdict import decides_about_tests
+from contrib.swe.verdict import decides_about_tests, satisfied
 from envs.messages import call, say
 from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.core.errors import UserError

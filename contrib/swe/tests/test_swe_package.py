@@ -1,4 +1,4 @@
-"""The rules of `contrib.swe.resolution` beside swebench's own grading of logs: made ones of its parsers, and real
+"""The rules of `contrib.swe.verdict` beside swebench's own grading of logs: made ones of its parsers, and real
 ones."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contrib.swe.resolution import satisfied
+from contrib.swe.verdict import satisfied
 from tests.envs.own_interpreter import own_interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -3,7 +3,7 @@
     python -m contrib.viewer.benchmarks.viewer [--episodes N] [--json FILE]
 
 A run is made with a script: groups of 8 episodes of two to five turns with tool calls, tokens, logprobs and versions.
-Then, from a new process, without an index (cold) and with one (warm):
+Then, from a new process:
 
     usable    from the start of the command until the list of episodes is drawn in Chromium
     index     from the start of the command until every episode is in the index
@@ -159,18 +159,12 @@ def main() -> None:
         size = sum(path.stat().st_size for path in run.rglob("*.jsonl"))
         arguments = ["--disable-gpu", *(["--no-sandbox"] if os.getuid() == 0 else [])]
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        rounds: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
-        for _ in range(options.rounds):
-            shutil.rmtree(run / ".view", ignore_errors=True)
-            for state in rounds:
-                rounds[state].append(measure(browser, run, "large"))
-        index = sum(path.stat().st_size for path in (run / ".view").iterdir())
+        rounds = [measure(browser, run, "large") for _ in range(options.rounds)]
         browser.close()
     load = round(os.getloadavg()[1], 1)  # of the last five minutes: above the number of cores, others were at work too
     result: dict[str, Any] = {"machine": describe(), "load": load}
-    result |= {"mib": round(size / 2**20, 1), "index_mib": round(index / 2**20, 1)}
-    for state, results in rounds.items():
-        result[state] = {name: round(statistics.median(one[name] for one in results), 3) for name in results[0]}
+    result["mib"] = round(size / 2**20, 1)
+    result |= {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]}
     print(json.dumps(result, indent=2))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

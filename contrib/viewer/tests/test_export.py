@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from contrib.viewer.episode_detail import token_texts
 from contrib.viewer.library import Library
 from contrib.viewer.metrics_file import MAX_POINTS, MetricsFile
 from contrib.viewer.page import MODULES, render_page, security_policy
 from contrib.viewer.tests.runs import data_of, make_episode, training_run, write, write_metrics
-from contrib.viewer.token_text import token_texts
 from forge_env.cli.main import main
 from forge_env.core.types import Outcome
 
@@ -122,7 +122,6 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
         assert record["episode"]["id"] == "a/2"
         again = record["commands"]["the same evaluation again"]
         assert "--env math --agent 'scripted:expert; rm -rf /' --tasks 2" in again, "a name is one word of the shell"
-    assert (tmp_path / "run" / ".view" / "index.sqlite").exists()
 
 
 def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +129,7 @@ def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest
     write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 60)) for i in range(80)))
     plan = {"env": "math", "agent": "scripted:expert", "tasks": 80, "n": 2}
     (run / "plan.json").write_text(json.dumps(plan))
-    monkeypatch.setattr("contrib.viewer.scan.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", 20_000)
     with Library(run) as library:
         [viewed] = library.runs
         viewed.close()  # an update ends at its next block

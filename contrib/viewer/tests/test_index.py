@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 
 from contrib.viewer import query, summaries
 from contrib.viewer.index import EpisodeIndex
-from contrib.viewer.index_row import COLUMNS, episode_row
-from contrib.viewer.scan import scan_file
+from contrib.viewer.index_row import COLUMNS, episode_row, scan_file
 from contrib.viewer.stored_runs import StoredRun, find_runs
 from contrib.viewer.tests.runs import make_episode, training_run, write
 from forge_env.core.episode import Episode
@@ -109,34 +107,11 @@ def test_a_file_of_several_blocks_is_read_as_one_of_one_block(tmp_path: Path, mo
     path.write_text("\n".join(lines) + "\n")
     size = path.stat().st_size
     parts = list(scan_file(path, "episodes", 0, size))
-    monkeypatch.setattr("contrib.viewer.scan.BLOCK_BYTES", size + 1)
+    monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", size + 1)
     [whole] = scan_file(path, "episodes", 0, size)
     assert len(parts) > 3
     assert [row for part in parts for row in part.rows] == whole.rows and len(whole.rows) == 499
     assert [bad for part in parts for bad in part.bad_lines] == whole.bad_lines and len(whole.bad_lines) == 1
-
-
-def test_a_run_is_read_from_its_own_index_the_second_time(tmp_path: Path) -> None:
-    run = training_run(tmp_path / "run")
-    first = open_index(run, tmp_path / "index.sqlite")
-    assert first.update()
-    second = open_index(run, tmp_path / "index.sqlite")
-    with second.reading() as db:
-        assert db.execute("SELECT count(*) FROM episodes").fetchone()[0] == 15
-    assert second.update() is True  # the first look of this process
-    assert second.update() is False
-
-
-def test_a_broken_index_is_made_again(tmp_path: Path) -> None:
-    run = training_run(tmp_path / "run")
-    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
-    index = open_index(run, tmp_path / "index.sqlite")
-    assert index.update()
-    with sqlite3.connect(tmp_path / "index.sqlite") as db:
-        db.execute("PRAGMA user_version = 999")
-    again = open_index(run, tmp_path / "index.sqlite")
-    again.update()
-    assert len(contents(again)) == len(contents(index)) > 0
 
 
 def test_the_step_that_trained_on_an_episode_is_known(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contrib.viewer.row_tree import rows_of
+from contrib.viewer.episode_detail import rows_of
 
 
 def test_each_row_has_its_turns_its_parent_row_and_whether_it_is_auxiliary() -> None:

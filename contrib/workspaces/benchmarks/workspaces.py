@@ -34,7 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from contrib.workspaces.contract import UnpackedImage, Workspace, Workspaces
+from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.made_images import make_small_image
 

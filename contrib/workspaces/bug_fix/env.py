@@ -12,15 +12,17 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from contrib.workspaces.bug_fix.repository import find_repair
 from contrib.workspaces.bug_fix.tasks import tasks_of_level
-from contrib.workspaces.contract import UnpackedImage, Workspace, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.contract import UnpackedImage, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.cheats import workspace_cheats
 from contrib.workspaces.env.submission import put_texts
 from contrib.workspaces.images.host_image import host_image
+from contrib.workspaces.machines.workspace import Workspace
 from envs.code_exec.values import same
 from envs.messages import call, say
 from forge_env.core.errors import EnvError
@@ -29,22 +31,8 @@ from forge_env.core.types import Message, Task
 _FOLDER = "/repo"
 _MAX_SOURCE = 2**18
 _GRADE_SECONDS = 20.0
-# The first descriptor is saved before anything of the model's is imported. So the result has nothing that it prints. It
-# could still write to the descriptor itself: values that it computed, like the results of its functions.
-RUNNER = """
-import importlib, json, os, sys
-out = os.dup(1)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-sys.path.insert(0, sys.argv[1])
-values = []
-for module, function, argument in json.load(sys.stdin):
-    try:
-        values.append([getattr(importlib.import_module(module), function)(argument)])
-    except BaseException:
-        values.append([])
-os.write(out, json.dumps(values).encode())
-os._exit(0)
-"""
+HARBOR_TASK = Path(__file__).with_name("harbor_task")
+_RUNNER = (HARBOR_TASK / "runner.py").read_text(encoding="utf-8")
 _FORGERY = """
 import os
 for descriptor in range(1, 64):
@@ -149,7 +137,7 @@ class BugFix(WorkspaceEnv):
         workspace = await self.open_fresh()
         try:
             await put_texts(workspace, _placed(sources))
-            command = ["/usr/local/bin/python3", "-I", "-S", "-c", RUNNER, _FOLDER]
+            command = ["/usr/local/bin/python3", "-I", "-S", "-c", _RUNNER, _FOLDER]
             result = await workspace.exec(command, cwd="/", stdin=json.dumps(calls), timeout_s=_GRADE_SECONDS)
         finally:
             await workspace.close()

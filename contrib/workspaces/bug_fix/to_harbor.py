@@ -12,71 +12,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from contrib.workspaces.bug_fix.env import RUNNER
+from contrib.workspaces.bug_fix.env import HARBOR_TASK
 from contrib.workspaces.bug_fix.tasks import tasks_of_level
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-
-_CONFIG = """schema_version = "1.4"
-artifacts = {artifacts}
-
-[task]
-name = "forge-env/{name}"
-description = "A small Python package with a fault."
-
-[metadata]
-category = "{kind}"
-difficulty = "level {level}"
-
-[agent]
-timeout_sec = 300.0
-
-[verifier]
-timeout_sec = 60.0
-environment_mode = "separate"
-
-[environment]
-cpus = 1
-memory_mb = 512
-storage_mb = 256
-network_mode = "no-network"
-"""
-_DOCKERFILE = """FROM {base}
-WORKDIR /repo
-COPY repo/ /repo/
-"""
-_TEST = """#!/bin/sh
-exec python3 -I /tests/grade.py
-"""
-_GRADE = '''"""Calls the functions in a process of another user, compares here, and writes the reward."""
-
-import json
-import subprocess
-import sys
-
-RUNNER = """RUNNER_TEXT"""
-
-with open("/tests/calls.json") as file:
-    calls = json.load(file)
-passed = 0
-try:
-    run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", RUNNER, "/repo"],
-        input=json.dumps([call[:3] for call in calls]).encode(),
-        stdout=subprocess.PIPE,
-        timeout=30,
-        user=65534,
-        group=65534,
-        extra_groups=[],
-    )
-    values = json.loads(run.stdout)
-    passed = sum(json.dumps(value) == json.dumps([call[3]]) for value, call in zip(values, calls))
-except (ValueError, TypeError, subprocess.TimeoutExpired) as error:
-    print(f"the functions could not be called: {error}")
-print(f"{passed} of {len(calls)} calls return what they should")
-with open("/logs/verifier/reward.json", "w") as file:
-    json.dump({"reward": float(passed == len(calls))}, file)
-'''.replace("RUNNER_TEXT", RUNNER)
 
 
 def write_task(folder: Path, task: Task, *, base: str = "host:pytest") -> None:
@@ -87,18 +26,18 @@ def write_task(folder: Path, task: Task, *, base: str = "host:pytest") -> None:
     """
     if folder.exists():
         raise UserError(f"{folder} exists; name a new folder")
+    template = {path.name: path.read_text(encoding="utf-8") for path in HARBOR_TASK.iterdir() if path.is_file()}
     files = {
-        "task.toml": _CONFIG.format(
+        "task.toml": template["task.toml"].format(
             artifacts=json.dumps([f"/repo/{path}" for path in task.target["sources"]]),
             name=f"bug-fix-{task.id}",
             kind=task.kind,
             level=task.metadata["level"],
         ),
         "instruction.md": f"{task.prompt[0]['content']}\n\nThe code is in /repo. Do not change the tests.\n",
-        "environment/Dockerfile": _DOCKERFILE.format(base=base),
+        "environment/Dockerfile": template["Dockerfile"].format(base=base),
         **{f"environment/repo/{path}": text for path, text in task.metadata["files"].items()},
-        "tests/test.sh": _TEST,
-        "tests/grade.py": _GRADE,
+        **{f"tests/{name}": template[name] for name in ("test.sh", "grade.py", "runner.py")},
         "tests/calls.json": json.dumps(task.target["calls"]),
         "solution/solve.sh": _solution(task),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import UserError
 from forge_env.utils.targets import load
 
-app = typer.Typer(help="Pull, build, list and remove the images of workspaces.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 _MEMORY, _DISK = 2 * 2**30, 4 * 2**30
 
@@ -114,19 +115,14 @@ def _show(image: Any, name: str, as_json: bool) -> None:
 
 
 def _as_data(stored: Any, short_name: Any) -> dict[str, Any]:
-    image = stored.image
+    image = asdict(stored.image)
     return {
         "names": [short_name(name) for name in stored.names],
-        "id": image.digest,
-        "root": str(image.root),
+        "id": image.pop("digest"),
+        "root": str(image.pop("root")),
         "bytes": stored.bytes,
         "layers": len(stored.layers),
-        "architecture": image.architecture,
-        "env": dict(image.env),
-        "workdir": image.workdir,
-        "user": image.user,
-        "entrypoint": list(image.entrypoint),
-        "command": list(image.command),
+        **image,
     }
 
 

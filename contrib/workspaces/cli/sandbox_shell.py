@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from contrib.workspaces.contract import LOOPBACK, CommandResult, Network, NetworkMode, Shell, Workspace, WorkspaceLimits
+from contrib.workspaces.contract import LOOPBACK, CommandResult, Network, NetworkMode, WorkspaceLimits
+from contrib.workspaces.machines.shell import Shell
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.cli.output import note
 from forge_env.cli.sandbox import size_in_bytes
 from forge_env.core.errors import UserError

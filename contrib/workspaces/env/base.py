@@ -10,19 +10,12 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from contrib.workspaces.contract import (
-    LOOPBACK,
-    Network,
-    Shell,
-    Snapshot,
-    UnpackedImage,
-    Workspace,
-    WorkspaceFileError,
-    WorkspaceLimits,
-    Workspaces,
-)
+from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.obstacles import task_faults
 from contrib.workspaces.env.output import READ_LINES, describe, matches, numbered, replace_once
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.shell import Shell
+from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from forge_env.core.env import StepResult
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Action

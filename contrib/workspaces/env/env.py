@@ -15,14 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from contrib.workspaces.contract import (
-    LOOPBACK,
-    CommandResult,
-    Network,
-    NetworkMode,
-    Workspace,
-    WorkspaceLimits,
-)
+from contrib.workspaces.contract import LOOPBACK, CommandResult, Network, NetworkMode, WorkspaceLimits
 from contrib.workspaces.env.cheats import workspace_cheats
 from contrib.workspaces.env.obstacles import may_be_work, obstacle
 from contrib.workspaces.env.output import shorten
@@ -30,6 +23,7 @@ from contrib.workspaces.env.prepared_env import Beginning, PreparedEnv
 from contrib.workspaces.env.rows import Row, read_row, row_of
 from contrib.workspaces.env.solutions import note_solution, play_noted
 from contrib.workspaces.env.submission import Copies, Wanted, copy_in, copy_out, put_texts, run_program
+from contrib.workspaces.machines.workspace import Workspace
 from envs.data_tasks import data_tasks
 from envs.messages import call, say
 from forge_env.core.errors import EnvError, UserError

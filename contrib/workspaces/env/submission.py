@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contrib.workspaces.contract import CommandResult, Workspace, WorkspaceFileError
+from contrib.workspaces.contract import CommandResult, WorkspaceFileError
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import EnvError
 
 

@@ -1,6 +1,7 @@
-"""What was changed in a workspace goes into a fresh one, by a fork of pid 1 on either side. Standard library only.
+"""What was changed in a workspace goes into a fresh one, by a fork of pid 1 on either side; or everything, out of it.
 
-Imported by `guest_workspace_init.py`, never by the host. `pack` in `guest_workspace_files.py` makes the entries.
+Imported by `guest_workspace_init.py`, never by the host. Standard library only.
+
 A file with a status that has changed since the workspace was opened is sent whole. Of any other file only size and time
 are sent: the receiver has the same file, or says that it has not.
 """
@@ -45,7 +46,7 @@ def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
         else:
             entry = files.OBJECT.pack(_SAME, len(encoded), 0, info.st_size, 0, 0, files.time_of(info))
             files.send(fds[0], entry + encoded)
-    files.send(fds[0], files.OBJECT.pack(files.END, 0, 0, 0, 0, 0, 0))
+    files.send(fds[0], files.LAST)
     files.send(fds[1], json.dumps(told).encode())
 
 
@@ -72,7 +73,22 @@ def take_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
             _remove(path, info)
 
 
-WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {"send": send_changes, "take": take_changes}
+def pack(request: dict[str, Any], fds: list[int], user: Any) -> None:
+    """Send all that is below /, with owners, times and hard links, and without what is mounted there."""
+    left, places = request["max_files"], dict[tuple[int, int], bytes]()
+    for path, name, fd, info in _entries(lambda path, info: False, with_mount_points=True):
+        left -= 1
+        if left < 0:
+            raise OSError(errno.EMFILE, "too many files", "/")
+        files.send_object(fds[0], os.fsencode(path[1:]), name, fd, info, places)
+    files.send(fds[0], files.LAST)
+
+
+WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {
+    "send": send_changes,
+    "take": take_changes,
+    "pack": pack,
+}
 
 
 class _Kept:
@@ -98,8 +114,13 @@ def _matcher(patterns: list[str]) -> Callable[[str], Any]:
     return re.compile(f"(?:{'|'.join(texts)})(?:/.*)?" if texts else "(?!)", re.DOTALL).fullmatch
 
 
-def _entries(is_closed: Callable[[str, os.stat_result], bool]) -> Iterator[tuple[str, str, int, os.stat_result]]:
-    """Yield path, name, folder and status of all that is below /, without mounts and what is in closed folders."""
+def _entries(
+    is_closed: Callable[[str, os.stat_result], bool], *, with_mount_points: bool = False
+) -> Iterator[tuple[str, str, int, os.stat_result]]:
+    """Yield path, name, folder and status of all that is below /, without mounts and what is in closed folders.
+
+    Args: with_mount_points: yield folders on which something is mounted, too.
+    """
     device, mounts = os.lstat("/").st_dev, _mounts()
     try:
         for base, folders, names, fd in os.fwalk("/", follow_symlinks=False):
@@ -109,7 +130,7 @@ def _entries(is_closed: Callable[[str, os.stat_result], bool]) -> Iterator[tuple
                 is_mount = path in mounts or (is_folder and info.st_dev != device)
                 if is_folder and (is_mount or is_closed(path, info)):
                     folders.remove(name)
-                if is_mount:
+                if is_mount and not (is_folder and with_mount_points):
                     continue
                 yield path, name, fd, info
     except RecursionError:

@@ -1,11 +1,11 @@
 """Files of a workspace, written and read by a fork of its pid 1. Standard library only.
 
-Imported by `guest_workspace_init.py`; the host imports only the format of trees. It runs inside, so no path and no link
-leads out. Code in the workspace may have put links, FIFOs and devices in the way: they are neither followed at the end
-of a path nor waited for.
+Imported by `guest_workspace_init.py`; the host's side, `contrib/workspaces/machines/trees.py`, sends its entries by it,
+too. It runs inside, so no path and no link leads out. Code in the workspace may have put links, FIFOs and devices in
+the way: they are neither followed at the end of a path nor waited for.
 
-A tree goes through a pipe as entries: kind, length of the path, mode, size; the path; the content. A link's content is
-its target. The host's side is `contrib/workspaces/machines/trees.py`.
+A tree goes through a pipe as entries: kind, length of the path, mode, size, owner, group, time in nanoseconds; the
+path; the content. A link's content is its target.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from collections.abc import Callable
 from fnmatch import translate
 from typing import Any
 
-ENTRY = struct.Struct("<cHIQ")
-FILE, FOLDER, LINK, SPECIAL, END = b"f", b"d", b"l", b"s", b"e"
 OBJECT = struct.Struct("<cHIQIIq")
-"""An entry of everything that a workspace has: as ENTRY, and owner, group, time in nanoseconds."""
-HARD_LINK = b"h"
-_CHUNK, _FAR = 2**18, 2**62
+FILE, FOLDER, LINK, HARD_LINK, SPECIAL, END = b"f", b"d", b"l", b"h", b"s", b"e"
+LAST = OBJECT.pack(END, 0, 0, 0, 0, 0, 0)
+_CHUNK, _FAR, _MAX_PATH = 2**18, 2**62, 4096
 
 
 def put(request: dict[str, Any], fds: list[int], user: Any) -> None:
@@ -48,7 +46,7 @@ def put_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
     top = os.path.join(request["workdir"], request["path"])
     _make_folders(top, user)
     while True:
-        kind, length, mode, size = ENTRY.unpack(receive(fds[0], ENTRY.size))
+        kind, length, mode, size, *_ = OBJECT.unpack(receive(fds[0], OBJECT.size))
         if kind == END:
             return
         path = os.path.join(top, os.fsdecode(receive(fds[0], length)))
@@ -84,10 +82,11 @@ def get_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
             if left < 0:
                 raise OSError(errno.EMFILE, "too many files", top)
             for name in sorted((*folders, *names)):
-                _send_entry(fds[0], below + name, name, fd)
+                info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                send_object(fds[0], os.fsencode(below + name), name, fd, info)
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders too deep", top) from None
-    send(fds[0], ENTRY.pack(END, 0, 0, 0))
+    send(fds[0], LAST)
 
 
 def _matcher(patterns: list[str]) -> Callable[[str], Any]:
@@ -96,25 +95,6 @@ def _matcher(patterns: list[str]) -> Callable[[str], Any]:
     if not any(cleaned):
         return lambda path: False
     return re.compile("|".join(f"(?:.*/)?(?:{translate(pattern)})" for pattern in cleaned if pattern), re.DOTALL).match
-
-
-def pack(request: dict[str, Any], fds: list[int], user: Any) -> None:
-    """Send all that is below /, with owners, times and hard links, and without what is mounted there."""
-    device, left = os.lstat("/").st_dev, request["max_files"]
-    places: dict[tuple[int, int], bytes] = {}
-    try:
-        for base, folders, names, fd in os.fwalk("/", follow_symlinks=False):
-            left -= len(folders) + len(names)
-            if left < 0:
-                raise OSError(errno.EMFILE, "too many files", "/")
-            for name in sorted((*folders, *names)):
-                info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode) and info.st_dev != device:
-                    folders.remove(name)
-                send_object(fds[0], os.fsencode(os.path.join(base, name)[1:]), name, fd, info, places)
-    except RecursionError:
-        raise OSError(errno.ENAMETOOLONG, "folders too deep", "/") from None
-    send(fds[0], OBJECT.pack(END, 0, 0, 0, 0, 0, 0))
 
 
 def settle(request: dict[str, Any], fds: list[int], user: Any) -> None:
@@ -132,31 +112,44 @@ WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {
     "get": get,
     "put_tree": put_tree,
     "get_tree": get_tree,
-    "pack": pack,
     "settle": settle,
 }
 
 
 def send_object(
-    target: int, path: bytes, name: str, folder: int, info: os.stat_result, places: dict[tuple[int, int], bytes]
-) -> None:
+    target: int,
+    path: bytes,
+    name: str,
+    folder: int,
+    info: os.stat_result,
+    places: dict[tuple[int, int], bytes] | None = None,
+) -> bool:
+    """Send an entry; return whether it is as `info` says: a file that was cut meanwhile is filled up with zeros.
+
+    Args: places: of files that were sent: a further hard link to one is sent as a link. None: as a file.
+    """
+    if len(path) > _MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(path[:100]))
     kind, content = SPECIAL, b""
     if stat.S_ISDIR(info.st_mode):
         kind = FOLDER
     elif stat.S_ISLNK(info.st_mode):
         kind, content = LINK, os.fsencode(os.readlink(name, dir_fd=folder))
     elif stat.S_ISREG(info.st_mode):
-        first = places.setdefault((info.st_dev, info.st_ino), path) if info.st_nlink > 1 else path
+        first = path
+        if places is not None and info.st_nlink > 1:
+            first = places.setdefault((info.st_dev, info.st_ino), path)
         kind, content = (FILE, b"") if first == path else (HARD_LINK, first)
     size = info.st_size if kind == FILE else len(content)
     mode, owner = stat.S_IMODE(info.st_mode), (info.st_uid, info.st_gid)
     send(target, OBJECT.pack(kind, len(path), mode, size, *owner, time_of(info)) + path + content)
-    if kind == FILE:
-        source = _open_regular(name, folder)
-        try:
-            _send_content(target, source, size)
-        finally:
-            os.close(source)
+    if kind != FILE:
+        return True
+    source = _open_regular(name, folder)
+    try:
+        return _send_content(target, source, size)
+    finally:
+        os.close(source)
 
 
 def time_of(info: os.stat_result) -> int:
@@ -164,33 +157,15 @@ def time_of(info: os.stat_result) -> int:
     return min(max(info.st_mtime_ns, -_FAR), _FAR)
 
 
-def _send_entry(target: int, path: str, name: str, folder: int) -> None:
-    encoded = os.fsencode(path)
-    if len(encoded) > 4096:
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:100])
-    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if stat.S_ISDIR(info.st_mode):
-        send(target, ENTRY.pack(FOLDER, len(encoded), stat.S_IMODE(info.st_mode), 0) + encoded)
-        return
-    if not stat.S_ISREG(info.st_mode):
-        kind = LINK if stat.S_ISLNK(info.st_mode) else SPECIAL
-        send(target, ENTRY.pack(kind, len(encoded), 0, 0) + encoded)
-        return
-    source = _open_regular(name, folder)
-    try:
-        info = os.fstat(source)
-        send(target, ENTRY.pack(FILE, len(encoded), stat.S_IMODE(info.st_mode), info.st_size) + encoded)
-        _send_content(target, source, info.st_size)
-    finally:
-        os.close(source)
-
-
-def _send_content(target: int, source: int, size: int) -> None:
+def _send_content(target: int, source: int, size: int) -> bool:
+    is_whole = True
     while size:
         chunk = os.read(source, min(size, _CHUNK))
-        chunk = chunk or bytes(min(size, _CHUNK))  # it was cut meanwhile
+        is_whole = is_whole and bool(chunk)
+        chunk = chunk or bytes(min(size, _CHUNK))
         send(target, chunk)
         size -= len(chunk)
+    return is_whole
 
 
 def _open_regular(path: str, folder: int | None = None) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap  # noqa: F401  # for a canary: a workspace cannot import it any more
 import os
 import resource
 import select
@@ -19,7 +20,6 @@ import time
 from typing import Any, NoReturn
 
 import guest_kernel as kernel  # type: ignore[import-not-found]
-import guest_workspace_canary as canary  # type: ignore[import-not-found]
 import guest_workspace_changes as changes  # type: ignore[import-not-found]
 import guest_workspace_files as files  # type: ignore[import-not-found]
 import guest_workspace_users as users  # type: ignore[import-not-found]
@@ -180,7 +180,7 @@ class Init:
             signal.signal(number, signal.SIG_IGN)
         user = users.find(request.get("user", "0"), everybody=self.users)
         if request["do"] == "look":
-            os.write(1, canary.look(request["facts"]).encode())
+            os.write(1, _look(request["facts"]).encode())
         else:
             (files.WORK | changes.WORK)[request["do"]](request, fds, user)
 
@@ -256,6 +256,13 @@ class Init:
         except OSError as failure:
             if failure.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise
+
+
+def _look(facts: dict[str, Any]) -> str:
+    """Run the canaries of a self-test, which define `look`; return its value as JSON, which the host judges."""
+    namespace: dict[str, Any] = {}
+    exec(facts["code"], namespace)
+    return json.dumps(namespace["look"](*facts["arguments"]))
 
 
 def _execute(argvs: list[list[str]], environment: dict[str, str]) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import file_digest
 from pathlib import Path
 
-from contrib.workspaces.contract import UnpackedImage, WorkspaceLimits, Workspaces
+from contrib.workspaces.contract import UnpackedImage, WorkspaceLimits
 from contrib.workspaces.images.cache import work_folder
 from contrib.workspaces.images.dockerfile import build, read_instructions
 from contrib.workspaces.images.layout import Archive
@@ -20,6 +20,7 @@ from contrib.workspaces.images.manifest import MACHINE, Config, Descriptor
 from contrib.workspaces.images.reference import parse_reference
 from contrib.workspaces.images.resolve import is_path
 from contrib.workspaces.images.store import add_image
+from contrib.workspaces.machines.backend import Workspaces
 from forge_env.core.errors import UserError
 
 _MAX_BYTES = 32 * 2**30

@@ -19,18 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from contrib.workspaces.contract import (
-    LOOPBACK,
-    Network,
-    Snapshot,
-    UnpackedImage,
-    Workspace,
-    WorkspaceFileError,
-    WorkspaceLimits,
-    Workspaces,
-)
+from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.images.manifest import MACHINE
 from contrib.workspaces.images.resolve import find_image
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from forge_env.core.errors import UserError
 
 _DESCRIBING = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER"}

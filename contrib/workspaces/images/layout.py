@@ -17,10 +17,9 @@ from contrib.workspaces.images.manifest import (
     Config,
     Descriptor,
     Index,
-    Manifest,
     check_digest,
+    find_manifest,
     for_this_machine,
-    keys_of,
     parse,
     verified,
 )
@@ -29,7 +28,6 @@ from forge_env.core.errors import UserError
 _BLOCK = 2**18
 _MAX_MEMBERS = 100_000
 _REF = "org.opencontainers.image.ref.name"
-_NESTED = 3
 
 
 def is_layout(path: Path) -> bool:
@@ -49,12 +47,7 @@ class Layout:
         chosen = self._chosen(index.manifests, tag)
         name = (chosen.annotations or {}).get(_REF, tag)
         self.names: Sequence[str] = (name,) if "/" in name or ":" in name else ()
-        for _ in range(_NESTED):
-            document = self._document(chosen)
-            if "manifests" not in keys_of(document):
-                break
-            chosen = for_this_machine(parse(Index, document, f"the index of {self.what}").manifests, self.what)
-        manifest = parse(Manifest, document, f"the manifest of {self.what}")
+        manifest = find_manifest(self._document(chosen), self._document, self.what)
         self.config = self._document(manifest.config)
         self.layers: Sequence[Descriptor] = manifest.layers
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import platform
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -21,7 +21,7 @@ MAX_DOCUMENT = 4 * 2**20
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 """The architecture of this machine, as images name it."""
-_MAX_LAYERS = 1000
+_MAX_LAYERS, _NESTED = 1000, 3
 
 
 class Platform(BaseModel):
@@ -108,6 +108,18 @@ def parse(kind: type[Document], data: bytes, what: str) -> Document:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "all of it"
         raise UserError(f"{what} is no sound {kind.__name__.lower()}: {place}: {first['msg']}") from None
+
+
+def find_manifest(document: bytes, fetch: Callable[[Descriptor], bytes], what: str) -> Manifest:
+    """Return the manifest for this machine that a document is, or that an index of indices leads to.
+
+    Args: fetch: returns a further document.
+    """
+    for _ in range(_NESTED):
+        if "manifests" not in keys_of(document):
+            break
+        document = fetch(for_this_machine(parse(Index, document, f"the index of {what}").manifests, what))
+    return parse(Manifest, document, f"the manifest of {what}")
 
 
 def check_digest(data: bytes, digest: str, what: str) -> bytes:

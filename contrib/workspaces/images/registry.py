@@ -17,17 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from contrib.workspaces.images.manifest import (
-    MAX_DOCUMENT,
-    Descriptor,
-    Index,
-    Manifest,
-    check_digest,
-    for_this_machine,
-    keys_of,
-    parse,
-    verified,
-)
+from contrib.workspaces.images.manifest import MAX_DOCUMENT, Descriptor, check_digest, find_manifest, verified
 from contrib.workspaces.images.reference import Reference
 from contrib.workspaces.images.unpack import EXTRA
 from forge_env.core.errors import UserError
@@ -84,12 +74,12 @@ class RegistryImage:
         self.what = f"the image {reference}"
         self.names: Sequence[str] = (str(reference),)
         self._client, self._reference = client, reference
-        document = self._document(f"manifests/{reference.wanted}", reference.digest)
-        if "manifests" in keys_of(document):
-            index = parse(Index, document, f"the index of {self.what}")
-            digest = for_this_machine(index.manifests, self.what).digest
-            document = self._document(f"manifests/{digest}", digest)
-        manifest = parse(Manifest, document, f"the manifest of {self.what}")
+
+        def fetch(listed: Descriptor) -> bytes:
+            return self._document(f"manifests/{listed.digest}", listed.digest)
+
+        first = self._document(f"manifests/{reference.wanted}", reference.digest)
+        manifest = find_manifest(first, fetch, self.what)
         self.config = self._document(f"blobs/{manifest.config.digest}", manifest.config.digest)
         self.layers: Sequence[Descriptor] = manifest.layers
 

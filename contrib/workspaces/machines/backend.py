@@ -1,6 +1,6 @@
 """What all backends of workspaces have in common. A backend starts a pid 1 of ours, and says what it has done.
 
-A new backend is a subclass of `BoxWorkspaces` with five methods, and a function that opens it and tests that it
+A new backend is a subclass of `Workspaces` with five methods, and a function that opens it and tests that it
 isolates: `namespace.py`, `docker.py`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from contrib.workspaces.contract import (
     LOOPBACK,
     Network,
     NetworkMode,
-    Snapshot,
     UnpackedImage,
     WorkspaceCapabilities,
     WorkspaceLimits,
@@ -27,10 +26,9 @@ from contrib.workspaces.contract import (
 from contrib.workspaces.images.cache import ImagesInUse, in_use
 from contrib.workspaces.machines.box import order_of
 from contrib.workspaces.machines.command import Watched
-from contrib.workspaces.machines.mirrors import mirror_variables
 from contrib.workspaces.machines.pool import Pool
-from contrib.workspaces.machines.proxy import PORT, allowlist_of, open_proxies, ports_of
-from contrib.workspaces.machines.workspace import BoxWorkspace, Origin, Started
+from contrib.workspaces.machines.proxy import PORT, allowlist_of, mirror_variables, open_proxies, ports_of
+from contrib.workspaces.machines.workspace import Origin, Snapshot, Started, Workspace
 from forge_env.core.errors import SandboxError, UserError
 
 _PROXY_ENVIRONMENT = {
@@ -45,34 +43,12 @@ _PROXY_ENVIRONMENT = {
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "arm64/v8": "aarch64"}
 
 
-class KeptFiles:
-    """A `Snapshot`. Created by `BoxWorkspace.snapshot`.
+class Workspaces(ABC):
+    """An open backend, which starts workspaces in milliseconds. From `contrib.workspaces.open.open_workspaces`.
 
-    Args: release: lets go of the snapshot's resources.
-    """
+    A subclass calls `_hold` for every origin that it starts a box from, and `_begin` for every box.
 
-    def __init__(self, backend: BoxWorkspaces, origin: Origin, release: Callable[[], None]) -> None:
-        self.backend, self.origin = backend, origin
-        self._release: Callable[[], None] | None = release
-
-    @property
-    def image(self) -> UnpackedImage:
-        return self.origin.image
-
-    @property
-    def closed(self) -> bool:
-        return self._release is None
-
-    async def close(self) -> None:
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-
-class BoxWorkspaces(ABC):
-    """A `Workspaces`. A subclass calls `_hold` for every origin that it starts a box from, and `_begin` for every box.
-
-    Args: capabilities: with no network mode until the self-test has measured them.
+    Args: capabilities: until the self-test has measured them.
     """
 
     def __init__(self, capabilities: WorkspaceCapabilities) -> None:
@@ -81,7 +57,7 @@ class BoxWorkspaces(ABC):
         """Layer -> snapshots and workspaces that need it."""
         self._families: Counter[int] = Counter()
         self._images = ImagesInUse()
-        self._open: set[BoxWorkspace] = set()
+        self._open: set[Workspace] = set()
         self._pools: set[Pool] = set()
         self._closed = False
 
@@ -92,7 +68,7 @@ class BoxWorkspaces(ABC):
         """Start a box and give it its order; return it, and the origin that is held for it."""
 
     @abstractmethod
-    async def _keep(self, workspace: BoxWorkspace, order: dict[str, Any]) -> tuple[Origin, Started]:
+    async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         """End the processes of a workspace, keep its files as a layer, and return the origin with that layer.
 
         It is held for the snapshot and, where the box that goes on is another one, for the workspace; that box is
@@ -120,19 +96,20 @@ class BoxWorkspaces(ABC):
         *,
         limits: WorkspaceLimits = DEFAULT_WORKSPACE_LIMITS,
         network: Network = LOOPBACK,
-    ) -> BoxWorkspace:
+    ) -> Workspace:
+        """Start a workspace; close it in a `finally`.
+
+        Raises:
+            UserError: the image is not there or for another architecture, or a limit is out of range.
+            SandboxError: the kernel or the engine failed, or this backend is closed.
+        """
         self._require_open()
         origin = Origin(image=image) if isinstance(image, UnpackedImage) else self._origin_of(image)
         _check_image(origin.image)
-        if self.capabilities.network_modes and network.mode not in self.capabilities.network_modes:
-            raise UserError(
-                f"network mode {network.mode} cannot be had; this backend has "
-                f"{', '.join(self.capabilities.network_modes)}; serve a port inside with Network(listeners=...)."
-            )
         order = self._order(origin, limits, network)
         with in_use(origin.image.root):  # until `_hold` has taken it
             started, origin = await self._launch(origin, order, limits, network)
-        workspace = BoxWorkspace(
+        workspace = Workspace(
             origin,
             started,
             limits=limits,
@@ -155,7 +132,17 @@ class BoxWorkspaces(ABC):
         most: int = 64,
         starts_per_s: float = 100.0,
     ) -> Pool:
-        async def start() -> BoxWorkspace:
+        """Open a pool of workspaces, and wait until `warm` are started.
+
+        Args:
+            warm: workspaces that are kept started, beside those in use.
+            most: workspaces at most, in use, idle and starting.
+            starts_per_s: a bound on starts per second, on average; up to `warm` may start at once.
+
+        Raises: as `open`.
+        """
+
+        async def start() -> Workspace:
             return await self.open(image, limits=limits, network=network)
 
         pool = Pool(start, warm=warm, most=most, starts_per_s=starts_per_s)
@@ -164,6 +151,7 @@ class BoxWorkspaces(ABC):
         return pool
 
     async def close(self) -> None:
+        """Close every workspace, snapshot and pool of this backend. Idempotent."""
         self._closed = True
         for pool in tuple(self._pools):
             await pool.close()
@@ -200,19 +188,19 @@ class BoxWorkspaces(ABC):
             listeners[first:], served = [], listeners[first:]
             started.proxies = await open_proxies(network, served)
 
-    async def _freeze(self, workspace: BoxWorkspace) -> KeptFiles:
+    async def _freeze(self, workspace: Workspace) -> Snapshot:
         order = self._order(workspace.origin, workspace.limits, workspace.network)
         origin, workspace.started = await self._keep(workspace, order)
-        return KeptFiles(self, origin, lambda: self._release(origin))
+        return Snapshot(self, origin, lambda: self._release(origin))
 
     def _origin_of(self, snapshot: Snapshot) -> Origin:
-        if not isinstance(snapshot, KeptFiles) or snapshot.backend is not self:
+        if not isinstance(snapshot, Snapshot) or snapshot.backend is not self:
             raise UserError(f"a {type(snapshot).__name__} is neither an unpacked image nor a snapshot of this backend.")
         if snapshot.closed:
             raise UserError("the snapshot is closed; take another one.")
         return snapshot.origin
 
-    def _forget(self, workspace: BoxWorkspace) -> None:
+    def _forget(self, workspace: Workspace) -> None:
         if workspace in self._open:
             self._open.discard(workspace)
             self._release(workspace.origin)

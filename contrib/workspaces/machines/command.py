@@ -168,23 +168,24 @@ async def run_command(
                 sent.callback(os.close, fds[-1])
             number, answered = box.start(request, fds)
         outputs.close_write_ends()
-        deadline = asyncio.get_running_loop().call_later(timeout_s, time_out)
-        try:
-            answer = await answer_of(box, number, answered, timeout_s)
-        finally:
-            deadline.cancel()
+        answer = await answer_of(box, number, answered, timeout_s, time_out)
     wall_s = time.monotonic() - begin
     return result_of(answer, outputs, watched, timed_out=timed_out, wall_s=wall_s)
 
 
-async def answer_of(box: Box, number: int, answered: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
-    """Wait for the end, which comes at the latest a while after the deadline. A cancellation kills the command."""
+async def answer_of(
+    box: Box, number: int, answered: asyncio.Future[Answer | None], timeout_s: float, time_out: Callable[[], None]
+) -> Answer | None:
+    """Wait for the end, at the latest a while after `time_out` was called. A cancellation kills the command."""
+    deadline = asyncio.get_running_loop().call_later(timeout_s, time_out)
     try:
         return await box.bounded(answered, timeout_s + GRACE_S)
     except asyncio.CancelledError:
         box.kill(number)
         await box.bounded(answered, GRACE_S)
         raise
+    finally:
+        deadline.cancel()
 
 
 def result_of(

@@ -11,6 +11,7 @@ Not covered: vulnerabilities of the kernel; time and counters of the machine; th
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import itertools
@@ -20,14 +21,16 @@ from dataclasses import replace
 from typing import Any
 
 from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
-from contrib.workspaces.machines.backend import BoxWorkspaces, above
-from contrib.workspaces.machines.box import Box
+from contrib.workspaces.guest import WORKSPACE_GUEST
+from contrib.workspaces.machines.backend import Workspaces, above
+from contrib.workspaces.machines.box import Box, BoxEnd
 from contrib.workspaces.machines.selftest import check_workspaces
-from contrib.workspaces.machines.server import Server
-from contrib.workspaces.machines.workspace import BoxWorkspace, Origin, Started
+from contrib.workspaces.machines.workspace import Origin, Started, Workspace
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups, open_groups
+from sandboxes.host.controlled import Controlled, why_not
 
 _SPARES, _MOST_SPARES = 2, 256
 
@@ -57,8 +60,8 @@ async def open_namespace_workspaces(*, cgroups: bool = True, spares: int = _SPAR
     return workspaces
 
 
-class NamespaceWorkspaces(BoxWorkspaces):
-    """A `Workspaces` with one server. Created by `open_namespace_workspaces`.
+class NamespaceWorkspaces(Workspaces):
+    """Workspaces of one server. Created by `open_namespace_workspaces`.
 
     Args:
         groups: the control groups, which are closed with it, or the reason for having none.
@@ -89,7 +92,7 @@ class NamespaceWorkspaces(BoxWorkspaces):
             self._refill()
         return prepared, origin
 
-    async def _keep(self, workspace: BoxWorkspace, order: dict[str, Any]) -> tuple[Origin, Started]:
+    async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         layer = next(self._numbers)
         below, origin = workspace.origin, above(workspace.origin, layer)
         await workspace.started.stop(keep=layer)
@@ -194,3 +197,76 @@ def _overlay_remedy() -> str:
         "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0); else run as root, or "
         "install Docker for the backend docker (apt install docker.io)"
     )
+
+
+class ServedBox:
+    """The `Keeper` of a workspace that the server has started."""
+
+    end_s = 10.0
+
+    def __init__(self, server: Server, number: int, ended: asyncio.Future[BoxEnd]) -> None:
+        self.ended = ended
+        self._server, self._number = server, number
+
+    def kill(self, *, keep: int = 0) -> None:
+        self._server.kill(self._number, keep=keep)
+
+    def give_up(self) -> None:
+        self._server.kill_all()
+
+    def on_link_end(self) -> None:
+        """Nothing to do: the server reports the end."""
+
+
+class Server(Controlled[BoxEnd]):
+    """A running server. Create one with `await Server.start(...)`; end it with `await server.close()`."""
+
+    program = WORKSPACE_GUEST / "guest_workspace.py"
+    who = "the server of the workspaces"
+    end = BoxEnd
+    end_key = "ended"
+    close_s = 10.0
+    closed = "the workspaces were closed"
+
+    @classmethod
+    async def start(cls, groups: Groups | str) -> Server:
+        """Start a server and wait until it takes orders.
+
+        Args: groups: the control groups of its workspaces, which it removes if the owner is killed.
+        """
+        server = cls._spawn()
+        filters = {"strict": seccomp_filter(), "counted": seccomp_filter(counted=True)}
+        tops = groups.tops if isinstance(groups, Groups) else []
+        await server._begin(
+            {
+                "filters": {name: base64.b64encode(code).decode() for name, code in filters.items()},
+                "groups": [[str(top.parent), top.name] for top in tops],
+            }
+        )
+        return server
+
+    def open(self, number: int, family: int, fds: list[int]) -> ServedBox:
+        """Start the workspace `number`, which waits for its order.
+
+        Args:
+            family: workspaces of one family share a user namespace, as they share files.
+            fds: the socket on which it waits for its order, and the files for joining its control groups.
+        """
+        return ServedBox(self, number, self._work(number, {"open": number, "family": family}, fds))
+
+    def kill(self, number: int, *, keep: int = 0) -> None:
+        """Kill a workspace; its files become the layer `keep`, unless that is 0. No-op if it has ended."""
+        if number in self._waiting:
+            self._send({"kill": number, "keep": keep})
+
+    def drop_layer(self, number: int) -> None:
+        self._send({"drop": number})
+
+    def forget_family(self, number: int) -> None:
+        self._send({"forget": number})
+
+    def _refusal(self, answer: dict[str, Any]) -> UserError:
+        is_late = "late" in answer
+        return SandboxUnavailable(
+            f"workspaces: their server did not start: {answer['failed']}." if is_late else why_not(answer["failed"])
+        )

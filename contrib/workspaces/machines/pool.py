@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from contrib.workspaces.contract import Workspace
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError
 from forge_env.utils.deadlines import queued
 from sandboxes.host.warm_slots import SlotStats, WarmSlots
 
 
 class Pool:
-    """A `WorkspacePool`. Created by `Workspaces.open_pool`, which fills it.
+    """Warm workspaces of one image: one that is taken is new, and is closed at the end. From `Workspaces.open_pool`.
 
     Args: start: starts a workspace.
     """
@@ -46,6 +46,11 @@ class Pool:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[Workspace]:
+        """Return a new workspace, already started if one is warm. Waits while `most` are in use.
+
+        Raises:
+            SandboxError: the pool is closed, or a workspace could not be started.
+        """
         async with queued():
             await self._places.acquire()
         try:
@@ -62,6 +67,7 @@ class Pool:
             self._places.release()
 
     async def close(self) -> None:
+        """Close every idle workspace; those in use are closed when they are given back. Idempotent."""
         await self._slots.close()
         while self._closing:
             await asyncio.wait(self._closing)

@@ -14,11 +14,10 @@ import ipaddress
 import re
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from contrib.workspaces.contract import Network, NetworkMode
-from contrib.workspaces.machines.mirrors import APT, address_of
 from forge_env.core.errors import UserError
 
 PORT = 3128
@@ -297,3 +296,56 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle
             idle.reschedule(asyncio.get_running_loop().time() + _IDLE_S)
     with contextlib.suppress(OSError, RuntimeError):
         writer.write_eof()
+
+
+APT = "apt"
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "pypi": ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "npm": ("NPM_CONFIG_REGISTRY", "npm_config_registry"),
+    APT: (),
+}
+"""Kind of a cache of packages that the user names -> the variables of programs that ask it. The URL of pypi is an
+index, as for `pip --index-url`, that of npm a registry, as for `npm --registry`. That of apt is a caching proxy: all
+that is plain HTTP goes through it, as the packages of Debian and Ubuntu do."""
+
+
+def read_mirrors(text: str) -> tuple[tuple[str, str], ...]:
+    """Read "KIND=URL,KIND=URL".
+
+    >>> read_mirrors("apt=http://cache:3142")
+    (('apt', 'http://cache:3142'),)
+    """
+    mirrors = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        kind, _, url = entry.partition("=")
+        if kind not in _VARIABLES or not _is_plain(url) or (kind == APT and not url.startswith("http://")):
+            shown = f"{kind}=..." if "@" in url else entry
+            raise UserError(
+                f"mirrors has {shown!r}; an entry is pypi=URL or npm=URL, of an index, or apt=http://HOST:PORT, of a "
+                "caching proxy; the URL has no password, since every program of the workspace reads it"
+            )
+        mirrors[kind] = url
+    return tuple(mirrors.items())
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return host and port."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def mirror_variables(mirrors: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return the environment of programs."""
+    variables = {name: url for kind, url in mirrors for name in _VARIABLES[kind]}
+    if any(kind == "pypi" and url.startswith("http://") for kind, url in mirrors):
+        variables["PIP_TRUSTED_HOST"] = urlsplit(dict(mirrors)["pypi"]).netloc
+    return variables
+
+
+def _is_plain(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_name = bool(parts.hostname) and ":" not in (parts.hostname or "")
+        return parts.scheme in ("http", "https") and is_name and "@" not in parts.netloc and parts.port != 0
+    except ValueError:
+        return False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from typing import Any, Protocol
+from typing import Any
 
-from contrib.workspaces.contract import NetworkMode, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
+from contrib.workspaces.contract import UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.command import run_command
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecStatus
 from sandboxes.host.cgroups import Groups
@@ -63,11 +65,7 @@ _ALLOWED_CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 31))
 _passed: dict[str, WorkspaceCapabilities] = {}
 
 
-class _Opener(Protocol):
-    async def open(self, image: UnpackedImage, *, limits: WorkspaceLimits) -> Any: ...
-
-
-async def check_workspaces(workspaces: _Opener, groups: Groups | str) -> WorkspaceCapabilities:
+async def check_workspaces(workspaces: Workspaces, groups: Groups | str) -> WorkspaceCapabilities:
     """Return what the namespace backend enforces here. Raises SandboxUnavailable with every canary that escaped.
 
     A success is cached for the life of this process.
@@ -82,7 +80,7 @@ async def check_workspaces(workspaces: _Opener, groups: Groups | str) -> Workspa
     return _passed[kind]
 
 
-async def _measure(workspace: Any, groups: Groups | str) -> WorkspaceCapabilities:
+async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapabilities:
     seen = await look(workspace)
     require_no_escape(seen)
     missing: tuple[str, ...] = ()
@@ -113,14 +111,11 @@ def measured(seen: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
         root_is_unprivileged=root_is_unprivileged(seen),
         seccomp=True,
         capabilities_dropped=True,
-        network_modes=(NetworkMode.NONE, NetworkMode.LOOPBACK, NetworkMode.ALLOWLIST),
-        listeners=True,
-        snapshots=True,
         **fields,
     )
 
 
-async def look(workspace: Any) -> dict[str, Any]:
+async def look(workspace: Workspace) -> dict[str, Any]:
     """Return what canaries got to see and do. Raises SandboxUnavailable if they could not run."""
     with tempfile.NamedTemporaryFile(dir="/tmp", prefix="forge-env-canary-") as secret:
         result = await _canary(workspace, CANARIES + _LOOK, [secret.name, _NAMESPACES])
@@ -131,7 +126,7 @@ async def look(workspace: Any) -> dict[str, Any]:
     return seen
 
 
-async def require_memory_limit(workspace: Any, by: str) -> None:
+async def require_memory_limit(workspace: Workspace, by: str) -> None:
     """Raises SandboxUnavailable if a command can use more memory than the workspace has."""
     full = await _canary(workspace, _FILL, [])
     if full.status is not ExecStatus.MEMORY:
@@ -142,7 +137,7 @@ def root_is_unprivileged(seen: dict[str, Any]) -> bool:
     return int(seen["outside"]) not in (0, os.geteuid())
 
 
-async def _canary(workspace: Any, code: str, arguments: list[Any]) -> Any:
+async def _canary(workspace: Workspace, code: str, arguments: list[Any]) -> Any:
     request = {"do": "look", "user": "", "facts": {"code": code, "arguments": arguments}}
     started = workspace.started
     return await run_command(started.box, request, b"", LIMITS.wall_s, LIMITS, started.watched)

@@ -24,8 +24,12 @@ _LAST_WORD_S = 0.5
 """Seconds that a shell has to go on after everything below it was killed, before it is killed, too."""
 
 
-class BoxShell:
-    """A `Shell`. Created by `BoxWorkspace.open_shell`.
+class Shell:
+    """A shell that keeps its working directory, variables, functions and background processes.
+
+    Commands run one after another. A command gets no standard input. One that passes its time limit is killed with
+    every process below the shell; the shell itself goes on, unless it is the shell that hangs. Created by
+    `Workspace.open_shell`.
 
     Args:
         request: how to start the shell: user, environment, working directory.
@@ -48,6 +52,11 @@ class BoxShell:
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
+        """Run a command line, or several lines. The command cannot make it raise.
+
+        Raises:
+            SandboxError: the workspace failed, or is closed.
+        """
         async with self._one_at_a_time:
             if self._closed:
                 raise SandboxError("the shell is closed")
@@ -63,6 +72,7 @@ class BoxShell:
             return replace(result, state_lost=True, in_new_shell=True) if lost else result
 
     async def close(self) -> None:
+        """End the shell and the processes of its session. Idempotent."""
         self._closed = True
         if self._process is not None:
             await self._process.close()

@@ -17,7 +17,6 @@ from contrib.workspaces.contract import (
     CommandResult,
     Network,
     UnpackedImage,
-    Workspace,
     WorkspaceCapabilities,
     WorkspaceFileError,
     WorkspaceLimits,
@@ -25,7 +24,7 @@ from contrib.workspaces.contract import (
 from contrib.workspaces.machines.box import Answer, Box
 from contrib.workspaces.machines.command import SCRIPT, Watched, answer_of, run_command, script_of, why_no_environment
 from contrib.workspaces.machines.proxy import Service
-from contrib.workspaces.machines.shell import BoxShell
+from contrib.workspaces.machines.shell import Shell
 from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
 from forge_env.core.errors import SandboxError, UserError
 from sandboxes.host.cgroup_slots import SlotGroup
@@ -61,6 +60,34 @@ class Origin:
     """Workspaces of one family share layers, and the user namespace that owns them. 0: none yet."""
 
 
+class Snapshot:
+    """The files of a workspace at one moment, to open further workspaces from (`Workspaces.open`).
+
+    It holds what was written, until it is closed and every workspace opened from it is closed, too.
+
+    Args: release: lets go of the snapshot's resources.
+    """
+
+    def __init__(self, backend: object, origin: Origin, release: Callable[[], None]) -> None:
+        self.backend, self.origin = backend, origin
+        self._release: Callable[[], None] | None = release
+
+    @property
+    def image(self) -> UnpackedImage:
+        """The image below it."""
+        return self.origin.image
+
+    @property
+    def closed(self) -> bool:
+        return self._release is None
+
+    async def close(self) -> None:
+        """Idempotent. Workspaces that were opened from it go on."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
 class Started:
     """A running box with what counts its resources.
 
@@ -87,8 +114,8 @@ class Started:
             raise SandboxError(f"the files of a workspace could not be kept: {reason}")
 
 
-class BoxWorkspace:
-    """A `Workspace`. Created by `BoxWorkspaces.open`.
+class Workspace:
+    """A file system from an image, and the processes in it. For use by coroutines of one event loop.
 
     Args:
         origin: which the backend holds for it.
@@ -106,14 +133,14 @@ class BoxWorkspace:
         network: Network,
         capabilities: WorkspaceCapabilities,
         environment: Mapping[str, str],
-        freeze: Callable[[BoxWorkspace], Awaitable[Any]],
-        on_close: Callable[[BoxWorkspace], None],
+        freeze: Callable[[Workspace], Awaitable[Snapshot]],
+        on_close: Callable[[Workspace], None],
     ) -> None:
         self.limits, self.network, self.capabilities = limits, network, capabilities
         self.origin, self.started = origin, started
         self._environment = {"PATH": _PATH} | dict(origin.image.env) | dict(environment)
         self._freeze, self._on_close = freeze, on_close
-        self._shells: list[BoxShell] = []
+        self._shells: list[Shell] = []
         self._one_at_a_time = asyncio.Lock()  # of what replaces the box
         self._closed = False
         self._opened_ns = time.time_ns()
@@ -124,6 +151,7 @@ class BoxWorkspace:
 
     @property
     def unreached(self) -> tuple[str, ...]:
+        """What programs have asked the proxy of an allowlist for in vain, a sentence for each host."""
         return tuple(reason for proxy in self.started.proxies for reason in proxy.unreached)
 
     async def exec(
@@ -137,6 +165,25 @@ class BoxWorkspace:
         stdin: bytes | str | int = b"",
         on_output: Callable[[str, bytes], None] | None = None,
     ) -> CommandResult:
+        """Run a program and wait for it. The program cannot make it raise.
+
+        Background processes live on, but what they write to the output of the command is lost. At the time limit, and
+        when the call is cancelled, the program and every process of its session and below it are killed.
+
+        Args:
+            command: the program and its arguments; a string runs as `/bin/sh -c STRING`.
+            timeout_s: time limit; `WorkspaceLimits.wall_s` by default.
+            user: name, number or "USER:GROUP"; the image's user by default.
+            env: added to the environment of the image.
+            cwd: the image's working directory by default. It must exist.
+            stdin: what it reads; or the descriptor of a pipe or socket of the caller, who may write while it runs.
+            on_output: called with "stdout" or "stderr" and each chunk as it comes; also with chunks that the
+                result does not keep. It must not block or raise.
+
+        Raises:
+            UserError: there is no such user or folder in the workspace, or the backend has only one user.
+            SandboxError: the workspace failed, or is closed.
+        """
         script = script_of(command) if isinstance(command, str) else b""
         argv = ["/bin/sh", *([SCRIPT] if script else ["-c", command])] if isinstance(command, str) else list(command)
         if not argv:
@@ -154,14 +201,27 @@ class BoxWorkspace:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
-    ) -> BoxShell:
+    ) -> Shell:
+        """Open a shell: /bin/bash if the image has it, else /bin/sh. Arguments and exceptions as for `exec`."""
         request = self._surroundings(user, env, cwd)
-        shell = BoxShell(request, self.limits, lambda: self.started.watched, self._live_box, on_output)
+        shell = Shell(request, self.limits, lambda: self.started.watched, self._live_box, on_output)
         self._shells.append(shell)
         await shell.start()
         return shell
 
     async def put(self, path: str, data: bytes, *, mode: int = 0o644, user: str | int | None = None) -> None:
+        """Write a file atomically; missing folders are created.
+
+        Paths are resolved inside the workspace, links too; a link at the end of the path is replaced, not followed.
+
+        Args:
+            path: absolute, or relative to the image's working directory.
+            user: the owner; root by default.
+
+        Raises:
+            WorkspaceFileError: the path leads nowhere, `data` has more than `transfer_bytes`, or the disk is full.
+            SandboxError: the workspace failed, or is closed.
+        """
         self._check_size(len(data), path)
         fd = sealed_file(data)
         try:
@@ -170,6 +230,10 @@ class BoxWorkspace:
             os.close(fd)
 
     async def get(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Read a regular file. Links are not followed at the end of a path, and special files are refused.
+
+        Raises: as `put`; WorkspaceFileError also for more than `max_bytes`, by default `transfer_bytes`.
+        """
         most = self.limits.transfer_bytes if max_bytes is None else max_bytes
         pipe = CappedPipe(most, most, lambda: None)
         try:
@@ -181,6 +245,11 @@ class BoxWorkspace:
         return pipe.data
 
     async def put_tree(self, source: Path, path: str, *, user: str | int | None = None) -> None:
+        """Copy a folder of this machine: its files, folders and links, with their modes, into the folder `path`.
+
+        Existing files are replaced, and others stay. Links are copied as links. Raises as `put`.
+        """
+
         def send(pipe: int) -> None:
             try:
                 send_tree(source, pipe, self.limits.transfer_bytes)
@@ -199,6 +268,17 @@ class BoxWorkspace:
         skip: bool = False,
         exclude: Sequence[str] = (),
     ) -> tuple[str, ...]:
+        """Copy the regular files and folders below `path` into a new folder of this machine.
+
+        Args:
+            target: does not exist yet; files get this process's user, and modes 0o644 or 0o755.
+            skip: leave out links and special files, and return their paths; otherwise they raise.
+            exclude: patterns as of `tar --exclude`: an entry whose path below `path`, or the end of it from any "/" on,
+                matches is left out with everything below it. "*" also matches "/".
+
+        Raises:
+            WorkspaceFileError: as `put`; also for links and special files, and for more than `max_files` entries.
+        """
         most = self.limits.transfer_bytes if max_bytes is None else max_bytes
 
         def receive(pipe: int) -> tuple[str, ...] | None:
@@ -212,6 +292,16 @@ class BoxWorkspace:
         return skipped
 
     async def export(self, target: Path, *, max_bytes: int | None = None) -> None:
+        """Write all files of the workspace, also its image's, into a tar: with owners, modes, times and links.
+
+        Left out are special files, and what is mounted: /proc and /dev.
+
+        Args:
+            target: a new file of this machine.
+            max_bytes: `transfer_bytes` by default.
+
+        Raises: as `put`.
+        """
         most = self.limits.transfer_bytes if max_bytes is None else max_bytes
 
         def receive(pipe: int) -> bool:
@@ -228,7 +318,19 @@ class BoxWorkspace:
     async def take_over(
         self, other: Workspace, *, keep: Sequence[str] = (), work: Sequence[str] = ()
     ) -> tuple[str, ...]:
-        assert isinstance(other, BoxWorkspace)
+        """Give this workspace the files of another one with the same beginning, except what is kept.
+
+        Owners, modes, times and links are as there; special files are left out. Call it when no process runs in either.
+
+        Args:
+            other: of the same backend; it is not changed.
+            keep: absolute paths that stay as they are here, with all that is below them; "*" matches within a part.
+            work: absolute paths that are taken over all the same; in them, what a longer path of `keep` names is kept.
+
+        Returns: files that have changed in the other one and are kept here, a hundred at most.
+
+        Raises: as `put`; WorkspaceFileError also for changed files with more than the `disk_bytes` of the other one.
+        """
         opened, most = other._opened_ns, other.limits.disk_bytes
         fields = {"keep": list(keep), "work": list(work), "max_bytes": most, "opened": opened}
         is_whole, told = await self._take(other, fields | {"since": opened - _TICK_NS})
@@ -238,12 +340,12 @@ class BoxWorkspace:
             raise SandboxError("two workspaces of the same beginning do not have the same files")
         return told
 
-    async def _take(self, other: BoxWorkspace, fields: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
+    async def _take(self, other: Workspace, fields: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
         """Let two workspaces talk through a pipe; return whether this one has all files, and what it has kept."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
         told, missing = (CappedPipe(_MAX_TOLD, _MAX_TOLD, lambda: None) for _ in range(2))
 
-        async def work(workspace: BoxWorkspace, do: str, end: int, report: CappedPipe) -> None:
+        async def work(workspace: Workspace, do: str, end: int, report: CappedPipe) -> None:
             ours = [end]
 
             def started() -> None:
@@ -273,9 +375,16 @@ class BoxWorkspace:
             raise SandboxError("a workspace did not say what has changed in it") from None
 
     async def end_processes(self) -> None:
+        """Kill every process in the workspace; files stay. Shells are gone: their next command starts a new one."""
         await (await self._live_box()).end_processes()
 
-    async def snapshot(self) -> Any:
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now, and go on from them. **Every process of the workspace is killed first**: what
+        a snapshot holds is at rest.
+
+        Raises:
+            SandboxError: the workspace failed, or is closed.
+        """
         async with self._one_at_a_time:
             await self._live_box()
             try:
@@ -286,6 +395,11 @@ class BoxWorkspace:
                 raise
 
     def listener(self, port: int) -> socket.socket:
+        """Return the listening socket of a port in `Network.listeners`: the caller accepts what connects inside.
+
+        Raises:
+            UserError: the workspace was opened without that port.
+        """
         ports = self.network.listeners
         if port not in ports:
             raise UserError(
@@ -298,6 +412,7 @@ class BoxWorkspace:
         return listeners[ports.index(port)]
 
     async def close(self) -> None:
+        """End every process and free every file of the workspace. Idempotent."""
         async with self._one_at_a_time:
             if self._closed:
                 return
@@ -382,12 +497,7 @@ class BoxWorkspace:
         request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
         number, answered = box.start(request, fds)
         started()
-        deadline = asyncio.get_running_loop().call_later(self.limits.wall_s, box.kill, number)
-        try:
-            answer = await answer_of(box, number, answered, self.limits.wall_s)
-        finally:
-            deadline.cancel()
-        _require_done(path, answer)
+        _require_done(path, await answer_of(box, number, answered, self.limits.wall_s, lambda: box.kill(number)))
 
 
 def _is_path(path: str) -> bool:

@@ -8,14 +8,19 @@ from pathlib import Path
 from forge_env.utils.owners import stat_problem
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 
 def keep_compiled() -> None:
     """Let the next run find what torch and triton compile in this process.
 
-    By default it lies below TMPDIR, which for an actor is removed with its run. Nothing is changed if the variable is
-    set already, or if there is no home that can be written and belongs to this user.
+    By default it lies below TMPDIR, which for an actor is removed with its run. The folder is not changed if the
+    variable is set already, or if there is no home that can be written and belongs to this user.
+
+    Torch always keeps precompiled headers below TMPDIR, and compiles them even if it finds the code that they are for.
+    They are switched off: in each run they would take an engine on a CPU five seconds.
     """
+    os.environ.setdefault(HEADERS, "0")
     if VARIABLE in os.environ:
         return
     try:

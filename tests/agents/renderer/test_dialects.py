@@ -98,7 +98,7 @@ def check(calls: tuple[ToolCall, ...]) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=any_text | structured)
 @example(text="so <|python_tag|> <|eot_id|>")
 @example(text='{"type": "function"}0\n0')
@@ -111,14 +111,14 @@ def test_reading_never_raises_and_is_stable(dialect: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", IN_JSON)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(content=words, made=calls)
 def test_what_is_written_is_read_back(dialect: str, content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
     check_written(dialect, content, numbered(dialect, made))
 
 
 @pytest.mark.parametrize("dialect", [dialect for dialect in CALLING if dialect not in IN_JSON])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(content=words, made=simple_calls)
 @example(content="", made=[("a", {"x": "null", "y": "3", "z": "[1]"})])
 def test_what_is_written_without_quotes_is_read_back(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.renderer.dialects import DIALECTS, sure_content, write
@@ -44,6 +44,7 @@ def pieces(dialect: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_what_was_streamed_stays(dialect: str, data: st.DataObject) -> None:
     form = AnswerForm(dialect=dialect, opens_thought=data.draw(st.booleans()), one_call=data.draw(st.booleans()))

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import forge_env
+from forge_env.cli import main as cli_main
 from forge_env.cli.main import main
 from forge_env.registry import registry
+from forge_env.registry.contrib import Row
 from forge_env.registry.registry import env_class, tools_of
 
 Run = Callable[..., tuple[int, str, str]]
@@ -179,7 +181,6 @@ def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> N
     [
         (["register", "tools.py"], ["write tools.py:NAME, where NAME is one of: add, bare, Shop, CityQuiz"]),
         (["register", "tools.py:add", "--name", "a:b"], ["'a:b' is no name"]),
-        (["register", "tools.py:add", "--import-timeout", "0"], ["--import-timeout is 0"]),
         (
             ["register", "tools.py:add", "--timeout", "soon"],
             ["--timeout", "valid number", "see forge-env register --help"],
@@ -265,6 +266,20 @@ def test_help_is_there_without_an_argument_and_loads_nothing_slow() -> None:
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert "typer" in loaded
     assert loaded.isdisjoint({"rich", "yaml", "gymnasium", "numpy", "httpx", "torch"})
+
+
+def test_an_outbuilding_that_cannot_be_imported_breaks_its_own_commands_only(
+    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "half.py").write_text("1 / 0\n")
+    broken = Row("paint", f"{project}/half.py:paint", "Paint a wall.", folder="walls")
+    real = cli_main.rows
+    monkeypatch.setattr(cli_main, "rows", lambda table: {**real(table), "paint": broken, "sandbox paint": broken})
+    for command in (["paint"], ["paint", "--help"], ["sandbox", "paint"]):
+        code, out, err = run(*command)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert [w for w in ("the outbuilding walls: ", "ZeroDivisionError", "half.py, line 1") if w not in err] == []
+    assert run("list")[0] == run("sandbox", "--help")[0] == 0
 
 
 def test_the_version_is_shown(run: Run) -> None:

@@ -92,7 +92,7 @@ class Plain(Breaks):
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:  # type: ignore[override]
         self.breaks("reset", seed)
-        return super().reset(seed=seed, options=options)
+        return Breaks.reset(self, seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         self.breaks("step", self._seed)

@@ -15,8 +15,8 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import make_tool, tool
 from forge_env.core.types import ToolCall
 from forge_env.registry import registry
-from forge_env.registry.locations import project_file, user_file
 from forge_env.registry.registry import entries, env_class, env_names, load, register, tool_names, tools_of
+from forge_env.registry.registry_file import project_file, user_file
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.runtime.process.compile_cache import VARIABLE, keep_compiled
+from forge_env.runtime.process.compile_cache import HEADERS, VARIABLE, keep_compiled
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -19,16 +19,17 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 def test_compiled_code_in_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SUDO_UID", raising=False)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    for name in (VARIABLE, HEADERS):
+        monkeypatch.setenv(name, "")  # so that it is as it was at the end
+        del os.environ[name]
     cache = tmp_path / "forge_env" / "torchinductor"
     cache.mkdir(parents=True)
     os.chown(cache, NOBODY, NOBODY)
     keep_compiled()
-    assert VARIABLE not in os.environ
+    assert VARIABLE not in os.environ and os.environ[HEADERS] == "0"
     os.chown(cache, os.geteuid(), -1)
     keep_compiled()
     assert os.environ[VARIABLE] == str(cache)
-    monkeypatch.delenv(VARIABLE)
 
 
 def test_a_log_in_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ async def call(client: ServiceClient[PolicyActor], trainer: AllRanks[TrainerActo
     pulls: list[dict[str, float]] = await policy.deadline(1.0).fanout(PolicyActor.pull, 3)
     pids: list[int] = await client.session("one").fanout(PolicyActor.pid)
     seconds: float = await trainer.call_one(TrainerActor.publish, 3)
-    await trainer.call_one(TrainerActor.begin, None, total_steps=3)
+    await trainer.call_one(TrainerActor.begin, None)
     pulled: dict[str, float] = await spawned.call_one(PolicyActor.pull, 3)
     await policy.route(PolicyActor.genrate, (1, 2))  # error: attr-defined
     await policy.route(PolicyActor.generate, (1, 2), temperature=1.0)  # error: call-arg

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 
@@ -18,8 +17,8 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
-from forge_env.utils.trust import trust_in
 from tests.helpers.scripts import calls, in_order, says
+from tests.helpers.waiting import DEADLINE_S
 
 
 class Blocks(ToolEnv):
@@ -48,13 +47,7 @@ class Blocks(ToolEnv):
         self.closed("close")
 
 
-@pytest.mark.parametrize("is_trusted", [False, True])
-async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
-    is_trusted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for function in (Blocks.query, Blocks.loops, Blocks.close):
-        while bool(trust_in(function)) != is_trusted:
-            trust_in(function).note(0.0 if is_trusted else math.inf)
+async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_calls, "HELD_SECONDS", 0.05)
     agent = in_order(calls(("loops", {})), calls(("query", {})), calls(("loops", {})), says("x"))
     task = Task(prompt=({"role": "user", "content": "ask"},))
@@ -64,6 +57,7 @@ async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
         limits = EpisodeLimits(max_turns=4, scoring_seconds=0.05)
         episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
         assert closed == []
+        monkeypatch.setattr(env_calls, "HELD_SECONDS", DEADLINE_S)
         os.write(ends[1], b"x")  # the call returns
     assert closed == ["close"], "at the end of the process if not before"
     held = "query still runs, and the methods of an instance never overlap"

@@ -35,7 +35,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "helper.py": "from package.inner import deep\n",
         "other.py": "",
         "package/__init__.py": "",
-        "package/lazy.py": "from . import sibling\n",
+        "package/lazy.py": "from . import sibling\nPRICES = Path(__file__).with_name('prices.toml').read_text()\n",
+        "package/prices.toml": "",
         "package/sibling.py": "",
         "package/inner/__init__.py": "from .deep import value\n",
         "package/inner/deep.py": "value = 1\n",
@@ -53,7 +54,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_code_is_a_file_and_what_it_imports_beside_itself(project: Path) -> None:
     before = code_digests([project / "own.py"])
     inner = {f"package/{name}.py" for name in ("__init__", "lazy", "sibling", "inner/__init__", "inner/deep")}
-    assert before.keys() == {"own.py", "helper.py", *inner}
+    assert before.keys() == {"own.py", "helper.py", "package/prices.toml", *inner}
     (project / "package/unused.py").write_text("# not imported")
     assert code_digests([project / "own.py"]) == before
     (project / "package/inner/deep.py").write_text("value = 2\n")

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.registry import locations
-from forge_env.registry.locations import project_file, user_file
+from forge_env.registry import registry_file
 from forge_env.registry.registry import entries, load_entry
-from forge_env.registry.registry_file import FILE, RegistryFile
+from forge_env.registry.registry_file import FILE, RegistryFile, project_file, user_file
 from forge_env.utils.owners import path_problem
 
 NOBODY = 65534
@@ -24,7 +23,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory below a folder that somebody else has put a registry into."""
-    monkeypatch.setattr(locations, "_warned", set())
+    monkeypatch.setattr(registry_file, "_warned", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
     monkeypatch.delenv("SUDO_UID", raising=False)
@@ -139,7 +138,7 @@ def test_register_and_list_agree_on_a_folder_of_another_user(project: Path) -> N
     command = [sys.executable, "-m", "forge_env"]
     refused = subprocess.run([*command, "register", "sums.py:add"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert "there is no place for a registry here" in refused.stderr and "belongs to the user" in refused.stderr
+    assert "cannot be made: " in refused.stderr and "belongs to the user" in refused.stderr
     assert not (project / ".forge_env").exists()
     allowed = {**os.environ, "FORGE_ENV_REGISTRY": str(project / FILE)}
     subprocess.run([*command, "register", "sums.py:add"], env=allowed, capture_output=True, check=True)

@@ -10,7 +10,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from forge_env.utils.threads import awaitable, invoke, invoker
+from forge_env.utils import workers
+from forge_env.utils.threads import invoke, invoker
 from forge_env.utils.workers import GivenUp
 from tests.helpers.waiting import DEADLINE_S
 
@@ -29,11 +30,7 @@ async def test_a_function_of_many_calls_is_looked_at_once() -> None:
     async def slow(a: int, *, b: int) -> int:
         return a + b
 
-    @awaitable
-    def later(a: int) -> object:
-        return slow(a, b=1)
-
-    assert invoker(slow) is slow and await invoker(later)(4) == 5
+    assert invoker(slow) is slow
     plain = invoker(lambda a, *, b: (a * b, threading.get_ident()))
     product, thread = await plain(3, b=4)
     assert product == 12 and thread != threading.get_ident()
@@ -67,9 +64,51 @@ async def test_context_variables_are_the_callers() -> None:
     assert await invoke(word.get) == "mine"
 
 
+async def test_a_plain_function_may_run_a_loop_of_its_own_and_use_the_callers() -> None:
+    async def on_the_loop() -> int:
+        return threading.get_ident()
+
+    def uses_asyncio(loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
+        own = asyncio.run(on_the_loop())
+        return own, asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(DEADLINE_S)
+
+    own, callers = await invoke(uses_asyncio, asyncio.get_running_loop())
+    assert own != callers == threading.get_ident()
+
+
 async def test_many_blocking_calls_run_at_once() -> None:
     barrier = threading.Barrier(200)
     assert len(set(await asyncio.gather(*(invoke(barrier.wait, DEADLINE_S) for _ in range(200))))) == 200
+
+
+async def test_calls_above_the_bound_wait_for_a_thread_and_one_that_is_cancelled_is_never_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "_workers", workers._Workers())
+    monkeypatch.setattr(workers, "MAX_THREADS", 2)
+    barrier, threads = threading.Barrier(2), set[int]()
+
+    def meet() -> None:
+        threads.add(threading.get_ident())
+        barrier.wait(DEADLINE_S)
+
+    calls = [asyncio.create_task(invoke(meet)) for _ in range(21)]
+    await asyncio.sleep(0)
+    calls.pop().cancel()  # otherwise an odd one would wait for another for ever
+    await asyncio.gather(*calls)
+    assert len(threads) == 2
+
+
+async def test_a_call_that_gets_no_thread_fails_and_later_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(workers, "_workers", workers._Workers())
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await invoke(threading.get_ident)
+    assert await invoke(threading.get_ident) != threading.get_ident()
 
 
 async def test_a_call_that_is_given_up_stops() -> None:

@@ -147,7 +147,7 @@ def test_only_gspo_on_a_bfloat16_engine_takes_the_trainers_by_default(page: str)
     assert plan(page, "--training.old_logprobs", "trainer").old_logprobs == "trainer"
     assert plan(page, *on_gpu, "--training.old_logprobs", "generator").old_logprobs == "generator"
     four = ("--training.sync_interval", "4")
-    assert plan(page, *four).window == 1 and plan(page, *four).staleness == 3
+    assert plan(page, *four).window == 1 and plan(page, *four).config.training.most_behind == 3
     assert plan(page, *four, *on_gpu).window == (4 if page == "gspo" else 1)
 
 

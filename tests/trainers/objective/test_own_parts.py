@@ -22,8 +22,7 @@ from trainers.objective.advantages import centred, has_signal
 from trainers.objective.loss_call import LossCall
 from trainers.objective.plugins import load_advantages, load_loss, load_reward, with_own_parts
 from trainers.settings.tasks import EnvConfig
-from trainers.setup.draft import plan_objective
-from trainers.setup.plan import make_plan
+from trainers.setup.plan import make_plan, plan_objective
 
 SOURCE = """
 import torch

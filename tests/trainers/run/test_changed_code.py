@@ -22,5 +22,5 @@ def test_a_changed_loss_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
         loss.write_text(changed)
         assert "mine.py" not in capsys.readouterr().out
         with RunRecord(tmp_path / "run") as record:
-            _write_facts(plan, record)
+            _write_facts(plan, record, {})
     assert "the code of the training (mine.py) has changed since this run began" in capsys.readouterr().out

@@ -17,9 +17,11 @@ class Run:
     def __init__(self, *, asynchronous: bool = True, cpu_offload: bool = False, procs: int = 1) -> None:
         self.done: list[str] = []
         self.plan = SimpleNamespace(
-            checkpoint=SimpleNamespace(asynchronous=asynchronous),
-            training=SimpleNamespace(cpu_offload=cpu_offload),
-            services=SimpleNamespace(trainer=SimpleNamespace(procs=procs)),
+            config=SimpleNamespace(
+                checkpoint=SimpleNamespace(asynchronous=asynchronous),
+                training=SimpleNamespace(cpu_offload=cpu_offload),
+                services=SimpleNamespace(trainer=SimpleNamespace(procs=procs)),
+            ),
             deadlines=SimpleNamespace(checkpoint=5.0),
         )
         ranks = SimpleNamespace(call_one=self.call)

@@ -96,6 +96,9 @@ def open_measured(config: RunConfig, record: RunRecord) -> tuple[Run, Measured]:
         record=record,
         evaluations=Evaluations(rollouts=rollouts, held_out=held_out, kinds=Kinds.of(tasks)),
         launcher=None,  # type: ignore[arg-type]
+        model=record.folder,
+        parameters=1,
+        setup_seconds=0.0,
         train_tasks=tasks,
         checkpoint=None,
     )

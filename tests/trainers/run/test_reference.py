@@ -22,8 +22,8 @@ from forge_env.runtime.service import Service, ServiceOptions
 from tests.trainers.episodes import episode, turn
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
-from trainers.run.reference import ReferenceActor, ask_reference
-from trainers.titan.reference import TitanReference
+from trainers.run.trainer import ask_reference
+from trainers.run.trainer_actor import TrainerActor
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 EPISODES = [
@@ -36,8 +36,8 @@ SAMPLES = [Sample(rows=e.rows) for e in EPISODES]
 
 
 @pytest.fixture
-def reference(tiny_model: Path) -> Iterator[TitanReference]:
-    made = TitanReference(tiny_model, TitanSettings(max_tokens_per_micro_batch=24))  # several batches
+def reference(tiny_model: Path) -> Iterator[TitanTrainer]:
+    made = TitanTrainer(tiny_model, TitanSettings(max_tokens_per_micro_batch=24), is_frozen=True)  # several batches
     yield made
     made.close()
 
@@ -71,13 +71,13 @@ def assert_same(found: list[np.ndarray], wanted: list[list[float]]) -> None:
         assert some == pytest.approx(others, abs=2e-5)
 
 
-def test_reference_logprobs_equal_transformers(reference: TitanReference, tiny_model: Path) -> None:
+def test_reference_logprobs_equal_transformers(reference: TitanTrainer, tiny_model: Path) -> None:
     for temperature in (1.0, 0.7):
         assert_same(reference.logprobs(SAMPLES, temperature), expected(tiny_model, temperature))
 
 
 def test_a_reference_loads_the_weights_that_a_trainer_wrote(
-    reference: TitanReference, tiny_model: Path, tmp_path: Path
+    reference: TitanTrainer, tiny_model: Path, tmp_path: Path
 ) -> None:
     start = listed(reference.logprobs(SAMPLES))
     changed = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
@@ -90,23 +90,23 @@ def test_a_reference_loads_the_weights_that_a_trainer_wrote(
         trainer.close()
     names = ["config.json", "model.safetensors", "reference.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    reference.load_file(tmp_path / "reference.safetensors")
+    reference.read_weights(tmp_path / "reference.safetensors")
     assert_same(reference.logprobs(SAMPLES), expected(tiny_model, 1.0, changed))
     assert listed(reference.logprobs(SAMPLES)) != start
-    reference.load_file(tiny_model / "model.safetensors")  # a second time, after the passes of the first
+    reference.read_weights(tiny_model / "model.safetensors")  # a second time, after the passes of the first
     assert listed(reference.logprobs(SAMPLES)) == start
     with pytest.raises(UserError, match=r"none\.safetensors is missing"):
-        reference.load_file(tmp_path / "none.safetensors")
+        reference.read_weights(tmp_path / "none.safetensors")
 
 
-def test_nothing_in_it_is_trained(reference: TitanReference) -> None:
+def test_nothing_in_it_is_trained(reference: TitanTrainer) -> None:
     before = weights_of(reference)
     reference.logprobs(SAMPLES)
     assert all(not p.requires_grad and p.grad is None for p in reference.model.module.parameters())
     assert all(torch.equal(before[name], value) for name, value in weights_of(reference).items())
 
 
-def test_nothing_to_compute_and_a_temperature_of_nought(reference: TitanReference) -> None:
+def test_nothing_to_compute_and_a_temperature_of_nought(reference: TitanTrainer) -> None:
     assert reference.logprobs([]) == []
     with pytest.raises(UserError, match="temperature"):
         reference.logprobs(SAMPLES, 0.0)
@@ -114,7 +114,7 @@ def test_nothing_to_compute_and_a_temperature_of_nought(reference: TitanReferenc
 
 def test_a_folder_without_a_model_leaves_no_process_group(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.json"):
-        TitanReference(tmp_path)
+        TitanTrainer(tmp_path, is_frozen=True)
     assert not torch.distributed.is_initialized()
 
 
@@ -137,7 +137,7 @@ def as_trainer(folder: Path, **settings: Any) -> list[list[float]]:
     ids=["packed", "bfloat16", "fp32 head"],
 )
 def test_it_computes_as_the_trainer_does_with_weights_of_its_dtype(tiny_model: Path, settings: dict[str, Any]) -> None:
-    reference = TitanReference(tiny_model, TitanSettings(**settings))
+    reference = TitanTrainer(tiny_model, TitanSettings(**settings), is_frozen=True)
     try:
         found = listed(reference.logprobs(SAMPLES, 0.7))
         dtypes = {name: parameter.dtype for name, parameter in reference.model.module.named_parameters()}
@@ -159,8 +159,8 @@ async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path
     save_file(weights, tmp_path / "kept.safetensors")
     async with Launcher(tmp_path / "logs") as launcher:
         service = Service(
-            actor_class=ReferenceActor,
-            arguments={"model": str(tiny_model), "settings": TitanSettings(threads=1)},
+            actor_class=TrainerActor,
+            arguments={"model": str(tiny_model), "settings": TitanSettings(threads=1), "is_frozen": True},
             name="reference",
             options=ServiceOptions(procs=2, num_replicas=replicas, environ=lambda replica: {"OMP_NUM_THREADS": "1"}),
             launcher=launcher,
@@ -170,5 +170,5 @@ async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path
         assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=2), wanted)
         assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=1), wanted)
         assert await ask_reference(service, [], 0.7, replicas=2) == []
-        await service.fanout(ReferenceActor.load, str(tmp_path / "kept.safetensors"))
+        await service.fanout(TrainerActor.read_weights, str(tmp_path / "kept.safetensors"))
         assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=2), expected(tiny_model, 0.7, weights))

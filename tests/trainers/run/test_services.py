@@ -94,7 +94,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
     plan = make_plan(RunConfig(), SFT)
     assert services._trainer_settings(plan).compile_full
-    vars(plan)["memory"] = plan.memory._replace(engine=dataclasses.replace(plan.engine, sleep=True))
+    plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
     assert not services._trainer_settings(plan).compile_full
 
 

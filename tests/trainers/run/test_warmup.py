@@ -139,16 +139,16 @@ class Warming:
             pass
 
         tasks = [Task(prompt=(), id=str(number)) for number in range(400)]
-        plan = SimpleNamespace(warmup=self.warmup, training=SimpleNamespace(seed=0, signal_error=5), warmup_rate=None)
+        config = SimpleNamespace(warmup=self.warmup, training=SimpleNamespace(seed=0, signal_error=5))
         record = SimpleNamespace(
             follow=lambda *_, **__: None, metrics=lambda *_: None, say=self.said.append, warn=self.said.append
         )
         run = SimpleNamespace(
-            plan=plan,
+            plan=SimpleNamespace(config=config),
             record=record,
             caller=TrainingRun(),
             demonstrations=_demonstrations({10: 4}),
-            trainer=SimpleNamespace(begin=nothing, step=self.train),
+            trainer=SimpleNamespace(step=self.train),
             weights=SimpleNamespace(sync=nothing),
             rollouts=SimpleNamespace(spec=lambda phase, i, task, **_: i, measure=self.measure),
             kinds=Kinds(),

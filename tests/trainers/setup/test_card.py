@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trainers.setup.memory import GIB, Memory
+from trainers.setup.card import GIB, Memory, cards
 from trainers.setup.placement import Process
-from trainers.setup.sizing.card import cards
 
 ENGINE, TRAINER = Process(service="generator", gpu=0), Process(service="trainer", gpu=0)
 OTHER = Process(service="trainer", rank=1, gpu=1)

@@ -57,15 +57,15 @@ def test_offloaded_weights_need_the_memory_of_the_host() -> None:
     with pytest.raises(
         UserError, match=r"has 130\.0 GiB .* is 144\.\d: offloaded weights.* 144\.\d; leave --tr.* 8bit$"
     ):
-        check_host_memory(plan, plan.processes, 130 * 2**30)
+        check_host_memory(plan, 130 * 2**30)
     for fine in (150 * 2**30, 0):  # 0 is a host that is not known
-        check_host_memory(plan, plan.processes, fine)
+        check_host_memory(plan, fine)
     small = make_plan(
         read_config(Config, [*arguments, "--training.cpu_offload", "--training.optimizer_state=8bit"]), GRPO
     )
-    check_host_memory(small, small.processes, 130 * 2**30)
+    check_host_memory(small, 130 * 2**30)
     here = make_plan(read_config(Config, arguments), GRPO)
-    check_host_memory(here, here.processes, 1)
+    check_host_memory(here, 1)
 
 
 def test_a_sleeping_engine_of_adapters_keeps_its_weights_in_the_memory_of_the_host() -> None:
@@ -74,22 +74,22 @@ def test_a_sleeping_engine_of_adapters_keeps_its_weights_in_the_memory_of_the_ho
     arguments += ["--lora.rank=16", "--weights.store=cuda_ipc", "--generator.sleep=yes"]
     plan = make_plan(read_config(Config, arguments), GRPO)
     with pytest.raises(UserError, match=r"is 20\.9: a copy of the sleeping engine's weights 20\.9;.*publish merged$"):
-        check_host_memory(plan, plan.processes, 16 * 2**30)
-    check_host_memory(plan, plan.processes, 24 * 2**30)
+        check_host_memory(plan, 16 * 2**30)
+    check_host_memory(plan, 24 * 2**30)
     merged = make_plan(read_config(Config, [*arguments, "--lora.publish=merged"]), GRPO)
-    check_host_memory(merged, merged.processes, 1)
+    check_host_memory(merged, 1)
 
 
 def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
     plan = make_plan(read_config(Config, ["--model=Qwen/Qwen3-8B"]), GRPO)
     with pytest.raises(UserError) as caught:
-        check_host_memory(plan, plan.processes, 23 * 2**30)
+        check_host_memory(plan, 23 * 2**30)
     found = str(caught.value)
     assert found.startswith("this machine has 23.0 GiB of memory, and the estimate of what the run needs there is ")
     parts = {service: found.index(f"{service} ") for service in ("trainer", "store", "generator")}
     assert sorted(parts, key=parts.__getitem__) == ["trainer", "store", "generator"], "the largest first"
     assert "--lora.rank 16, or put trainer and generator on GPUs" in found
-    check_host_memory(plan, plan.processes, 400 * 2**30)
+    check_host_memory(plan, 400 * 2**30)
     assert host_memory(make_plan(read_config(Config, []), GRPO).placement) > 0
     on_gpus = [*GPUS, f"--launcher.gpus_per_host={gpus_available() + 2}", "--launcher.share_gpus=no"]
     assert host_memory(make_plan(read_config(Config, [*on_gpus, "--trainer.procs=64"]), GRPO).placement) == 0.0

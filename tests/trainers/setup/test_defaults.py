@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +74,7 @@ def folder_of(path: Path, size: str, **changed: int) -> Path:
 def test_the_rate_of_a_given_model_follows_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, rates: tuple[float, float], changed: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(model_checks, "check_folder", lambda draft, folder: draft.model)  # only its size is there
+    monkeypatch.setattr(model_checks, "check_folder", lambda plan, folder: plan.model)  # only its size is there
     folder = folder_of(tmp_path / "model", size, **changed)
     limits = ["--env.max_tokens=512", "--env.max_turn_tokens=64"]
     plan = plan_of(f"--model={folder}", *limits)
@@ -173,10 +173,10 @@ def test_the_learning_rate_rises_over_a_part_of_the_steps(arguments: list[str], 
 def test_steps_that_the_data_decides_on_are_waited_for() -> None:
     for arguments, rising in (([], 0), ([GIVEN], 10)):
         plan = plan_of("--sft.data=somebody/chats", *arguments, algorithm=sft.SFT)
-        known = plan.with_steps(40)
+        known = replace(plan, steps=40)
         assert (plan.steps, known.steps, known.rising_steps) == (0, 40, rising)
     given = plan_of("--sft.data=somebody/chats", "--training.warmup_steps=3", algorithm=sft.SFT)
-    assert given.with_steps(40).rising_steps == 3
+    assert replace(given, steps=40).rising_steps == 3
 
 
 @pytest.mark.parametrize("name", ["math", "code_exec"])
@@ -185,7 +185,7 @@ def test_a_given_model_is_trained_and_evaluated_with_the_same_limits(name: str) 
 
 
 def has_the_same_limits(name: str) -> None:
-    assert plan_of(GIVEN, f"--env={name}").limits == make(name).episode_limits()
+    assert plan_of(GIVEN, f"--env={name}").config.env.limits() == make(name).episode_limits()
 
 
 def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     plan = plan_of("--model=nobody/knows-this")
     found = with_model(plan, tmp_path)
-    assert (plan.limits.max_tokens, found.limits.max_tokens) == (4096, 1024)
+    assert (plan.config.env.max_tokens, found.config.env.max_tokens) == (4096, 1024)
     assert found.engine.max_model_len == 1024
     assert "env.max_tokens 1024 (all that the model reads)" in said_of(found)
 

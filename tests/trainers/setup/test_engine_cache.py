@@ -9,10 +9,11 @@ import pytest
 
 from trainers.grpo import GRPO, Config
 from trainers.model.find import find_shape
-from trainers.setup.draft import Draft
-from trainers.setup.memory import GIB, engine_memory
+from trainers.setup.card import GIB
+from trainers.setup.memory import engine_memory
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import plan_engine
 
 IN_FLIGHT = "--training.staleness=1"
@@ -20,7 +21,7 @@ CACHE = 1.1 * 256 / 4
 """GiB that all requests of the run take at their longest."""
 
 
-def draft_of(*options: str) -> Draft:
+def plan_with(*options: str) -> RunPlan:
     """A run whose requests take a quarter of a GiB each: keys and values of 2 x 32 numbers of 2 bytes in each layer."""
     arguments = ["--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1", *options]
     plan, shape = make_plan(read_config(Config, arguments), GRPO), find_shape("").shape
@@ -32,11 +33,11 @@ def decide(
     *options: str, room: float | None = CACHE, others: float = 0.0, at_rest: float = 0.0
 ) -> tuple[float, bool, str]:
     """The cache in GiB, whether the engine sleeps, and why; `room` GiB are for the cache and for other processes."""
-    draft, sizes = draft_of(*options), {"others": others * GIB, "at_rest": at_rest * GIB}
-    engine, _ = plan_engine(draft, **sizes)
-    held = engine_memory(draft, replace(engine, kv_cache_gib=0.0)).total
-    card = None if room is None else (room * GIB + held) / draft.services.generator.gpu_memory_utilization
-    engine, why = plan_engine(replace(draft, card=card), **sizes)
+    plan, sizes = plan_with(*options), {"others": others * GIB, "at_rest": at_rest * GIB}
+    engine, _ = plan_engine(plan, **sizes)
+    held = engine_memory(plan, replace(engine, kv_cache_gib=0.0)).total
+    card = None if room is None else (room * GIB + held) / plan.config.services.generator.gpu_memory_utilization
+    engine, why = plan_engine(replace(plan, card=card), **sizes)
     return round(engine.kv_cache_gib, 6), engine.sleep, why
 
 

@@ -50,15 +50,16 @@ def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
 
 def test_default_limits_are_what_the_expert_needs(tmp_path: Path) -> None:
     plan = plan_of()
-    assert (plan.limits.max_turns, plan.limits.max_turn_tokens, plan.limits.max_tokens) == (4, 32, 512)
+    env = plan.config.env
+    assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (4, 32, 512)
     said = [text for name, text in describe_plan(plan) if name == "defaults"]
     assert any("env.max_turns 4 (what the expert of" in text for text in said)
     (tmp_path / "long.py").write_text(SLOW.replace("time.sleep(2)", "pass"))
-    limits = make_plan(read_config(GRPO.config, [f"--env={tmp_path}/long.py:Slow"]), GRPO).limits
+    limits = make_plan(read_config(GRPO.config, [f"--env={tmp_path}/long.py:Slow"]), GRPO).config.env
     assert (limits.max_turns, limits.max_turn_tokens) == (3, 160)
     given = plan_of(GIVEN)
-    assert (given.limits.max_turns, given.limits.max_turn_tokens) == (8, 512), "there is room"
-    assert plan_of("--env.max_turn_tokens=40").limits.max_turn_tokens == 40
+    assert (given.config.env.max_turns, given.config.env.max_turn_tokens) == (8, 512), "there is room"
+    assert plan_of("--env.max_turn_tokens=40").config.env.max_turn_tokens == 40
     whole = plan_of(algorithm=DAPO).objective
     assert whole is not None and whole.reward.addition is not None
     assert whole.reward.addition.__self__.length == 4 * 32  # type: ignore[attr-defined]
@@ -73,18 +74,18 @@ def test_a_limit_that_ends_the_experts_episodes_is_refused(arguments: Sequence[s
 
 
 def test_a_run_without_demonstrations_may_have_fewer_turns() -> None:
-    assert plan_of("--env.max_turns=3", GIVEN).limits.max_turns == 3
+    assert plan_of("--env.max_turns=3", GIVEN).config.env.max_turns == 3
 
 
 def test_a_plan_does_not_wait_for_a_slow_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setattr(expert_need, "SECONDS", 0.05)
     plan = make_plan(read_config(GRPO.config, [f"--env={tmp_path}/slow.py:Slow"]), GRPO)
-    assert plan.limits.max_turn_tokens == 32, "its expert, which writes more, was not waited for"
+    assert plan.config.env.max_turn_tokens == 32, "its expert, which writes more, was not waited for"
 
 
 async def test_the_start_names_the_limit_of_an_environment_that_a_plan_does_not_play(tmp_path: Path) -> None:
-    assert make_plan(read_config(GRPO.config, ["--env=math"]), GRPO).limits.max_turns == 3, "it shares a process"
+    assert make_plan(read_config(GRPO.config, ["--env=math"]), GRPO).config.env.max_turns == 3, "it shares a process"
     limits = make("math").episode_limits()
     with pytest.raises(UserError, match=r"the expert of math needs 2 turns, and --env\.max_turns is 1"):
         await make_model(tmp_path / "model", make("math"), seed=0, limits=type(limits)(max_turns=1))

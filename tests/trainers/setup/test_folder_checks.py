@@ -89,7 +89,7 @@ REFUSED: list[tuple[Callable[[Path], None], Callable[[Path], None], str]] = [
     (one_too_many, trained, "has a superfluous weight model.extra.weight"),
     (wider, trained, "where (128, 400) is expected"),
     (cut, trained, "model.safetensors is damaged"),
-    (sliding, lambda folder: read_model_config(folder) and None, "windows in some layers only"),
+    (sliding, lambda folder: read_model_config(folder) and None, "windows other than one of all layers"),
 ]
 """A change of a good folder, what refuses it in a process of the run, and a part of its sentence."""
 

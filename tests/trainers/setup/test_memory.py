@@ -12,19 +12,11 @@ from trainers.families.shape import ModelShape
 from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO, Config
 from trainers.model.find import FoundModel
-from trainers.setup.draft import Draft
-from trainers.setup.memory import (
-    GIB,
-    Memory,
-    activation_bytes,
-    gib,
-    reference_memory,
-    state_bytes,
-    step_moments,
-    trainer_memory,
-)
+from trainers.setup.card import GIB, Memory, gib
+from trainers.setup.memory import activation_bytes, reference_memory, state_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ModelShape(
@@ -43,11 +35,11 @@ HEAD, LAYER = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
 BFLOAT16 = "--training.dtype=bfloat16"
 
 
-def draft_of(shape: ModelShape, *options: str, tokens: int = 16) -> Draft:
+def plan_with(shape: ModelShape, *options: str, tokens: int = 16) -> RunPlan:
     """A run on CPUs with micro-batches of so many tokens."""
     config = read_config(Config, [f"--training.max_tokens_per_micro_batch={tokens}", *options])
     model = FoundModel(shape=shape, where="")
-    return Draft(config=config, defaults={}, trained_by=GRPO, model=model, objective=None)
+    return RunPlan(config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
 
 
 PLANS = Path(__file__).with_name("planned_memory.txt").read_text()
@@ -75,13 +67,13 @@ def test_the_parameters_worked_by_hand() -> None:
 
 
 def test_a_trainer_alone_in_float32() -> None:
-    memory = trainer_memory(draft_of(SMALL))
+    memory = trainer_memory(plan_with(SMALL))
     (step,) = memory.phases  # its own weights are published as they are, one by one
     assert memory.held == {"state": 16.0 * PARAMETERS}
     # 4h + 3q + 3k + 4m = 32 + 24 + 12 + 64 = 132 numbers a token and layer; of one, gradients 2m + h = 40
     assert step == {"activations": 4.0 * 16 * (2 * 132 + 40)}
     large = replace(SMALL, vocab_size=1000)  # its logits, of 2 tokens at a time, are more than those gradients
-    (step,) = trainer_memory(draft_of(large)).phases
+    (step,) = trainer_memory(plan_with(large)).phases
     assert step == {"activations": 4.0 * 16 * 2 * 132, "logits": 16 * 1000 * 4 / 8}
     assert memory.total == 16 * PARAMETERS + 4.0 * 16 * (2 * 132 + 40)
 
@@ -89,16 +81,16 @@ def test_a_trainer_alone_in_float32() -> None:
 @pytest.mark.parametrize("result, tokens", [("gpu_trainer", 32768), ("gpu_trainer_16", 16384)])
 def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: int) -> None:
     measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
-    draft = draft_of(KNOWN_SHAPES["Qwen/Qwen3-0.6B"], "--trainer.with_gpus", "--training.compile", tokens=tokens)
-    memory = trainer_memory(draft)
+    plan = plan_with(KNOWN_SHAPES["Qwen/Qwen3-0.6B"], "--trainer.with_gpus", "--training.compile", tokens=tokens)
+    memory = trainer_memory(plan)
     tensors = memory.total - memory.held["runtime"] - memory.phases[0]["workspaces"]
     assert tensors == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
-    draft = draft_of(SMALL, "--generator.with_gpus", f"--trainer.procs={ranks}")
-    memory = trainer_memory(draft, versions=4.0 * PARAMETERS)
+    plan = plan_with(SMALL, "--generator.with_gpus", f"--trainer.procs={ranks}")
+    memory = trainer_memory(plan, versions=4.0 * PARAMETERS)
     assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 4.0 * PARAMETERS}
     # The largest matrix has 8 x 16 parameters: that of the MLP, and the fused one of attention.
     assert memory.phases[1] == {"published": ranks * 2.0 * 128}
@@ -107,21 +99,21 @@ def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
 
 def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_values() -> None:
     context = ("--trainer.procs=4", "--parallelism.context_parallel_degree=4")
-    memory = trainer_memory(draft_of(SMALL, *context))
+    memory = trainer_memory(plan_with(SMALL, *context))
     assert memory.held == {"state": 16.0 * PARAMETERS / 4}
     # 4 tokens of its own, with 132 numbers a layer; keys and values, 2 x 4, of 12 others
     assert memory.phases[0]["activations"] == 4.0 * 2 * (4 * 132 + 12 * 8) + 4 * 4 * 40
-    full = activation_bytes(draft_of(SMALL, *context, "--training.activation_checkpoint=full"), 4)
+    full = activation_bytes(plan_with(SMALL, *context, "--training.activation_checkpoint=full"), 4)
     assert full == (4.0 * 4 * 2 * 8, 4.0 * (4 * (132 + 40) + 12 * 8))
 
 
 def test_checkpointing_keeps_less() -> None:
     shape = replace(SMALL, num_hidden_layers=20)
     none, selective, attention, full = (
-        activation_bytes(draft_of(shape, BFLOAT16, f"--training.activation_checkpoint={mode}"), 16)
+        activation_bytes(plan_with(shape, BFLOAT16, f"--training.activation_checkpoint={mode}"), 16)
         for mode in ("none", "selective", "attention", "full")
     )
-    compiled = activation_bytes(draft_of(shape, BFLOAT16, "--training.compile"), 16)
+    compiled = activation_bytes(plan_with(shape, BFLOAT16, "--training.compile"), 16)
     assert sum(full) < sum(attention) < sum(selective) < sum(compiled) < sum(none)
     assert compiled == (2 * 16 * 20 * 3 * (8 + 8 + 4 + 16), 2 * 16 * 40)
     assert selective == (2 * 16 * 20 * (16 + 16 + 8 + 16), 2 * 16 * (132 + 40))
@@ -131,7 +123,7 @@ def test_checkpointing_keeps_less() -> None:
 
 def test_offloaded_weights_and_smaller_moments_leave_the_gpu() -> None:
     def memory_of(*options: str, ranks: int = 2) -> Memory:
-        return trainer_memory(draft_of(SMALL, "--trainer.with_gpus", f"--trainer.procs={ranks}", *options))
+        return trainer_memory(plan_with(SMALL, "--trainer.with_gpus", f"--trainer.procs={ranks}", *options))
 
     plain = memory_of()
     assert plain.held["state"] == state_bytes(SMALL) / 2 == 8 * PARAMETERS
@@ -152,7 +144,7 @@ def test_the_moments_of_a_micro_batch_with_sharded_weights() -> None:
     """Of two ranks in bfloat16; a unit's gradients are summed from a buffer in float32 into half of one."""
 
     def moments(*options: str, shape: ModelShape = SMALL) -> list[tuple[float, float]]:
-        return [moment[:2] for moment in step_moments(draft_of(shape, BFLOAT16, "--trainer.procs=2", *options))]
+        return [moment[:2] for moment in step_moments(plan_with(shape, BFLOAT16, "--trainer.procs=2", *options))]
 
     assert moments() == [
         (2 * HEAD + 2 * LAYER, 2 * HEAD),  # the output layer
@@ -163,7 +155,7 @@ def test_the_moments_of_a_micro_batch_with_sharded_weights() -> None:
     # Tied to the embedding, the output layer's weights and gradients stay until the end.
     tied = replace(SMALL, tie_word_embeddings=True)
     assert moments(shape=tied)[2] == (4 * LAYER + 2 * HEAD, 6 * LAYER + 2 * HEAD)
-    assert step_moments(draft_of(tied, BFLOAT16))[1][2] == 0 < step_moments(draft_of(SMALL))[1][2], "activations"
+    assert step_moments(plan_with(tied, BFLOAT16))[1][2] == 0 < step_moments(plan_with(SMALL))[1][2], "activations"
     fp32_head = moments("--training.fp32_head")
     assert (fp32_head[0][0], fp32_head[1][1]) == (4 * HEAD + 2 * LAYER, 8 * HEAD)
     gathered = [whole for whole, _ in moments("--training.reshard_after_forward=never")]
@@ -172,7 +164,7 @@ def test_the_moments_of_a_micro_batch_with_sharded_weights() -> None:
 
 def test_a_reference_model_gathers_what_it_shards() -> None:
     def held(*options: str) -> dict[str, float]:
-        return reference_memory(draft_of(SMALL, *options, BFLOAT16)).held
+        return reference_memory(plan_with(SMALL, *options, BFLOAT16)).held
 
     alone, shared = held("--ref_model.procs=1"), held("--ref_model.procs=2")
     assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone

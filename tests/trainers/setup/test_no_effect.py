@@ -11,7 +11,7 @@ from tests.helpers.rows import rows
 from trainers import dapo, reinforce, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
-from trainers.setup.checks.no_effect import RULES, no_effect
+from trainers.setup.checks.no_effect import no_effect, rules
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
@@ -46,10 +46,11 @@ def test_other_algorithms_and_supervised_training(tmp_path: Path) -> None:
 
 def test_every_rule_names_settings_that_there_are() -> None:
     names = {
-        setting.name.replace(algorithm.config().algorithm_name or "-", "ALG", 1)
+        setting.name.replace(algorithm.config().algorithm_name, "grpo", 1)
         for algorithm in (GRPO, dapo.DAPO, reinforce.REINFORCE)
         for setting in leaves(algorithm.config())
     }
-    named = {name for rule in RULES for name in rule.names.split()}
+    plan = make_plan(read_config(GRPO.config, ["--env=math"]), GRPO)
+    named = {name for rule in rules(plan) for name in rule.names.split()}
     unknown = {name for name in named if not any(f"{known}.".startswith(f"{name.rstrip('.')}.") for known in names)}
     assert unknown == set()

@@ -46,7 +46,7 @@ def test_what_observes_a_run_is_a_part_of_contrib(monkeypatch: pytest.MonkeyPatc
     assert refusal("--metrics.system_seconds=5") == (
         "--metrics.system_seconds is 5, and no part that measures the machine is installed: set it to 0"
     )
-    metrics = make_plan(read_config(GRPO.config, ["--env=math", "--metrics.tensorboard=false"]), GRPO).metrics
+    metrics = make_plan(read_config(GRPO.config, ["--env=math", "--metrics.tensorboard=false"]), GRPO).config.metrics
     assert (metrics.tensorboard, metrics.system_seconds) == (False, 0.0)
 
 

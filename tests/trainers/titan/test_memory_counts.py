@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
-from tests.trainers.setup.test_memory import draft_of
+from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import GPT_OSS, make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
@@ -81,8 +81,8 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
     assert sum(weight.numel() for weight in trained) == lora.parameters(shape)
     held = bytes_of(*weights, *trained, *moments)  # a gradient is as large as its weight
-    draft = draft_of(shape, "--lora.rank=4", "--lora.alpha=8", f"--training.dtype={compute}")
-    assert trainer_memory(draft).held == {"state": held}
+    plan = plan_with(shape, "--lora.rank=4", "--lora.alpha=8", f"--training.dtype={compute}")
+    assert trainer_memory(plan).held == {"state": held}
     trainer.close()
 
 
@@ -107,7 +107,7 @@ def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mod
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         trainer.model.logprobs(tokens, None, torch.arange(1023), tokens[0, 1:], 1.0)
     shape = read_shape(folder)
-    expected, _ = activation_bytes(draft_of(shape, f"--training.activation_checkpoint={mode}"), 1024)
+    expected, _ = activation_bytes(plan_with(shape, f"--training.activation_checkpoint={mode}"), 1024)
     expected += 3 * 4 * 1024 * shape.hidden_size  # the last norm, in and out, and what the output layer reads
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert expected <= found <= most * expected
@@ -129,7 +129,7 @@ def estimate(folder: Path, ranks: int, **changes: Any) -> tuple[float, float]:
     shape = read_shape(folder)
     options = [f"--{OPTIONS[name]}={str(value).lower()}" for name, value in changes.items()]
     options += ["--training.dtype=bfloat16", f"--trainer.procs={ranks}"]
-    memory = trainer_memory(draft_of(shape, *options, tokens=measured_bytes.TOKENS))
+    memory = trainer_memory(plan_with(shape, *options, tokens=measured_bytes.TOKENS))
     tensor = changes.get("tensor_parallel_degree", 1)
     shards = ranks // changes.get("data_parallel_replicate_degree", 1)
     largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix / tensor

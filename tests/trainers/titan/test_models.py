@@ -192,12 +192,12 @@ def test_the_kernels_of_a_gpu_have_the_same_window(folders, make):
     positions = torch.cat([torch.arange(length) for length in (70, 58)])[None]
     model.attention = "flex"
     with torch.compiler.set_stance("force_eager"):
-        blocks = model._mask(positions, positions, 24)
+        blocks = model._mask(positions, positions, 8)
     query, key = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
     of_row = torch.zeros_like(query)
-    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 24)[0, 0])
+    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 8)[0, 0])
     varlen = builder_of(model.hf_config)(model.hf_config, attention="varlen", fuse_qkv=True).decoder()
-    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(23, 0)] * 2
+    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(7, 0)] * 2
 
 
 def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make):
@@ -357,10 +357,19 @@ def test_compiled_blocks_take_the_same_step(folders, make, name, mode):
         ("llama-3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor, high_freq_factor"),
         ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ("qwen3", {"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "windows in some layers only"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "windows other than one of all layers",
+        ),
         ("mistral", {"sliding_window": 0}, "sliding_window 0"),
-        ("qwen2.5", {"layer_types": ..., **SLIDES, "max_window_layers": 1}, "windows in some layers"),
+        (
+            "qwen2.5",
+            {"layer_types": ..., **SLIDES, "max_window_layers": 1},
+            "windows other than one of all layers",
+        ),
         ("qwen3-moe", SLIDES, "use_sliding_window True"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "windows other than .*chunked_attention"),
         ("qwen2.5", {"qk_norm": True}, "qk_norm True"),
         ("llama-3", {"sliding_window": 8}, "sliding_window 8.*LlamaForCausalLM"),
         ("llama-3", {"logit_scale": 0.5}, "logit_scale 0.5 instead of 1.0"),

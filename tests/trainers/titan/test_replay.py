@@ -29,7 +29,6 @@ from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan.context import Context, head_tail
 from trainers.titan.experts import ReplayedModel, ReplayedMoE, Router, experts_config
 from trainers.titan.parallel import init_process_group
-from trainers.titan.reference import TitanReference
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
@@ -262,7 +261,7 @@ def test_without_replay_routes_change_nothing(make: Make, folder: Path) -> None:
 def test_the_reference_chooses_its_experts_itself(make: Make, folder: Path) -> None:
     lora = Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
     expected = make(folder).logprobs(make_samples(3))
-    reference = TitanReference(folder, TitanSettings(dtype="float32"))
+    reference = TitanTrainer(folder, TitanSettings(dtype="float32"), is_frozen=True)
     try:
         of_its_own = reference.logprobs(routed_samples(3))
     finally:

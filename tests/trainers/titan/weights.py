@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from trainers.titan.builder import Builder
-from trainers.titan.reference import TitanReference
 from trainers.titan.trainer import TitanTrainer
 
 
-def weights_of(holder: TitanTrainer | TitanReference, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def weights_of(trainer: TitanTrainer, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Copies of the weights under Hugging Face names; on the ranks but the first none."""
-    with holder.model.weights.stream(dtype) as tensors:
+    with trainer.model.weights.stream(dtype) as tensors:
         return {name: tensor.clone() for name, tensor in tensors}
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from forge_env.core.errors import UserError
-from trainers.setup.draft import Draft
-from trainers.setup.memory import GIB
+from trainers.setup.card import GIB
+from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import REQUESTS, cache_of_one, cannot_sleep_reason, requests_at_once
 
 
-def check_engine(draft: Draft) -> None:
+def check_engine(plan: RunPlan) -> None:
     """Check that the engine's cache and steps have room for its requests, and that it can do what the run needs."""
-    shape, engine_args = draft.shape, draft.engine_args
+    shape, engine_args = plan.shape, plan.engine_args
     if shape is not None and shape.num_experts and engine_args.get("quantization"):
         raise UserError(
             f"--services.generator.engine.quantization is {engine_args['quantization']}, and the model has experts, "
             "whose quantized kernels do not take new weights over in place: leave it out"
         )
-    generator, longest = draft.services.generator, draft.env.max_tokens
-    if draft.replays_routes and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
+    generator, longest = plan.config.services.generator, plan.config.env.max_tokens
+    if plan.replays_routes and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
         raise UserError(
             "--services.generator.engine.enable_prefix_caching is false, and vLLM 0.32 returns the experts that it "
             "chose, which the trainer replays, with its prefix cache only: leave it out, or set --moe.replay off"
         )
-    one = cache_of_one(draft) if shape else 0.0
+    one = cache_of_one(plan) if shape else 0.0
     if 0 < generator.kv_cache_gib * GIB < one:
         raise UserError(
             f"--services.generator.kv_cache_gib is {generator.kv_cache_gib:g}, and one request of --env.max_tokens, "
@@ -30,7 +30,7 @@ def check_engine(draft: Draft) -> None:
         )
     tokens = engine_args.get("max_num_batched_tokens")
     # Without chunked prefill, which an engine on CPU does not have, a prompt is computed in one step.
-    least = requests_at_once(draft) if generator.with_gpus else max(REQUESTS, longest)
+    least = requests_at_once(plan) if generator.with_gpus else max(REQUESTS, longest)
     if tokens is not None and tokens < least:
         what = "the requests that it takes at once" if least != longest else "--env.max_tokens"
         raise UserError(
@@ -39,12 +39,12 @@ def check_engine(draft: Draft) -> None:
         )
 
 
-def check_sleep(draft: Draft) -> None:
+def check_sleep(plan: RunPlan) -> None:
     """Check that `services.generator.sleep: yes` is possible, and that a trainer uses the memory meanwhile."""
-    generator, processes = draft.services.generator, draft.placement.processes
+    generator, processes = plan.config.services.generator, plan.placement.processes
     if generator.sleep != "yes":
         return
-    if reason := cannot_sleep_reason(draft):
+    if reason := cannot_sleep_reason(plan):
         raise UserError(f"--services.generator.sleep is yes, and {reason}: leave it out")
     taken = {process.where for process in processes if process.service == "trainer"}
     engines = [process for process in processes if process.service == "generator"]
@@ -52,13 +52,4 @@ def check_sleep(draft: Draft) -> None:
         raise UserError(
             "--services.generator.sleep is yes, and no trainer is on the engine's GPU to use its memory meanwhile: "
             "leave it out, or share the GPUs with --launcher.share_gpus yes"
-        )
-
-
-def check_speculation(draft: Draft) -> None:
-    """Check that speculative decoding is used on GPUs only."""
-    if draft.engine_args.get("speculative_config") and not draft.services.generator.with_gpus:
-        raise UserError(
-            "--services.generator.engine.speculative_config is refused on a CPU: vLLM's logprobs are then not those of "
-            "the sampled tokens; leave it out, or use --generator.with_gpus true"
         )

@@ -7,21 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge_env.core.errors import UserError
-from forge_env.registry.contrib import rows
 from trainers.metrics.gpus import Gpus
-from trainers.setup.draft import Draft
-from trainers.setup.memory import COPIED, GIB, OFFLOADED, gib
+from trainers.setup.card import GIB, gib, host_parts
+from trainers.setup.memory import COPIED, OFFLOADED
 from trainers.setup.placement import Placement, gpus_available
-from trainers.setup.sizing.card import Processes, host_parts
-from trainers.setup.sizing.fit import find_store
+from trainers.setup.run_plan import RunPlan
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
 
 
-def check_trainer(draft: Draft) -> None:
+def check_trainer(plan: RunPlan) -> None:
     """Check what the trainer can do on its device, and that the plan has room for the mask of its attention."""
-    trainer, with_gpus = draft.trainer, draft.services.trainer.with_gpus
+    trainer, with_gpus = plan.trainer, plan.config.services.trainer.with_gpus
     if trainer.cpu_offload and not with_gpus:
         raise UserError(
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
@@ -41,24 +39,23 @@ def check_trainer(draft: Draft) -> None:
         )
 
 
-def check_host_memory(draft: Draft, processes: Processes, host: float | None = None) -> None:
+def check_host_memory(plan: RunPlan, host: float | None = None) -> None:
     """Check that the host has room for the processes on its CPU, and for parts that processes on GPUs keep there.
 
     Args:
-        draft: of the run.
-        processes: of the run, with the estimates of their memory.
+        plan: of the run.
         host: bytes of its memory, if it is another machine, see `host_memory`; 0 is not checked.
     """
-    parts = host_parts(processes)
+    parts = host_parts(plan.processes)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
     remedies = ["take a smaller model", on_gpus]
     if OFFLOADED in parts:
         remedies = ["leave --training.cpu_offload out", "make them smaller with --training.optimizer_state 8bit"]
     elif COPIED in parts:
         remedies = ["take a smaller model", "let the engine have weights without adapters with --lora.publish merged"]
-    elif not draft.lora and draft.config.model.path:
+    elif not plan.lora and plan.config.model.path:
         remedies.insert(1, "train adapters with --lora.rank 16")
-    needed, host = sum(parts.values()), host_memory(draft.placement) if host is None else host
+    needed, host = sum(parts.values()), host_memory(plan.placement) if host is None else host
     if 0 < host < needed:
         each = " + ".join(f"{name} {gib(size)}" for name, size in parts.items())
         raise UserError(
@@ -90,26 +87,26 @@ def _group_limits() -> Iterator[float]:
                 yield float(limit) if limit.isdigit() else _NO_LIMIT
 
 
-def check_context(draft: Draft) -> None:
+def check_context(plan: RunPlan) -> None:
     """Check that the longest row can be cut over the ranks of context parallelism."""
-    degree, longest = draft.config.parallelism.context_parallel_degree, draft.env.max_tokens
-    least = 128 if draft.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
+    degree, longest = plan.config.parallelism.context_parallel_degree, plan.config.env.max_tokens
+    least = 128 if plan.config.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
     if degree > 1 and degree * least > longest:
-        name = "training.seq_len" if draft.training.seq_len else "env.max_tokens"
+        name = "training.seq_len" if plan.config.training.seq_len else "env.max_tokens"
         raise UserError(
             f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
             f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or less"
         )
 
 
-def card_size(draft: Draft) -> float | None:
+def card_size(plan: RunPlan) -> float | None:
     """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known."""
-    if not draft.placement.gpus_wanted:
+    if not plan.placement.gpus_wanted:
         return None
-    gpus = Gpus(draft.placement.gpus_of_this_machine)
+    gpus = Gpus(plan.placement.gpus_of_this_machine)
     sizes = gpus.sizes()
     gpus.close()
-    asked = draft.config.launcher.gpu_memory_gib
+    asked = plan.config.launcher.gpu_memory_gib
     cap = asked * GIB
     for number, size in sizes.items():
         if cap > size:
@@ -118,61 +115,3 @@ def card_size(draft: Draft) -> float | None:
                 "GiB: set it to that or less, or to 0 for all of it"
             )
     return cap or min(sizes.values(), default=None)
-
-
-def check_store(draft: Draft) -> None:
-    """Check that the weight store can work, as far as that is known."""
-    find_store(draft)
-
-
-def check_gpus(draft: Draft) -> None:
-    """Check that this machine has the GPUs of a run on one host."""
-    placement = draft.placement
-    if placement.num_hosts > 1:
-        return  # see check_places
-    needed = placement.gpus_needed
-    available = gpus_available() if needed else 0
-    if needed > available:
-        split = ", ".join(f"{name} {count}" for name, count in placement.gpus_wanted.items())
-        raise UserError(
-            f"the run needs {needed} GPU{'s' * (needed != 1)}, {available} are available: {split}; "
-            "ask for fewer processes, or put a service on the CPU with --SERVICE.with_gpus false"
-        )
-
-
-def check_hosts(draft: Draft) -> None:
-    """Check that a part for several hosts is installed, if the run wants one."""
-    if draft.hosts is not None and not rows("hosts"):
-        raise UserError(
-            f"--launcher.kind is {draft.hosts.kind}, and no part for several hosts is installed: set it to local"
-        )
-
-
-def check_sharing(draft: Draft) -> None:
-    hosts = draft.placement.num_hosts
-    if draft.config.launcher.share_gpus == "yes" and hosts > 1:
-        raise UserError(
-            f"--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has {hosts} hosts: leave "
-            "it out"
-        )
-
-
-def check_places(draft: Draft) -> None:
-    """Check that the processes fit on the hosts: each generator on one, and the trainer evenly on its hosts."""
-    placement = draft.placement
-    hosts, per_host, replicas = placement.num_hosts, placement.gpus_per_host, placement.replicas
-    if hosts == 1 or not placement.gpus_wanted:
-        return
-    if any(place.gpus and place.gpus[-1] >= per_host for places in replicas.values() for place in places):
-        split = ", ".join(f"{name} {count}" for name, count in placement.gpus_wanted.items())
-        raise UserError(
-            f"the run does not fit on {hosts} hosts with {per_host} GPUs each (--launcher.gpus_per_host): {split}, and "
-            "all GPUs of one generator are on one host"
-        )
-    (trainer,) = replicas["trainer"]
-    procs, tensor = draft.services.trainer.procs, draft.config.parallelism.tensor_parallel_degree
-    if procs % trainer.num_hosts or procs // trainer.num_hosts % tensor:
-        raise UserError(
-            f"--services.trainer.procs is {procs}, which {trainer.num_hosts} hosts of {per_host} GPUs do not share "
-            f"evenly in whole groups of parallelism.tensor_parallel_degree, {tensor}"
-        )

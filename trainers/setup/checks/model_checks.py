@@ -17,7 +17,7 @@ from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
-from trainers.setup.draft import Draft
+from trainers.setup.run_plan import RunPlan
 
 
 def with_model_of_run(config: RunConfig) -> RunConfig:
@@ -28,38 +28,38 @@ def with_model_of_run(config: RunConfig) -> RunConfig:
     )
 
 
-def check_thinking(draft: Draft) -> None:
+def check_thinking(plan: RunPlan) -> None:
     """Check `env.thinking` of a model whose folder is not here."""
-    is_asked = draft.env.thinking == "on" and draft.model.folder is None
-    if is_asked and draft.shape is not None and not draft.shape.thinks:
+    is_asked = plan.config.env.thinking == "on" and plan.model.folder is None
+    if is_asked and plan.shape is not None and not plan.shape.thinks:
         raise UserError(
-            f"--env.thinking is on, and the model {draft.model.path} has none: set it to off, or choose another model"
+            f"--env.thinking is on, and the model {plan.model.path} has none: set it to off, or choose another model"
         )
 
 
-def check_folder(draft: Draft, folder: Path) -> FoundModel:
+def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out."""
-    assert draft.shape is not None, "the folder has a config.json"
+    assert plan.shape is not None, "the folder has a config.json"
     from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
     from trainers.model.new_rows import untrained
 
     tensors = {name: place.shape for name, place in places(weight_files(folder)).items()}
     model = read_config(folder)
     check_weights(folder, family_of(model).weights(model), tensors)
-    checked = check(folder, draft.env.thinking, draft.renderer.tools)
-    if (lora := draft.lora) is not None and lora.adapter:
+    checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
+    if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])
         shapes = {name: place.shape for name, place in halves.items()}
-        check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, draft.shape), shapes)
+        check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, plan.shape), shapes)
     renderer = checked.renderer
     rows = untrained(folder, renderer)
-    if rows and draft.config.model.new_rows == "on" and is_quantized(model):
+    if rows and plan.config.model.new_rows == "on" and is_quantized(model):
         raise UserError(
             f"--model.new_rows is on, and the experts of {folder} are in MXFP4, of which the run writes a copy in "
             "bfloat16: run with new_rows off once, and name its initial_model with --model"
         )
     return replace(
-        draft.model,
+        plan.model,
         untrained=rows,
         template=renderer.notes,
         tools_problem=renderer.format.tools_problem,
@@ -67,41 +67,20 @@ def check_folder(draft: Draft, folder: Path) -> FoundModel:
     )
 
 
-def check_length(draft: Draft) -> None:
-    """Check that an episode fits into the model's context, and has one length only."""
-    seq_len, longest, shape = draft.training.seq_len, draft.env.max_tokens, draft.shape
-    if seq_len and longest != seq_len:
-        raise UserError(
-            f"--training.seq_len is {seq_len} and --env.max_tokens is {longest}: both are the most tokens of an "
-            "episode; give one of them"
-        )
+def check_length(plan: RunPlan) -> None:
+    """Check that an episode fits into the model's context."""
+    seq_len, longest, shape = plan.config.training.seq_len, plan.config.env.max_tokens, plan.shape
     if shape is None or longest <= shape.max_position_embeddings:
         return
     name = "training.seq_len" if seq_len else "env.max_tokens"
     raise UserError(
-        f"--{name} is {longest}, and the model {draft.config.model.path or 'made on the spot'} reads "
+        f"--{name} is {longest}, and the model {plan.config.model.path or 'made on the spot'} reads "
         f"{shape.max_position_embeddings} tokens at most: set it to that or less"
     )
 
 
-def check_shape(draft: Draft) -> None:
+def check_shape(plan: RunPlan) -> None:
     """Check that the model can be cut, spread and adapted as the settings ask for."""
-    if (shape := draft.shape) is not None:
-        draft.trainer.check_model(shape)
-        shape.check_cut("services.generator.procs", draft.services.generator.procs)
-
-
-def check_lora(draft: Draft) -> None:
-    """Check that adapters have a model that can do something, and no second reference model."""
-    if (lora := draft.lora) is None:
-        return
-    if procs := draft.services.ref_model.procs:
-        raise UserError(
-            f"--services.ref_model.procs is {procs} and --lora.rank is {lora.rank}: a trainer of adapters is "
-            "its own reference model, without them: set --services.ref_model.procs to 0"
-        )
-    if not draft.config.model.path:
-        raise UserError(
-            f"--lora.rank is {lora.rank}, and there is no --model: adapters beside the random weights of a "
-            "model made on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"
-        )
+    if (shape := plan.shape) is not None:
+        plan.trainer.check_model(shape)
+        shape.check_cut("services.generator.procs", plan.config.services.generator.procs)

@@ -2,197 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from forge_env.utils.settings import Setting, leaves
-from trainers.setup.draft import Draft
+from forge_env.utils.settings import leaves
+from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import chat_data
 
-CLIPPING = "clip_low clip_high dual_clip"
-CORRECTION = "correction correction_low correction_high"
+PARTS_OF_LOSS = "clip_low clip_high dual_clip correction correction_low correction_high aggregation constant clip_ratio"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """Settings that have no effect in some runs."""
 
+    applies: bool
+    """Whether the run is one of them."""
     names: str
-    """Of settings, or of sections with a dot at the end; ALG. is the section of the algorithm."""
+    """Of settings, or of sections with a dot at the end."""
     why: str
-    """The reason, in which {name} is the value of a setting."""
-    applies: Callable[[Draft], bool] = lambda draft: True
 
 
-def _has_gpus(draft: Draft) -> bool:
-    return bool(draft.placement.gpus_wanted)
+def rules(plan: RunPlan) -> Iterator[Rule]:
+    """All rules, and whether they apply to a run; of two for a setting the first counts."""
+    config, placement, model = plan.config, plan.placement, plan.model
+    warmup, evaluation, checkpoint, services = config.warmup, config.evaluation, config.checkpoint, config.services
+    dense, engine = plan.shape is not None and not plan.shape.num_experts, plan.has_engine
+    yield Rule(True, "services.trainer.ping_seconds", "the trainer is not pinged")
+    all_weights = "--lora.rank is 0, and all weights are trained"
+    yield Rule(not config.lora.is_on, "lora.alpha lora.targets lora.publish", all_weights)
+    if config.algorithm is not None:
+        yield from _of_algorithm(plan)
+    asked = "no reference model is started: nothing asks for one"
+    yield Rule(not placement.has_reference, "services.ref_model.", asked)
+    yield Rule(dense, "moe.", "the model has no experts")
+    routes = "the trainer does not replay the engine's routes"
+    yield Rule(not plan.replays_routes, "moe.compare_interval moe.record_routes", routes)
+    yield Rule(not services.trainer.with_gpus, "training.keep_logits_gib", "the trainer is on the CPU")
+    of_gpu = "cuda_graphs worker_process gpu_memory_utilization"
+    yield Rule(not services.generator.with_gpus, _within("services.generator", of_gpu), "the engine is on the CPU")
+    started = "no engine is started: the run has data and no environment"
+    yield Rule(not engine, "services.generator.", started)
+    yield Rule(not config.training.most_behind, "training.cache_on_update", "--training.staleness is 0")
+    of_warmup = "until_success until_each_kind probe_every probe_tasks demonstrations batch_size balance learning_rate"
+    has_no_warmup = not plan.is_supervised and not warmup.steps
+    yield Rule(has_no_warmup, _within("warmup", f"{of_warmup} learning_rate_warmup"), "--warmup.steps is 0")
+    yield Rule(bool(chat_data(config)), "warmup.", "--sft.data has the demonstrations")
+    probed = f"--warmup.until_success is {warmup.until_success}, and nothing is probed"
+    yield Rule(warmup.until_success >= 1, _within("warmup", "until_each_kind probe_every probe_tasks"), probed)
+    yield Rule(plan.trainer_dtype == "float32", "training.fp32_head", "the trainer computes in float32")
+    yield Rule(services.trainer.procs == 1, "training.reshard_after_forward", "one process has all weights")
+    drops = "--env.on_fault is drop: one fault drops a group"
+    yield Rule(config.env.on_fault == "drop", "env.min_valid", drops)
+    yield Rule(not evaluation.temperature, _within("evaluation", "top_p greedy"), "--evaluation.temperature is 0")
+    has_one = not checkpoint.interval and not (checkpoint.keep_best and evaluation.interval)
+    once = "--checkpoint.interval is 0: there is one checkpoint, after the last step"
+    yield Rule(has_one, "checkpoint.keep_last checkpoint.asynchronous", once)
+    between = "--evaluation.interval is 0: no step between the first and the last is evaluated"
+    yield Rule(not evaluation.interval, "checkpoint.keep_best", between)
+    local = "--launcher.kind is local: there is one machine"
+    yield Rule(plan.hosts is None, _within("launcher", "hosts lease_seconds silence_seconds port"), local)
+    of_gpus = _within("launcher", "gpus_per_host gpu_memory_gib share_gpus")
+    yield Rule(not placement.gpus_wanted, of_gpus, "no service is on a GPU")
+    learns = "there is no --model: a model made on the spot learns all rows"
+    yield Rule(not model.path, "model.new_rows", learns)
+    trained = "the template uses no token with an untrained row"
+    yield Rule(model.folder is not None and not model.untrained, "model.new_rows", trained)
+    yield Rule(not engine, "dataset.", "--sft.data has the conversations, and there is no environment")
+    of_env = _within("env", "max_turns step_seconds episode_seconds scoring_seconds on_fault min_valid")
+    yield Rule(not engine, of_env, "there is no environment")
 
 
-def _is_dense(draft: Draft) -> bool:
-    return draft.shape is not None and not draft.shape.num_experts
+def _of_algorithm(plan: RunPlan) -> Iterator[Rule]:
+    section, name = plan.config.algorithm, plan.config.algorithm_name
+    assert section is not None
+    kl = f"--{name}.beta is 0, and there is no KL penalty"
+    yield Rule(not section.beta, _within(name, "kl kl_in kl_straight_through"), kl)
+    constant = f"--{name}.aggregation is {section.aggregation}"
+    yield Rule(section.aggregation != "constant", f"{name}.constant", constant)
+    of_correction = _within(name, "correction_low correction_high")
+    yield Rule(section.correction == "none", of_correction, f"--{name}.correction is none")
+    deviation = f"--{name}.normalization is {section.normalization}, and no standard deviation is taken"
+    yield Rule(section.normalization in ("none", "mean"), _within(name, "std_ddof std_eps"), deviation)
+    yield Rule(bool(plan.config.training.loss), _within(name, PARTS_OF_LOSS), "--loss is a loss of your own")
+    is_unpunished = getattr(section, "overlong_penalty", 1) == 0
+    yield Rule(is_unpunished, _within(name, "overlong_length overlong_buffer"), f"--{name}.overlong_penalty is 0")
 
 
-RULES = (
-    Rule("services.trainer.ping_seconds", "the trainer is not pinged"),
-    Rule(
-        "lora.alpha lora.targets lora.publish",
-        "--lora.rank is 0, and all weights are trained",
-        lambda draft: not draft.config.lora.is_on,
-    ),
-    Rule(
-        "ALG.kl ALG.kl_in ALG.kl_straight_through",
-        "--ALG.beta is 0, and there is no KL penalty",
-        lambda draft: draft.config.algorithm is not None and not draft.config.algorithm.beta,
-    ),
-    Rule(
-        "ALG.constant",
-        "--ALG.aggregation is {ALG.aggregation}",
-        lambda draft: draft.config.algorithm is not None and draft.config.algorithm.aggregation != "constant",
-    ),
-    Rule(
-        "ALG.correction_low ALG.correction_high",
-        "--ALG.correction is none",
-        lambda draft: draft.config.algorithm is not None and draft.config.algorithm.correction == "none",
-    ),
-    Rule(
-        "ALG.std_ddof ALG.std_eps",
-        "--ALG.normalization is {ALG.normalization}, and no standard deviation is taken",
-        lambda draft: draft.config.algorithm is not None and draft.config.algorithm.normalization in ("none", "mean"),
-    ),
-    Rule(
-        " ".join(f"ALG.{name}" for name in f"{CLIPPING} {CORRECTION} aggregation constant clip_ratio".split()),
-        "--loss is a loss of your own",
-        lambda draft: bool(draft.training.loss),
-    ),
-    Rule(
-        "services.ref_model.",
-        "no reference model is started: nothing asks for one",
-        lambda draft: not draft.placement.has_reference,
-    ),
-    Rule("moe.", "the model has no experts", _is_dense),
-    Rule(
-        "moe.compare_interval moe.record_routes",
-        "the trainer does not replay the engine's routes",
-        lambda draft: not _is_dense(draft) and not draft.replays_routes,
-    ),
-    Rule(
-        "training.keep_logits_gib",
-        "the trainer is on the CPU",
-        lambda draft: not draft.services.trainer.with_gpus,
-    ),
-    Rule(
-        "services.generator.cuda_graphs services.generator.worker_process services.generator.gpu_memory_utilization",
-        "the engine is on the CPU",
-        lambda draft: not draft.services.generator.with_gpus,
-    ),
-    Rule(
-        "services.generator.",
-        "no engine is started: the run has data and no environment",
-        lambda draft: not draft.has_engine,
-    ),
-    Rule("training.cache_on_update", "--training.staleness is 0", lambda draft: not draft.staleness),
-    Rule(
-        "warmup.until_success warmup.until_each_kind warmup.probe_every warmup.probe_tasks warmup.demonstrations "
-        "warmup.batch_size warmup.balance warmup.learning_rate warmup.learning_rate_warmup",
-        "--warmup.steps is 0",
-        lambda draft: not draft.is_supervised and not draft.warmup.steps,
-    ),
-    Rule(
-        "warmup.",
-        "--sft.data has the demonstrations",
-        lambda draft: draft.sft is not None and bool(draft.sft.data),
-    ),
-    Rule(
-        "warmup.until_each_kind warmup.probe_every warmup.probe_tasks",
-        "--warmup.until_success is {warmup.until_success}, and nothing is probed",
-        lambda draft: draft.warmup.until_success >= 1,
-    ),
-    Rule(
-        "ALG.overlong_length ALG.overlong_buffer",
-        "--ALG.overlong_penalty is 0",
-        lambda draft: getattr(draft.config.algorithm, "overlong_penalty", 1) == 0,
-    ),
-    Rule("training.fp32_head", "the trainer computes in float32", lambda draft: draft.trainer_dtype == "float32"),
-    Rule(
-        "training.reshard_after_forward",
-        "one process has all weights",
-        lambda draft: draft.services.trainer.procs == 1,
-    ),
-    Rule(
-        "env.min_valid",
-        "--env.on_fault is drop: one fault drops a group",
-        lambda draft: draft.config.env.on_fault == "drop",
-    ),
-    Rule(
-        "evaluation.top_p evaluation.greedy",
-        "--evaluation.temperature is 0",
-        lambda draft: not draft.evaluation.temperature,
-    ),
-    Rule(
-        "checkpoint.keep_last checkpoint.asynchronous",
-        "--checkpoint.interval is 0: there is one checkpoint, after the last step",
-        lambda draft: not draft.checkpoint.interval and not (draft.checkpoint.keep_best and draft.evaluation.interval),
-    ),
-    Rule(
-        "checkpoint.keep_best",
-        "--evaluation.interval is 0: no step between the first and the last is evaluated",
-        lambda draft: not draft.evaluation.interval,
-    ),
-    Rule(
-        "launcher.hosts launcher.lease_seconds launcher.silence_seconds launcher.port",
-        "--launcher.kind is local: there is one machine",
-        lambda draft: draft.hosts is None,
-    ),
-    Rule(
-        "launcher.gpus_per_host launcher.gpu_memory_gib launcher.share_gpus",
-        "no service is on a GPU",
-        lambda draft: not _has_gpus(draft),
-    ),
-    Rule(
-        "model.new_rows",
-        "there is no --model: a model made on the spot learns all rows",
-        lambda draft: not draft.model.path,
-    ),
-    Rule(
-        "model.new_rows",
-        "the template uses no token with an untrained row",
-        lambda draft: draft.model.folder is not None and not draft.model.untrained,
-    ),
-    Rule(
-        "dataset.",
-        "--sft.data has the conversations, and there is no environment",
-        lambda draft: not draft.has_engine,
-    ),
-    Rule(
-        "env.max_turns env.step_seconds env.episode_seconds env.scoring_seconds env.on_fault env.min_valid",
-        "there is no environment",
-        lambda draft: not draft.has_engine,
-    ),
-)
+def _within(section: str, names: str) -> str:
+    return " ".join(f"{section}.{name}" for name in names.split())
 
 
-def no_effect(draft: Draft) -> list[str]:
+def no_effect(plan: RunPlan) -> list[str]:
     """A sentence for each option that differs from its default and changes nothing in this run."""
-    usual = {setting.name: setting.value for setting in leaves(type(draft.config)())}
-    usual |= {name: default.value for name, default in draft.defaults.items()}
-    settings = leaves(draft.config)
-    values = {setting.name: setting.value for setting in settings}
-    sentences = []
-    for setting in settings:
-        if setting.name.endswith(".with_gpus"):  # what the machine has, unless it is given
+    usual = {setting.name: setting.value for setting in leaves(type(plan.config)())}
+    usual |= {name: default.value for name, default in plan.defaults.items()}
+    applying, sentences = [rule for rule in rules(plan) if rule.applies], []
+    for setting in leaves(plan.config):
+        # Services are on GPUs if the machine has some, unless that is given.
+        if setting.name.endswith(".with_gpus") or setting.value == usual[setting.name]:
             continue
-        if setting.value != usual[setting.name] and (why := _reason(draft, setting, values)):
+        why = next((rule.why for rule in applying if _names(rule, setting.name)), "")
+        if why:
             sentences.append(f"--{setting.name} {setting.value}, because {why}")
     return sentences
 
 
-def _reason(draft: Draft, setting: Setting, values: dict[str, object]) -> str:
-    algorithm = draft.config.algorithm_name
-    for rule in RULES:
-        names = rule.names.replace("ALG.", f"{algorithm}.").split()
-        is_named = any(setting.name == name or (name.endswith(".") and setting.name.startswith(name)) for name in names)
-        if is_named and rule.applies(draft):
-            why = rule.why.replace("ALG.", f"{algorithm}.")
-            for name, value in values.items():
-                why = why.replace(f"{{{name}}}", str(value))
-            return why
-    return ""
+def _names(rule: Rule, setting: str) -> bool:
+    return any(setting == name or (name.endswith(".") and setting.startswith(name)) for name in rule.names.split())

@@ -22,28 +22,28 @@ from trainers.setup.options.parser import flatten
 from trainers.setup.run_tasks import data_digests
 
 if TYPE_CHECKING:
-    from trainers.setup.draft import Draft
+    from trainers.setup.run_plan import RunPlan
 
 REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
 """The file, or the folder of an adapter, that a run keeps of its warmed-up policy, if a KL penalty is against it."""
 
 
-def checkpoint_of(draft: Draft) -> Checkpoint | None:
+def checkpoint_of(plan: RunPlan) -> Checkpoint | None:
     """Find the checkpoint that a run resumes from; None for a new run."""
-    if not draft.resume:
+    if not plan.config.resume:
         return None
-    if not draft.output:
+    if not plan.config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
-    folder = Path(draft.output)
+    folder = Path(plan.config.output)
     with locked(folder):
-        checkpoint = find(folder, draft.checkpoint.step)
-        check_fits(checkpoint, draft.algorithm, draft.config)
-        _check_incomplete(folder, checkpoint, draft.training.steps)
+        checkpoint = find(folder, plan.config.checkpoint.step)
+        check_fits(checkpoint, plan.algorithm.name, plan.config)
+        _check_incomplete(folder, checkpoint, plan.config.training.steps)
         if "report" in checkpoint.extra:
             check_mark(folder, checkpoint.extra["report"])
-        check_data(folder, data_digests(draft.config))
-        _check_reference(draft, checkpoint, folder)
-        _check_model(draft, checkpoint)
+        check_data(folder, data_digests(plan.config))
+        _check_reference(plan, checkpoint, folder)
+        _check_model(plan, checkpoint)
     return checkpoint
 
 
@@ -60,22 +60,21 @@ def _check_incomplete(folder: Path, checkpoint: Checkpoint, steps: int) -> None:
     )
 
 
-def _check_model(draft: Draft, checkpoint: Checkpoint) -> None:
+def _check_model(plan: RunPlan, checkpoint: Checkpoint) -> None:
     """Check that the model of a given folder is still of the shape that the checkpoint was saved from."""
     saved = read_manifest(checkpoint.path).get("model") or {}
-    if draft.shape is None or draft.model.folder is None:
+    if plan.shape is None or plan.model.folder is None:
         return
-    differing = [name for name, size in saved.items() if size is not None and size != getattr(draft.shape, name, size)]
+    differing = [name for name, size in saved.items() if size is not None and size != getattr(plan.shape, name, size)]
     if differing:
         raise UserError(f"{checkpoint.path} was saved from a model of another shape: {saved}.")
 
 
-def _check_reference(draft: Draft, checkpoint: Checkpoint, folder: Path) -> None:
-    objective = draft.objective
-    is_warm = bool((checkpoint.extra.get("results") or {}).get("warmup_steps"))
-    if objective is None or objective.kl_reference != "model" or not is_warm:
+def _check_reference(plan: RunPlan, checkpoint: Checkpoint, folder: Path) -> None:
+    objective = plan.objective
+    if objective is None or objective.kl_reference != "model" or not checkpoint.extra["warmup_steps"]:
         return
-    name, what = (REFERENCE_ADAPTER, "adapter") if draft.lora else (REFERENCE, "reference model")
+    name, what = (REFERENCE_ADAPTER, "adapter") if plan.lora else (REFERENCE, "reference model")
     if not (folder / name).exists():
         raise UserError(f"--resume: {folder / name} is missing, the {what} that this run was trained against")
 

@@ -15,7 +15,7 @@ from trainers.objective.objective import Objective
 from trainers.objective.trials import try_reward
 from trainers.setup.checks.output_folder import check_output
 from trainers.setup.checks.resume_checks import checkpoint_of
-from trainers.setup.draft import Draft
+from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import chat_data
 
 TASK_SECONDS = 5.0
@@ -86,44 +86,19 @@ def check_reward(objective: Objective | None, environment: EnvFactory | None, ta
         try_reward(objective.reward.user_reward, task)
 
 
-def check_plugins(draft: Draft) -> None:
-    training = draft.training
-    if draft.is_supervised and (training.loss or training.advantages or training.reward or training.entropy_coef):
-        raise UserError(
-            "--loss, --advantages, --reward and --training.entropy_coef are for policy gradients: supervised training "
-            "has its own loss"
-        )
-
-
-def check_pace(draft: Draft) -> None:
-    """Check the staleness bound: between two syncs the engine's weights get up to sync_interval - 1 steps old."""
-    interval, staleness = draft.training.sync_interval, draft.staleness
-    if staleness < interval - 1:
-        raise UserError(
-            f"--training.sync_interval is {interval} and --training.staleness is {staleness}: the engine's weights are "
-            f"up to {interval - 1} steps old between two updates, so leave it out, or allow that: --training.staleness "
-            f"{interval - 1}"
-        )
-    if draft.evaluation.interval % interval:
-        raise UserError(
-            f"--evaluation.interval is {draft.evaluation.interval} and --training.sync_interval is {interval}: the "
-            f"engines have new weights every {interval} steps only, so evaluate at a multiple of {interval}"
-        )
-
-
-def check_deterministic(draft: Draft) -> None:
+def check_deterministic(plan: RunPlan) -> None:
     """Check `deterministic`, which needs one engine on a CPU, and groups that do not overlap with training."""
-    training, services, window = draft.training, draft.services, draft.window
+    training, services, window = plan.config.training, plan.config.services, plan.window
     if not training.deterministic:
         return
-    if draft.staleness and training.sync_interval > window:
+    if training.most_behind and training.sync_interval > window:
         raise UserError(
             f"--training.deterministic needs --training.sync_interval 1 or --training.old_logprobs trainer, and it is "
             f"{training.sync_interval}: which groups a step takes must not depend on the clock"
         )
-    if draft.staleness > window - 1:
+    if training.most_behind > window - 1:
         raise UserError(
-            f"--training.deterministic needs --training.staleness {window - 1}, and it is {draft.staleness}: "
+            f"--training.deterministic needs --training.staleness {window - 1}, and it is {training.most_behind}: "
             f"which weights sample a group must not depend on the clock"
         )
     for name in ("generator", "envs"):
@@ -141,22 +116,8 @@ def check_deterministic(draft: Draft) -> None:
             )
 
 
-def check_schedule(draft: Draft) -> None:
-    training = draft.training
-    if training.lr_schedule != "constant" and 0 < training.steps <= training.warmup_steps:
-        raise UserError(
-            f"--training.lr_schedule is {training.lr_schedule}, and --training.warmup_steps, {training.warmup_steps}, "
-            f"leaves none of the {training.steps} steps to decay in: make it shorter"
-        )
-
-
-def check_folder(draft: Draft) -> None:
+def check_folder(plan: RunPlan) -> None:
     """Check the folder that the run is written to, or goes on from."""
-    if draft.checkpoint.step and not draft.resume:
-        raise UserError(
-            f"--checkpoint.step is {draft.checkpoint.step}, and needs --resume: it is the checkpoint that a run goes "
-            "on from; give both, or leave it out"
-        )
-    checkpoint_of(draft)
-    if not draft.resume:
-        check_output(draft.output or "outputs/new")
+    checkpoint_of(plan)
+    if not plan.config.resume:
+        check_output(plan.config.output or "outputs/new")

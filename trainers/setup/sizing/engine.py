@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from agents.generator.engine_args import has_draft_model
 from agents.generator.settings import EngineSettings
-from trainers.setup.draft import Draft
-from trainers.setup.memory import BYTES, GIB, engine_memory, gib
+from trainers.setup.card import GIB, gib
+from trainers.setup.memory import BYTES, engine_memory
+from trainers.setup.run_plan import RunPlan
 
 REQUESTS = 128  # that an engine on CPU runs at once; further ones wait in its queue
 MOST_REQUESTS = 512  # that an engine on GPU runs at once
@@ -26,25 +27,25 @@ LEAST_REQUESTS = 4  # of full length; with fewer, most of a batch would wait in 
 
 
 def plan_engine(
-    draft: Draft, *, others: float = 0.0, at_rest: float = 0.0, on_card: int = 1
+    plan: RunPlan, *, others: float = 0.0, at_rest: float = 0.0, on_card: int = 1
 ) -> tuple[EngineSettings, str]:
     """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
     Args:
-        draft: of the run.
+        plan: of the run.
         others: peak of the run's other processes on the engine's GPU, in bytes.
         at_rest: bytes that they hold while the engine works.
         on_card: the number of engines on one GPU.
     """
-    generator, card, no_sleep = draft.services.generator, draft.card, cannot_sleep_reason(draft)
-    settings, wanted = _settings(draft), generator.sleep
-    if draft.shape is None or not generator.with_gpus:
+    generator, card, no_sleep = plan.config.services.generator, plan.card, cannot_sleep_reason(plan)
+    settings, wanted = _settings(plan), generator.sleep
+    if plan.shape is None or not generator.with_gpus:
         return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
-    one, chosen = cache_of_one(draft), generator.kv_cache_gib * GIB
+    one, chosen = cache_of_one(plan), generator.kv_cache_gib * GIB
     needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
     cache, sleeps = needed, settings.sleep
     if card is not None:
-        held = engine_memory(draft, replace(settings, kv_cache_gib=0.0)).total
+        held = engine_memory(plan, replace(settings, kv_cache_gib=0.0)).total
 
         def room(taken: float) -> float:
             return (card * generator.gpu_memory_utilization - taken) / on_card - held
@@ -73,20 +74,20 @@ def plan_engine(
     return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), about
 
 
-def _settings(draft: Draft) -> EngineSettings:
-    config, lora, generator = draft.config, draft.lora, draft.services.generator
+def _settings(plan: RunPlan) -> EngineSettings:
+    config, lora, generator = plan.config, plan.lora, plan.config.services.generator
     on_gpu = generator.with_gpus
     return EngineSettings(
         max_model_len=config.env.max_tokens,
-        max_requests=requests_at_once(draft),
+        max_requests=requests_at_once(plan),
         dtype=generator.dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
-        sleep=generator.sleep == "yes" and not cannot_sleep_reason(draft),
-        engine_args=draft.engine_args,
+        sleep=generator.sleep == "yes" and not cannot_sleep_reason(plan),
+        engine_args=plan.engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
-        return_routes=draft.replays_routes,
+        return_routes=plan.replays_routes,
         tensor_parallel=generator.procs,
         cuda_graphs=on_gpu and generator.cuda_graphs,
         worker_process=on_gpu and generator.worker_process,
@@ -97,29 +98,30 @@ def _settings(draft: Draft) -> EngineSettings:
     )
 
 
-def cannot_sleep_reason(draft: Draft) -> str:
+def cannot_sleep_reason(plan: RunPlan) -> str:
     """Why the engine cannot sleep while the trainer steps, as the end of a sentence; "" if it can."""
-    if not draft.is_supervised and draft.staleness > draft.window - 1:
-        return f"episodes are in flight while the trainer steps, for --training.staleness is {draft.staleness}"
-    if has_draft_model(draft.engine_args):
+    staleness = plan.config.training.most_behind
+    if not plan.is_supervised and staleness > plan.window - 1:
+        return f"episodes are in flight while the trainer steps, for --training.staleness is {staleness}"
+    if has_draft_model(plan.engine_args):
         return "the weights of its draft model would be lost, which the trainer does not publish"
     return ""
 
 
-def cache_of_one(draft: Draft) -> float:
+def cache_of_one(plan: RunPlan) -> float:
     """Bytes of keys and values of one request of full length, on one process of the engine."""
-    size = BYTES[draft.services.generator.dtype]
-    if str(draft.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
+    size = BYTES[plan.config.services.generator.dtype]
+    if str(plan.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         size = 1
-    token = 2 * draft.sizes.num_hidden_layers * draft.sizes.key_value_size * size
-    return token * draft.env.max_tokens / max(1, draft.services.generator.procs)
+    token = 2 * plan.sizes.num_hidden_layers * plan.sizes.key_value_size * size
+    return token * plan.config.env.max_tokens / max(1, plan.config.services.generator.procs)
 
 
-def requests_at_once(draft: Draft) -> int:
+def requests_at_once(plan: RunPlan) -> int:
     """Requests that the engine runs at once: on GPU one for each episode that may be open, up to a bound."""
-    if not draft.services.generator.with_gpus:
+    if not plan.config.services.generator.with_gpus:
         return REQUESTS
-    size = draft.objective.group_size if draft.objective else 1
-    training = draft.training.groups_per_step * (draft.staleness + 1) * size
+    size = plan.objective.group_size if plan.objective else 1
+    training = plan.config.training.groups_per_step * (plan.config.training.most_behind + 1) * size
     # Rounded up to a multiple of REQUESTS: vLLM compiles anew for each number.
-    return min(-(-max(training, draft.episodes_at_once) // REQUESTS) * REQUESTS, MOST_REQUESTS)
+    return min(-(-max(training, plan.episodes_at_once) // REQUESTS) * REQUESTS, MOST_REQUESTS)

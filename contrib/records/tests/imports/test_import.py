@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrib.records.exports.atif import trajectory
-from contrib.records.exports.chat import openai_lines, sft_lines
-from contrib.records.exports.conversation import conversations
+from contrib.records.exports.conversation import conversations, openai_lines, sft_lines
 from contrib.records.exports.select import Selected
 from contrib.records.imports.atif import read_trajectory
 from contrib.records.imports.build import build

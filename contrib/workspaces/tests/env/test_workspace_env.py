@@ -13,9 +13,9 @@ import pytest
 
 import forge_env
 from contrib.workspaces.contract import UnpackedImage
-from contrib.workspaces.env.bases import Bases
 from contrib.workspaces.env.cheats import workspace_cheats
 from contrib.workspaces.env.obstacles import obstacle_in
+from contrib.workspaces.env.prepared_env import Bases
 from contrib.workspaces.env.rows import read_row
 from contrib.workspaces.images.dockerfile import BuiltImage
 from contrib.workspaces.tests.made_images import make_small_image

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from contrib.workspaces.contract import UnpackedImage, Workspace, Workspaces
+from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.made_images import make_python_image, make_small_image
 from forge_env.core.errors import SandboxUnavailable

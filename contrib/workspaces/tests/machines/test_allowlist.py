@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage, Workspaces
+from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage
 from contrib.workspaces.machines import proxy
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.proxy import Allowlist, Proxy
 from forge_env.core.errors import UserError
 

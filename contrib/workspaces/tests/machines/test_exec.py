@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from contrib.workspaces.contract import UnpackedImage, Workspace, WorkspaceLimits, Workspaces
+from contrib.workspaces.contract import UnpackedImage, WorkspaceLimits
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.tests.machines.conftest import files_of
 from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecStatus

@@ -10,9 +10,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from contrib.workspaces.contract import Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
-from contrib.workspaces.guest.guest_workspace_files import END, ENTRY, FILE, FOLDER, LINK
+from contrib.workspaces.contract import WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.guest.guest_workspace_files import FILE, FOLDER, LAST, LINK, OBJECT
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.trees import receive_tree, send_tree
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -194,20 +196,20 @@ def through_a_pipe(data: bytes, target: Path) -> object:
 )
 async def test_a_forged_tree_writes_nothing_outside(path: bytes, tmp_path: Path) -> None:
     for kind in (FILE, FOLDER):
-        entry = ENTRY.pack(kind, len(path), 0o644, 1 if kind == FILE else 0) + path + b"x"
+        entry = OBJECT.pack(kind, len(path), 0o644, 1 if kind == FILE else 0, 0, 0, 0) + path + b"x"
         with pytest.raises(WorkspaceFileError):
-            through_a_pipe(entry + ENTRY.pack(END, 0, 0, 0), tmp_path / "target")
+            through_a_pipe(entry + LAST, tmp_path / "target")
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_forged_tree_cannot_write_through_what_it_has_made(tmp_path: Path) -> None:
-    link = ENTRY.pack(LINK, 1, 0, 4) + b"a" + b"/tmp"
-    again = 2 * (ENTRY.pack(FILE, 1, 0o644, 1) + b"ax")
-    large = ENTRY.pack(FILE, 1, 0o644, 2**60) + b"a"
+    link = OBJECT.pack(LINK, 1, 0, 4, 0, 0, 0) + b"a" + b"/tmp"
+    again = 2 * (OBJECT.pack(FILE, 1, 0o644, 1, 0, 0, 0) + b"ax")
+    large = OBJECT.pack(FILE, 1, 0o644, 2**60, 0, 0, 0) + b"a"
     for data in (link, again, large):
         with pytest.raises(WorkspaceFileError):
-            through_a_pipe(data + ENTRY.pack(END, 0, 0, 0), tmp_path / "target")
-    assert through_a_pipe(ENTRY.pack(FILE, 1, 0o644, 9) + b"a" + b"short", tmp_path / "target") is None
+            through_a_pipe(data + LAST, tmp_path / "target")
+    assert through_a_pipe(OBJECT.pack(FILE, 1, 0o644, 9, 0, 0, 0) + b"a" + b"short", tmp_path / "target") is None
     assert through_a_pipe(b"", tmp_path / "target") is None
     assert list(tmp_path.iterdir()) == []
 

@@ -18,7 +18,8 @@ import pytest
 import pytest_asyncio
 
 import forge_env
-from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage, Workspaces
+from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage
+from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.pool import Pool
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.made_images import make_small_image
@@ -32,7 +33,7 @@ ROOT = Path(forge_env.__file__).parents[1]
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.contract import (UnpackedImage)
 from contrib.workspaces.open import open_workspaces
 
 async def main():

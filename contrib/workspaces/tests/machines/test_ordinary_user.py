@@ -18,7 +18,7 @@ import asyncio, json, os, sys
 from pathlib import Path
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecStatus
-from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage, WorkspaceLimits
+from contrib.workspaces.contract import (Network, NetworkMode, UnpackedImage, WorkspaceLimits)
 from contrib.workspaces.open import open_workspaces
 
 async def main():

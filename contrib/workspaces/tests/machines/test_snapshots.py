@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from contrib.workspaces.contract import UnpackedImage, Workspace, Workspaces
+from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.tests.machines.conftest import files_of
 from forge_env.core.errors import UserError
 

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from contrib.workspaces.contract import UnpackedImage, Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
+from contrib.workspaces.contract import UnpackedImage, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.guest.guest_workspace_files import END, FILE, HARD_LINK, OBJECT
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEEP = ["/bin", "/usr", "/etc", "/opt", "/opt/app/.env*", "/home/*/.*"]

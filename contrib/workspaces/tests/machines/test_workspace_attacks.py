@@ -14,14 +14,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from contrib.workspaces.contract import (
-    CommandResult,
-    UnpackedImage,
-    Workspace,
-    WorkspaceCapabilities,
-    WorkspaceLimits,
-    Workspaces,
-)
+from contrib.workspaces.contract import CommandResult, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
+from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.tests.machines.conftest import opened_or_skipped
 from forge_env.core.sandbox import ExecStatus
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack

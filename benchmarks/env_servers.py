@@ -1,6 +1,6 @@
 """What a turn takes in the processes of the environments, with many episodes at once and a model of a fixed time.
 
-    python -m contrib.serve.benchmarks.env_servers [--processes 1] [--episodes 1024] [--model-ms 50] [--json FILE]
+    python -m benchmarks.env_servers [--processes 1] [--episodes 1024] [--model-ms 50] [--json FILE]
 
 Real EnvActors play groups of eight five-turn calculator episodes, so many episodes at once over all processes; a group
 that ends makes room for the next. The model answers every request after the same time, however many ask. There are
@@ -96,9 +96,9 @@ async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, 
     async with Launcher() as launcher:
         agent: tuple[str, dict[str, Any]]
         if way == "text":
-            agent = "contrib.serve.benchmarks.env_servers:text_model", {"seconds": seconds}
+            agent = "benchmarks.env_servers:text_model", {"seconds": seconds}
         elif way == "tokens":
-            agent = "contrib.serve.benchmarks.env_servers:token_model", {"model": model, "seconds": seconds}
+            agent = "benchmarks.env_servers:token_model", {"model": model, "seconds": seconds}
         else:
             policy: Any = await PreparedActor.options().as_service(name="policy", model=model, seconds=seconds)
             agent = "agents.token_agent:TokenAgent", {"model": model, "policy": ActorPolicy(policy.client)}

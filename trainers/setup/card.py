@@ -1,13 +1,51 @@
-"""What each GPU and the host of a run hold, from the estimates of their processes."""
+"""What each process of a run holds, and so each GPU and the host."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainers.setup.memory import Memory, gib
 from trainers.setup.placement import Process
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one process, by purpose."""
+
+    held: dict[str, float] = field(default_factory=dict)
+    """What is there all the time."""
+    phases: tuple[dict[str, float], ...] = ()
+    """What is there in one phase of the work; phases follow each other."""
+    resting: float | None = None
+    """Bytes while another process uses the same GPU; None if the process gives nothing back."""
+    on_host: dict[str, float] = field(default_factory=dict)
+    """What a process on a GPU has in the memory of its host."""
+
+    @property
+    def total(self) -> float:
+        """Bytes in the fullest phase."""
+        return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
+
+    @property
+    def at_rest(self) -> float:
+        """Bytes while another process uses the same GPU."""
+        return self.total if self.resting is None else self.resting
+
+    def __str__(self) -> str:
+        """All parts in GiB, such as "state 2.00 + activations 1.00, logits 1.00 or published 3.00"."""
+        held, *phases = (", ".join(f"{k} {gib(v)}" for k, v in part.items()) for part in (self.held, *self.phases))
+        return " + ".join(text for text in (held, " or ".join(phases)) if text)
+
+
+def gib(count: float) -> str:
+    """Bytes as GiB with about three digits: "0.004", "1.25", "89.1"."""
+    value = count / GIB
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
 
 Processes = Sequence[tuple[Process, Memory | None]]
 """Each process with its memory; None if the sizes of the model are not known."""
