@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
-from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, UNTIED, VOCABULARY, make_folder
+from tests.trainers.titan.folders import FAMILIES, GPT_OSS, LLAMA3_ROPE, SIZES, UNTIED, VOCABULARY, make_folder
 from tests.trainers.titan.weights import fused_projections, weights_of
 from trainers.batching.batch import Sample
 from trainers.families.table import family_of, read_config
@@ -31,6 +31,7 @@ from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+ROPE = GPT_OSS["rope_parameters"]
 SLIDES = {"use_sliding_window": True, "sliding_window": 8}
 YARN_SCALING = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 NAMES = {
@@ -342,6 +343,22 @@ def test_compiled_blocks_take_the_same_step(folders, make, name, mode):
         ("qwen3-moe", {"moe_intermediate_size": ...}, "moe_intermediate_size = None"),
         ("qwen3-moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
         ("llama-3", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ("gpt-oss", {"swiglu_limit": 6.0}, r"swiglu_limit 6.0 instead of 7.0.*GptOssForCausalLM"),
+        ("gpt-oss", {"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06 instead of 1e-05"),
+        ("gpt-oss", {"attention_bias": False}, "attention_bias False instead of True"),
+        ("gpt-oss", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types other than sliding"),
+        ("gpt-oss", {"sliding_window": None}, "sliding_window None"),
+        ("gpt-oss", {"num_local_experts": ...}, "num_experts = None"),
+        ("gpt-oss", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
+        ("gpt-oss", {"quantization_config": {"quant_method": "fp8"}}, "weights quantized by fp8"),
+        ("gpt-oss", {"rope_parameters": YARN}, "yarn without beta_fast, beta_slow"),
+        (
+            "gpt-oss",
+            {"rope_parameters": {name: value for name, value in ROPE.items() if name != "rope_theta"}},
+            "yarn without rope_theta",
+        ),
+        ("gpt-oss", {"rope_parameters": {**ROPE, "attention_factor": 1.2}}, "attention_factor 1.2 of yarn"),
+        ("gpt-oss", {"rope_parameters": ...}, "rope scaling 'default'"),
         ("qwen2.5", {"model_type": ...}, "only .*LlamaForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn' without a number for factor"),
         ("qwen3", {"rope_parameters": YARN | {"factor": 0.5}}, "factor 0.5 of yarn, which is at least 1"),
