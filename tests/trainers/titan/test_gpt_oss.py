@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("torchtitan")
 import trainers.titan.device  # noqa: F401  # isort: skip
+from torch.nn.attention.flex_attention import create_block_mask
 from torchtitan.models.common.attention import VarlenMetadata
 
 from tests.helpers.forks import run_ranks
@@ -23,7 +24,7 @@ from tests.trainers.titan.weights import check_same, weights_of
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.titan.attention import document_mask
-from trainers.titan.gpt_oss import _SinkVarlen
+from trainers.titan.gpt_oss import SinkFlex, _SinkVarlen
 from trainers.titan.trainer import TitanTrainer
 
 Make = Callable[..., TitanTrainer]
@@ -119,6 +120,21 @@ def test_packed_rows_have_the_gradients_of_a_softmax_with_sinks(flash_attention:
     torch.testing.assert_close(out, expected)
     found, wanted = (torch.autograd.grad((each * of_out).sum(), inputs) for each in (out, expected))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("window", [-1, 3])
+def test_flex_attention_has_the_outputs_of_a_softmax_with_sinks(window: int) -> None:
+    """Without gradients, which flex attention does not have on a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in ((12, 4, 8), (12, 2, 8), (12, 2, 8), (4,))]
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    allowed = document_mask(positions, None if window < 0 else window + 1)[0, 0]
+    with torch.compiler.set_stance("force_eager"):
+        mask = create_block_mask(lambda b, h, query, key: allowed[query, key], 1, None, 12, 12, device="cpu")
+        q, k, v = (part[None] for part in inputs[:3])
+        attention = SinkFlex.Config().build()
+        out = attention(q, k, v, attention_masks=mask, scale=0.3, enable_gqa=True, sinks=inputs[3])
+    torch.testing.assert_close(out[0], plain(*inputs, window=window))
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *, window: int) -> Tensor:
