@@ -17,12 +17,14 @@ from dataclasses import dataclass
 
 from agents.renderer.dialects.bodies import Piece
 from agents.renderer.dialects.calls import Calls, Tools, Written
-from agents.renderer.model_json import SPACE, decode, dump, read_arguments
+from agents.renderer.dialects.scan import Scan
+from agents.renderer.model_json import SPACE, dump, read_arguments
 from forge_env.core.types import FunctionSpec, ToolCall
 
 END, ANSWER = "<|end|>", "<|start|>assistant"
 THOUGHT, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 _MESSAGE = "<|message|>"
+_END = re.compile(re.escape(END))
 _ANALYSIS = re.compile(r"<\|channel\|>analysis\b")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -49,25 +51,22 @@ class ChannelMessage:
 
 def messages(text: str) -> Iterator[ChannelMessage]:
     """The messages of an answer; one that has no header is content."""
-    rest = text
-    while rest:
-        header, mark, body = rest.partition(_MESSAGE)
-        if END in header or not mark:  # of a later message
-            header, body = "", rest
-        whole = _length_of_arguments(body) if _RECIPIENT.search(header) else 0
-        end = body.find(END, whole)
-        body, rest = (body, "") if end < 0 else (body[:end], body[end + len(END) :].removeprefix(ANSWER))
-        if whole and body[whole:].strip():  # words behind a call
-            yield ChannelMessage(header, body[:whole], True)
-            header, body = "", body[whole:].strip()
-        yield ChannelMessage(header, body, end >= 0)
-
-
-def _length_of_arguments(text: str) -> int:
-    """The length of the JSON at the beginning of a text, in whose strings marks may be; 0 if there is none."""
-    space = len(text) - len(text.lstrip(SPACE))
-    _, length, problem = decode(text[space:])
-    return 0 if problem else space + length
+    scan, at = Scan(text, _END), 0
+    while at < len(text):
+        end, mark = scan.find(END, at), scan.find(_MESSAGE, at)
+        has_header = mark >= 0 and not 0 <= end < mark
+        header, start = (text[at:mark], mark + len(_MESSAGE)) if has_header else ("", at)
+        if _RECIPIENT.search(header):  # marks may be in the strings of its JSON
+            _, whole, problem = scan.json(scan.space(start))
+            end = end if problem else text.find(END, whole)
+            words = "" if problem else text[whole : None if end < 0 else end].strip()
+            if words:
+                yield ChannelMessage(header, text[start:whole], True)
+                header, start = "", whole
+        body = text[start : None if end < 0 else end]
+        yield ChannelMessage(header, body if header else body.strip(), end >= 0)
+        at = len(text) if end < 0 else end + len(END)
+        at += len(ANSWER) * text.startswith(ANSWER, at)
 
 
 def split(text: str) -> tuple[str | None, str | None]:
