@@ -18,7 +18,7 @@ from agents.generator.adapter_folder import SCALES, read_config
 from agents.generator.lora_slot import PREFIX, RANKS, TARGETS
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE
-from trainers.model.shape import ModelShape
+from trainers.families.shape import ModelShape
 
 ALL = "all-linear"
 """The name for all of `TARGETS`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainers.model.shape import ModelShape
+from trainers.families.shape import ModelShape
 
 PEAK_FLOPS = 989e12  # of one H100 or H200 in dense bfloat16, by its datasheet
 

@@ -54,7 +54,7 @@ from benchmarks.gpu.runs import (
     throughput,
 )
 from benchmarks.machine import describe
-from trainers.model.shape import read_shape
+from trainers.families.table import read_shape
 from trainers.setup.placement import gpus_available
 
 GROUP = 8

@@ -37,8 +37,9 @@ from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 from forge_env.runtime.weights import CudaIpcStore, SharedMemoryStore
+from trainers.families.shape import ModelShape
+from trainers.families.table import read_shape
 from trainers.lora import TARGETS, target_sizes
-from trainers.model.shape import ModelShape, read_shape
 
 BATCHES, SWAPS = 3, 12
 PROMPT_TOKENS = 128

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from forge_env.core.episode import Episode
+from trainers.families.shape import ModelShape
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import ModelShape
 from trainers.setup.card import GIB
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan

@@ -38,9 +38,9 @@ from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
+from trainers.families.table import read_shape
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
-from trainers.model.shape import read_shape
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip

@@ -20,7 +20,8 @@ from forge_env.core.turn import Completion
 from forge_env.core.types import EpisodeLimits, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from trainers.model.shape import ModelShape, read_shape
+from trainers.families.shape import ModelShape
+from trainers.families.table import read_shape
 
 
 class Sampler:

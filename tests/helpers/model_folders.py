@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainers.model.shape import read_shape
-from trainers.model.weights import weight_shapes
+from trainers.families.table import family_of, read_config
 
 
 def make_model_folder(folder: Path, like: Path, **config: Any) -> Path:
@@ -25,7 +24,8 @@ def make_model_folder(folder: Path, like: Path, **config: Any) -> Path:
     vocabulary = {"vocab_size": settings["vocab_size"]}
     (folder / "config.json").write_text(json.dumps(settings | config | vocabulary))
     generator = torch.Generator().manual_seed(0)
-    shapes = weight_shapes(read_shape(folder))
+    model = read_config(folder)
+    shapes = family_of(model).weights(model)
     weights = {name: torch.randn(shape, generator=generator) * 0.02 for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

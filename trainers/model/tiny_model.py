@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from agents.renderer.chat_template import QWEN3_TEMPLATE
 from agents.renderer.rendering import Renderer
 from forge_env.core.types import Message, ToolSpec
-from trainers.model.families import FAMILIES
+from trainers.families.table import FAMILIES, family_of
 from trainers.model.sizes import ModelSize
 
 SPECIAL_TOKENS = (
@@ -124,41 +124,7 @@ def _config(size: ModelSize, *, vocab_size: int) -> dict[str, object]:
 def _random_weights(config: dict[str, object], seed: int) -> dict[str, torch.Tensor]:
     """Draw every matrix from N(0, 0.02^2), as Qwen3's own initialisation does; norms start at 1."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = {key: value for key, value in config.items() if isinstance(value, int)}
-    width, heads, kv = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    head, inner, vocab = sizes["head_dim"], sizes["intermediate_size"], sizes["vocab_size"]
-    experts, mlps = sizes.get("num_experts", 0), ["mlp"]
-    if experts:
-        inner, mlps = sizes["moe_intermediate_size"], [f"mlp.experts.{number}" for number in range(experts)]
-
-    def matrix(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * 0.02
-
-    weights = {
-        "model.embed_tokens.weight": matrix(vocab, width),
-        **({} if config["tie_word_embeddings"] else {"lm_head.weight": matrix(vocab, width)}),
-        "model.norm.weight": torch.ones(width),
+    return {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(*shape, generator=generator) * 0.02
+        for name, shape in family_of(config).weights(config).items()
     }
-    for i in range(sizes["num_hidden_layers"]):
-        layer = {
-            "self_attn.q_proj": matrix(heads * head, width),
-            "self_attn.k_proj": matrix(kv * head, width),
-            "self_attn.v_proj": matrix(kv * head, width),
-            "self_attn.o_proj": matrix(width, heads * head),
-            "self_attn.q_norm": torch.ones(head),
-            "self_attn.k_norm": torch.ones(head),
-            **({"mlp.gate": matrix(experts, width)} if experts else {}),
-            **{
-                f"{mlp}.{name}": matrix(*shape)
-                for mlp in mlps
-                for name, shape in (
-                    ("gate_proj", (inner, width)),
-                    ("up_proj", (inner, width)),
-                    ("down_proj", (width, inner)),
-                )
-            },
-            "input_layernorm": torch.ones(width),
-            "post_attention_layernorm": torch.ones(width),
-        }
-        weights |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
-    return weights

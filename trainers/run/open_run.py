@@ -26,9 +26,9 @@ from forge_env.utils.folders import remove_empty
 from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Startup
+from trainers.model.find import made_model
 from trainers.model.make import count_parameters, make_model
 from trainers.model.new_rows import make_folder
-from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run, model_facts

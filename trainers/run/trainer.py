@@ -25,7 +25,7 @@ from forge_env.runtime.service import Service
 from trainers.batching.batch import Sample
 from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
 from trainers.batching.shares import even_shares
-from trainers.model.shape import ModelShape
+from trainers.families.shape import ModelShape
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainers.model.shape import ModelShape
+from trainers.families.shape import ModelShape
 from trainers.setup.run_plan import RunPlan
 
 RATE = 1e11

@@ -11,8 +11,8 @@ import math
 
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
+from trainers.families.shape import ModelShape
 from trainers.lora import Lora, target_sizes
-from trainers.model.shape import ModelShape
 from trainers.setup.card import GIB, Memory
 from trainers.setup.run_plan import RunPlan
 

@@ -14,7 +14,8 @@ from forge_env.runtime.host_settings import slurm_nodes
 from forge_env.utils.settings import with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
-from trainers.model.shape import find_shape, read_shape
+from trainers.families.table import read_shape
+from trainers.model.find import find_shape
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve

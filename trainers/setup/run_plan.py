@@ -32,8 +32,9 @@ from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
+from trainers.families.shape import ModelShape
 from trainers.lora import Lora
-from trainers.model.shape import FoundModel, ModelShape
+from trainers.model.find import FoundModel
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import choose_old_logprobs
 from trainers.setup.card import Card, Processes, cards

@@ -50,11 +50,14 @@ class CausalSDPA(FlexAttention):
         return out.transpose(1, 2)
 
 
-def document_mask(positions: Tensor) -> Tensor:
-    """Boolean attention mask (B, 1, L, L): causal, and within the document that starts at each position 0."""
+def document_mask(positions: Tensor, window: int | None = None) -> Tensor:
+    """Boolean attention mask (B, 1, L, L): causal, and within the document that starts at each position 0.
+
+    With a window, a token attends to that many tokens at most, itself among them.
+    """
     document = (positions == 0).cumsum(1)  # (B, L)
-    same = document[:, :, None] == document[:, None, :]
-    return same.tril_()[:, None]
+    same = (document[:, :, None] == document[:, None, :]).tril_()
+    return (same if window is None else same.triu_(1 - window))[:, None]
 
 
 class AttentionAC(SelectiveAC):

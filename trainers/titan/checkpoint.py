@@ -36,7 +36,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.disks import full_disk
 from trainers import checkpoints
-from trainers.model.families import read_experts
+from trainers.families.table import family_of
 from trainers.titan.lora import is_adapter
 from trainers.titan.shards import shard_of
 from trainers.titan.weight_files import is_finite
@@ -236,7 +236,7 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config that must be equal if one model's checkpoint is to fit another."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")} | (
-        {"experts": [experts.count, experts.size]} if (experts := read_experts(config)) else {}
+        {"experts": [experts.count, experts.size]} if (experts := family_of(config).experts(config)) else {}
     )
 
 

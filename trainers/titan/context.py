@@ -112,23 +112,25 @@ class Context:
         result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots), self._group)
         return result
 
-    def mask(self, positions: Tensor) -> Tensor:
+    def mask(self, positions: Tensor, window: int | None) -> Tensor:
         """Boolean attention mask (B, 1, L / ranks, L) of this rank's queries and the gathered keys.
 
         Causal, and within the document that starts at each position 0.
 
         Args:
             positions: (B, L) int64, of the whole sequences.
+            window: the most tokens that one attends to, itself among them; None is no bound.
         """
         queries, keys, of_queries, of_keys = self._sides(positions)
-        return ((queries[:, None] >= keys) & (of_queries[..., None] == of_keys[:, None]))[:, None]
+        back = queries[:, None] - keys
+        return (_within(back, window) & (of_queries[..., None] == of_keys[:, None]))[:, None]
 
-    def block_mask(self, positions: Tensor, block_size: int | tuple[int, int]) -> BlockMask:
+    def block_mask(self, positions: Tensor, window: int | None, block_size: int | tuple[int, int]) -> BlockMask:
         """`mask` for flex attention."""
         queries, keys, of_queries, of_keys = self._sides(positions)
 
         def attends(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (queries[query] >= keys[key]) & (of_queries[b, query] == of_keys[b, key])
+            return _within(queries[query] - keys[key], window) & (of_queries[b, query] == of_keys[b, key])
 
         sizes = len(positions), None, len(queries), len(keys)
         mask: BlockMask = create_attention_mask(attends, *sizes, device=positions.device, BLOCK_SIZE=block_size)
@@ -140,6 +142,11 @@ class Context:
         places = head_tail(positions.shape[1], self.ranks, positions.device)
         queries, keys = places[self.rank], places.flatten()
         return queries, keys, queries - positions[:, queries], keys - positions[:, keys]
+
+
+def _within(back: Tensor, window: int | None) -> Tensor:
+    """Whether a token attends to the one that lies `back` places before it."""
+    return back >= 0 if window is None else (back >= 0) & (back < window)
 
 
 class _Combine(torch.autograd.Function):

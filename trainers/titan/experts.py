@@ -27,7 +27,7 @@ from torchtitan.models.common.config_utils import make_token_dispatcher_config
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
-from trainers.model.families import Experts
+from trainers.families.family import Experts
 
 # TorchTitan's router asks autocast for float32, which only GPUs have; on a CPU it computes in the model's dtype.
 warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")

@@ -1,6 +1,6 @@
 """The weights of a TorchTitan model under Hugging Face names: streamed out tensor by tensor, and read shard by shard.
 
-One parameter of the model is one tensor of Hugging Face, with three exceptions, which depend on families.py and the
+One parameter of the model is one tensor of Hugging Face, with three exceptions, which depend on the family and the
 device:
 
 - a fused projection (wqkv) is the projections of queries, keys and values,
@@ -32,7 +32,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from agents.model_weights import HEAD
 from forge_env.core.errors import InvariantError
-from trainers.model.weights import check_weights
+from trainers.families.weights import check_weights
 from trainers.titan.experts import is_expert
 from trainers.titan.lora import adapted, is_adapter
 from trainers.titan.shards import gather_full, reshard, shard_of

@@ -1,7 +1,7 @@
 """A TorchTitan model behind a few methods. Only this file knows its internals.
 
 It reads a Hugging Face folder (config.json and safetensors), builds the model on the meta device, shards it, and loads
-the weights. families.py has the architectures; hf_weights.py loads the weights and gives them back.
+the weights. builder.py builds the architectures; hf_weights.py loads the weights and gives them back.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
+from torchtitan.models.common.attention import (
+    get_efficient_causal_mask_mod_for_packed_document,
+    get_sliding_window_mask_mod,
+)
 
 from agents.model_weights import check_head
-from trainers.model.families import Experts, read_config, read_experts
-from trainers.model.shape import shape_of
+from trainers.families.family import Experts
+from trainers.families.table import read_config
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import AttentionAC, document_mask
+from trainers.titan.builder import builder_of
 from trainers.titan.context import Context
-from trainers.titan.families import TITAN, titan_config
 from trainers.titan.fused_qkv import split_shards_on_save
 from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
@@ -75,10 +79,10 @@ class TitanModel:
         self.parallel = parallel
         self.context = Context.of(parallel)
         self.device = device()
-        self.family = TITAN[self.hf_config["model_type"]]
         fuse_qkv = self.device.type != "cpu" and lora is None
-        self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
-        settings.check_model(shape_of(self.hf_config))
+        self.builder = builder_of(self.hf_config)(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
+        self.config = self.builder.decoder()
+        settings.check_model(self.builder.family.shape(self.hf_config))
         self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
@@ -88,7 +92,7 @@ class TitanModel:
         kept_logit_bytes = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
         split_shards_on_save(self.module)
         self._head = Head(self.module.get_submodule("lm_head"), kept_logit_bytes)
-        adapter = self.family.adapter(self.config, None)
+        adapter = self.builder.adapter(self.config, None)
         self.weights = HFWeights(self.module, adapter, tied=bool(self.config.enable_weight_tying))
         self.weights.load(files)
         self.adapters: Adapters | None = None
@@ -107,7 +111,7 @@ class TitanModel:
     @property
     def experts(self) -> Experts | None:
         """The experts of each layer; None for a dense model."""
-        return read_experts(self.hf_config)
+        return self.builder.family.experts(self.hf_config)
 
     @property
     def max_length(self) -> int:
@@ -188,7 +192,7 @@ class TitanModel:
         )
         if self.parallel.tp_enabled or self.parallel.ep_enabled:
             is_cut, is_spread = parallelism.enable_sequence_parallel, self.parallel.ep_enabled
-            self.family.shard(self.config, enable_sp=is_cut, enable_ep=is_spread)
+            self.builder.shard(self.config, enable_sp=is_cut, enable_ep=is_spread)
         with torch.device("meta"):
             module: Decoder = (
                 self.config.build() if self._lora is None else build_with_adapters(self.config, self._lora)
@@ -200,7 +204,7 @@ class TitanModel:
         # One process has nothing to shard. If there is nothing to cast or offload either, plain tensors are faster.
         of_trained = weights if self._lora is None else "float32"
         is_plain = self.parallel.world_size == 1 and dtype == of_trained == weights and not self.is_offloaded
-        module = self.family.parallelize(
+        module = self.builder.parallelize(
             module,
             parallel_dims=self.parallel,
             training=TrainingConfig(mixed_precision_param=dtype, enable_cpu_offload=self.is_offloaded),
@@ -241,26 +245,33 @@ class TitanModel:
         return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
     def _run(self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None) -> Any:
+        masks = {window: self._mask(tokens, positions, window) for window in self.builder.windows}
+        arguments = {"attention_masks": masks if len(masks) > 1 else next(iter(masks.values()))}
         if self.context.ranks > 1:
-            return self._run_part(tokens, _positions(tokens) if positions is None else positions, routes)
-        arguments = {} if routes is None else {"routes": routes}
-        return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions, **arguments)
+            # Only padding lies beyond the last position of the model.
+            whole = _positions(tokens) if positions is None else positions
+            positions = self.context.cut(whole).clamp(max=self.max_length - 1)
+            tokens = self.context.cut(tokens)
+            routes = None if routes is None else self.context.cut(routes)
+        return self.module(tokens, positions=positions, **arguments, **({} if routes is None else {"routes": routes}))
 
-    def _run_part(self, tokens: Tensor, positions: Tensor, routes: Tensor | None) -> Any:
-        """The forward pass of this rank's part. Every rank gets full sequences, which are small beside activations."""
+    def _mask(self, tokens: Tensor, positions: Tensor | None, window: int | None) -> Any:
+        """The mask of layers that attend to a window. Every rank gets full sequences, which are small beside
+        activations."""
+        if self.attention == "sdpa" and self.context.ranks == 1 and positions is None and window is None:
+            return None
+        positions = _positions(tokens) if positions is None else positions
         if self.attention == "sdpa":
-            masks: Any = self.context.mask(positions)
-        else:
-            masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
-        # Only padding lies beyond the last position of the model.
-        positions = self.context.cut(positions).clamp(max=self.max_length - 1)
-        arguments = {} if routes is None else {"routes": self.context.cut(routes)}
-        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **arguments)
-
-    def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
-        if self.attention == "sdpa":
-            return None if positions is None else document_mask(positions)
-        return self.module.get_attention_masks(_positions(tokens) if positions is None else positions)
+            return document_mask(positions, window) if self.context.ranks == 1 else self.context.mask(positions, window)
+        attention = self.config.first_attention
+        if self.context.ranks > 1:
+            return self.context.block_mask(positions, window, attention.inner_attention.block_size)
+        if self.attention == "varlen" or window is None:  # the kernel of varlen knows its window
+            return self.module.get_attention_masks(positions)
+        in_row = get_efficient_causal_mask_mod_for_packed_document(positions)
+        return self.module._create_flex_attention_mask(
+            positions, attention, [get_sliding_window_mask_mod(window), in_row]
+        )
 
 
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:

@@ -13,8 +13,8 @@ from annotated_types import Ge, Gt, Interval
 
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, Or, check_choices
+from trainers.families.shape import ModelShape, divisors
 from trainers.lora import Lora
-from trainers.model.shape import ModelShape, divisors
 
 Schedule = Literal["constant", "linear", "cosine"]
 

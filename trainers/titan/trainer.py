@@ -11,7 +11,7 @@ ranks, the micro-batch size and the packing change the speed and not the result.
 
 No actor is defined here: the caller decides in which process the trainer runs. Its parts are in these files:
 
-- model.py: the model, of one of the families in families.py.
+- model.py: the model, which builder.py and its siblings build.
 - settings.py: how to train. schedule.py: the learning rate.
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints. export.py: the weights for other programs.
@@ -79,7 +79,7 @@ COMPILED = 8
 
 
 class TitanTrainer:
-    """Trains one model from a Hugging Face folder: Qwen3, dense or with experts, Qwen2.5 or Llama 3.
+    """Trains one model from a Hugging Face folder, of a family of trainers/families.
 
     Args:
         model_path: the folder.

@@ -9,7 +9,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_env.core.errors import UserError
-from trainers.model.shape import KNOWN_SHAPES, find_shape, made_shape, read_shape
+from trainers.families.table import KNOWN_SHAPES, read_shape
+from trainers.model.find import find_shape, made_shape
 
 SIZES = {
     "max_position_embeddings": 1024,

@@ -15,8 +15,9 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from tests.helpers.entry import never
 from trainers.api import enter
+from trainers.families.table import read_shape
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import find_shape, made_shape, read_shape
+from trainers.model.find import find_shape, made_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
 from trainers.settings.tasks import ModelConfig

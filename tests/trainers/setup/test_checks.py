@@ -13,8 +13,8 @@ from forge_env.records.run_files import MANIFEST
 from forge_env.utils.settings import leaves
 from tests.helpers.model_folders import make_model_folder
 from trainers.algorithm import Algorithm
+from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import KNOWN_SHAPES
 from trainers.setup.checks.machine_checks import check_host_memory, check_trainer, host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.read_config import read_config

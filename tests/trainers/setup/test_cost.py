@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainers import sft
+from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO
-from trainers.model.shape import KNOWN_SHAPES, made_shape
+from trainers.model.find import made_shape
 from trainers.setup.cost import RATE, describe_cost, duration, flops_of_token
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config

@@ -11,7 +11,7 @@ import pytest
 
 from agents.generator.settings import EngineSettings
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import find_shape
+from trainers.model.find import find_shape
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.sizing.engine import cannot_sleep_reason, plan_engine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import find_shape
+from trainers.model.find import find_shape
 from trainers.setup.card import GIB
 from trainers.setup.memory import engine_memory
 from trainers.setup.options.read_config import read_config

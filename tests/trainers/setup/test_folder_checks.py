@@ -19,9 +19,9 @@ from agents.served_tokenizer import ServedTokenizer, plain_config
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings
 from tests.helpers.model_folders import change_json, change_weights, make_model_folder
+from trainers.families.table import read_config as read_model_config
 from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
-from trainers.model.families import read_config as read_model_config
 from trainers.model.new_rows import make_folder, untrained
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
@@ -89,7 +89,7 @@ REFUSED: list[tuple[Callable[[Path], None], Callable[[Path], None], str]] = [
     (one_too_many, trained, "has a superfluous weight model.extra.weight"),
     (wider, trained, "where (128, 400) is expected"),
     (cut, trained, "model.safetensors is damaged"),
-    (sliding, lambda folder: read_model_config(folder) and None, "sliding windows"),
+    (sliding, lambda folder: read_model_config(folder) and None, "windows other than one of all layers"),
 ]
 """A change of a good folder, what refuses it in a process of the run, and a part of its sentence."""
 

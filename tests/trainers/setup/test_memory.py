@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from trainers.families.shape import ModelShape
+from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO, Config
-from trainers.model.shape import KNOWN_SHAPES, FoundModel, ModelShape
+from trainers.model.find import FoundModel
 from trainers.setup.card import GIB, Memory, gib
 from trainers.setup.memory import activation_bytes, reference_memory, state_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config

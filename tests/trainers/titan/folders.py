@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 VOCABULARY = 97  # odd, as those of real tokenizers often are
 SIZES: dict[str, Any] = {
@@ -42,6 +50,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
+    "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
 }
 
 

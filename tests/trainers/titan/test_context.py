@@ -60,12 +60,12 @@ def test_each_token_is_in_the_part_of_one_rank_and_all_parts_cost_the_same(ranks
 
 
 @few
-@given(sequences())
-def test_the_masks_of_all_ranks_are_the_whole_mask(drawn):
+@given(sequences(), st.sampled_from([None, 1, 5]))
+def test_the_masks_of_all_ranks_are_the_whole_mask(drawn, window):
     ranks, positions = drawn
-    whole = document_mask(positions)
+    whole = document_mask(positions, window)
     order = head_tail(positions.shape[1], ranks).flatten()
-    parts = [Context(ranks, rank).mask(positions) for rank in range(ranks)]
+    parts = [Context(ranks, rank).mask(positions, window) for rank in range(ranks)]
     assert torch.equal(torch.cat(parts, dim=2), whole[:, :, order][..., order])
 
 
@@ -89,14 +89,14 @@ def test_each_target_is_on_the_one_rank_that_has_its_token(ranks, count, seed, p
                 assert torch.equal(part.targets, batch.targets[part.chosen])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_flex_attention_gets_the_same_mask_in_blocks(rank):
+@pytest.mark.parametrize(("rank", "window"), [(0, None), (1, None), (1, 40)])
+def test_flex_attention_gets_the_same_mask_in_blocks(rank, window):
     """Where a block is neither empty nor full, the kernel asks the function: the two together are the mask."""
     rows = [[300, 100], [512], [1, 200, 250]]
     positions = torch.stack([positions_of(row, 512) for row in rows])
     context = Context(2, rank)
     with torch.compiler.set_stance("force_eager"):
-        expected, blocks = context.mask(positions), context.block_mask(positions, 128)
+        expected, blocks = context.mask(positions, window), context.block_mask(positions, window, 128)
     assert blocks.seq_lengths == (256, 512)
     b, q, k = torch.meshgrid(*map(torch.arange, (3, 256, 512)), indexing="ij")
     assert torch.equal(blocks.mask_mod(b, torch.zeros_like(b), q, k), expected[:, 0])

@@ -21,9 +21,9 @@ from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
+from trainers.families.table import read_shape
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
-from trainers.model.shape import read_shape
 from trainers.setup.memory import FLOAT32, activation_bytes, state_bytes, trainer_memory
 from trainers.titan.trainer import TitanTrainer
 

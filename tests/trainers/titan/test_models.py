@@ -21,16 +21,18 @@ from transformers import AutoModelForCausalLM
 from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULARY, make_folder
-from tests.trainers.titan.weights import weights_of
+from tests.trainers.titan.weights import fused_projections, weights_of
 from trainers.batching.batch import Sample
+from trainers.families.table import family_of, read_config
 from trainers.losses import SFTLoss
-from trainers.model.families import read_config
-from trainers.model.shape import read_shape
-from trainers.model.weights import weight_shapes
-from trainers.titan import model as titan_model
+from trainers.titan.attention import document_mask
+from trainers.titan.builder import builder_of
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+SLIDES = {"use_sliding_window": True, "sliding_window": 8}
+YARN_SCALING = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 CLOSE = {"atol": 1e-5, "rtol": 0}  # of logits up to 5: about as many roundings of float32 as there are sums
 
 
@@ -157,6 +159,42 @@ def test_rope_scaling_is_read_in_the_names_of_older_versions(folders, make, tmp_
     assert (logits(make(unscaled), tokens) - expected).abs().max() > 0.1
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3", {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2}}),
+        ("qwen2.5", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
+        ("llama-3", {"rope_parameters": YARN | {"truncate": False}}),
+        ("qwen3", {"rope_scaling": YARN_SCALING, "rope_theta": 5000.0}),
+        ("qwen2.5", {**SLIDES, "layer_types": ["sliding_attention"] * 2}),
+        ("mistral", {"sliding_window": 16}),
+        ("mistral", {"sliding_window": None}),
+    ],
+)
+def test_scaled_positions_and_windows_are_those_of_transformers(folders, make, tmp_path, name, changes):
+    copy = change_config(Path(shutil.copytree(folders[name], tmp_path / "copy")), **changes)
+    trainer, tokens, lengths = make(copy), random_tokens(), (17, 40, 43)
+    expected = reference_logits(copy, tokens)
+    assert (expected - reference_logits(folders[name], tokens)).abs().max() > 0.1
+    torch.testing.assert_close(logits(trainer, tokens), expected, **CLOSE)
+    positions = torch.cat([torch.arange(length) for length in lengths]).expand(tokens.shape)
+    expected = torch.cat([reference_logits(copy, part) for part in tokens.split(lengths, dim=1)], dim=1)
+    torch.testing.assert_close(logits(trainer, tokens, positions), expected, **CLOSE)
+
+
+def test_the_kernels_of_a_gpu_have_the_same_window(folders, make):
+    model = make(folders["mistral"]).model
+    positions = torch.cat([torch.arange(length) for length in (70, 58)])[None]
+    model.attention = "flex"
+    with torch.compiler.set_stance("force_eager"):
+        blocks = model._mask(positions, positions, 8)
+    query, key = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
+    of_row = torch.zeros_like(query)
+    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 8)[0, 0])
+    varlen = builder_of(model.hf_config)(model.hf_config, attention="varlen", fuse_qkv=True).decoder()
+    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(7, 0)] * 2
+
+
 def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make):
     tokens = random_tokens(shape=(1, SIZES["max_position_embeddings"]))
     expected = reference_logits(folders["llama-3.2"], tokens)
@@ -194,10 +232,10 @@ def test_every_weight_takes_the_step_that_transformers_takes(folder, make, tmp_p
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
 
 
-def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make, monkeypatch):
-    separate, config = make(folder), titan_model.titan_config
-    monkeypatch.setattr(titan_model, "titan_config", lambda hf, **given: config(hf, **given | {"fuse_qkv": True}))
-    fused, half = make(folder), make(folder, dtype="bfloat16")
+def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make):
+    separate = make(folder)
+    with fused_projections():
+        fused, half = make(folder), make(folder, dtype="bfloat16")
     expected, tokens = weights_of(separate), random_tokens()
     for trainer in (fused, half):
         assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
@@ -290,29 +328,54 @@ def test_compiled_blocks_take_the_same_step(folders, make, name, mode):
 @pytest.mark.parametrize(
     ("name", "changes", "match"),
     [
-        ("llama-3", {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.*Llama"),
+        ("llama-3", {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM.*Llama"),
         ("qwen3", {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
-        ("qwen3-moe", {"mlp_only_layers": [1]}, "dense layers between those with experts.*Qwen3MoeForCausalLM"),
-        ("qwen3-moe", {"decoder_sparse_step": 2}, "dense layers between those with experts"),
+        ("qwen3-moe", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\].*Qwen3MoeForCausalLM"),
+        ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2 instead of 1"),
+        ("qwen3-moe", {"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size 32"),
         ("qwen3-moe", {"num_local_experts": ...}, "num_experts = None: a language model has a whole number"),
         ("qwen3-moe", {"moe_intermediate_size": ...}, "moe_intermediate_size = None"),
         ("qwen3-moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
         ("llama-3", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ("qwen2.5", {"model_type": ...}, "only Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
+        ("qwen2.5", {"model_type": ...}, "only .*LlamaForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn' without a number for factor"),
+        ("qwen3", {"rope_parameters": YARN | {"factor": 0.5}}, "factor 0.5 of yarn, which is at least 1"),
+        ("qwen3", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast 0 of yarn"),
+        ("qwen3", {"rope_parameters": YARN | {"factor": 2.0}}, "max_position_embeddings 128 with yarn, .* reaches 64"),
+        ("qwen3", {"rope_parameters": YARN | {"mrope_section": [4, 4]}}, r"mrope_section \[4, 4\] of RoPE"),
+        ("qwen3", {"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
+        ("qwen3", {"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta '1e4', which is no number above 0"),
+        ("qwen3", {"rope_scaling": YARN_SCALING}, "rope_scaling beside rope_parameters.* 5000.0 is not used"),
         ("qwen2.5", {"rope_parameters": LLAMA3_ROPE}, "'llama3'"),
         ("qwen2.5", {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
         ("llama-3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ("llama-3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor, high_freq_factor"),
         ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ("qwen3", {"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows"),
-        ("qwen2.5", {"layer_types": ..., "use_sliding_window": True, "max_window_layers": 1}, "sliding windows"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "windows other than one of all layers",
+        ),
+        ("mistral", {"sliding_window": 0}, "sliding_window 0"),
+        (
+            "qwen2.5",
+            {"layer_types": ..., **SLIDES, "max_window_layers": 1},
+            "windows other than one of all layers",
+        ),
+        ("qwen3-moe", SLIDES, "use_sliding_window True"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "windows other than .*chunked_attention"),
+        ("qwen2.5", {"qk_norm": True}, "qk_norm True"),
+        ("llama-3", {"sliding_window": 8}, "sliding_window 8.*LlamaForCausalLM"),
+        ("llama-3", {"logit_scale": 0.5}, "logit_scale 0.5 instead of 1.0"),
+        ("llama-3", {"is_causal": False}, "is_causal False instead of True"),
+        ("llama-3", {"bias": True}, "bias True"),
+        ("llama-3", {"head_dtype": "float32"}, "head_dtype 'float32'"),
         ("llama-3", {"attention_bias": True}, "attention_bias.*LlamaForCausalLM"),
         ("qwen3", {"attention_bias": True}, "attention_bias"),
         ("llama-3", {"mlp_bias": True}, "mlp_bias"),
-        ("llama-3", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantized"),
+        ("llama-3", {"hidden_act": "gelu"}, "hidden_act 'gelu' instead of 'silu'"),
+        ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("llama-3", {"hidden_size": ...}, "hidden_size = None"),
         ("qwen2.5", {"vocab_size": "many"}, "vocab_size = 'many'"),
         ("qwen2.5", {"num_hidden_layers": 0}, "num_hidden_layers = 0"),
@@ -328,9 +391,10 @@ def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, na
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("qwen2.5", {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 28, "sliding_window": 4096}),
+        ("qwen2.5", {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 28, "sliding_window": 8}),
         ("qwen3", {"use_sliding_window": False, "layer_types": ..., "sliding_window": 4096, "max_window_layers": 0}),
-        ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2}),
+        ("qwen2.5", {"attention_bias": True}),
+        ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2, "logit_scale": 1}),
     ],
 )
 def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make, tmp_path, name, changes):
@@ -396,4 +460,5 @@ def test_the_plan_knows_every_tensor_of_a_family(folders, make, tied):
     for family in FAMILIES:
         folder = folders[f"{family}{'-tied' * tied}"]
         expected = {name: tuple(weight.shape) for name, weight in weights_of(make(folder)).items()}
-        assert weight_shapes(read_shape(folder)) == expected
+        config = read_config(folder)
+        assert family_of(config).weights(config) == expected

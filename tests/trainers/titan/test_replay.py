@@ -23,9 +23,9 @@ from tests.trainers.titan.test_context import PACKED, SETTINGS
 from tests.trainers.titan.test_trainer import make_samples
 from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import Sample
+from trainers.families.family import Experts
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss, GSPOLoss
-from trainers.model.families import Experts
 from trainers.titan.context import Context, head_tail
 from trainers.titan.experts import ReplayedModel, ReplayedMoE, Router, experts_config
 from trainers.titan.parallel import init_process_group

@@ -721,7 +721,7 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
         cut: "damaged",
         broken("gemma", architectures=["GemmaForCausalLM"], model_type="gemma"): "GemmaForCausalLM.*Qwen3ForCausalLM",
         broken("yarn", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}): "yarn",
-        broken("sliding", layer_types=["sliding_attention"] * 2): "sliding windows",
+        broken("sliding", layer_types=["sliding_attention"] * 2): "windows other than one of all layers",
         broken("wider", hidden_size=128): "shape",
         broken("deeper", num_hidden_layers=3): "lacks weight model.layers.2",
         broken("shallower", num_hidden_layers=1): "superfluous",
@@ -769,6 +769,7 @@ FAMILY_CASES = {
     "llama-tp": ("llama-3.2", {"tensor_parallel_degree": 2}),
     "llama-tied-tp": ("llama-3-tied", {"tensor_parallel_degree": 2}),
     "qwen2.5-tied-fsdp": ("qwen2.5-tied", {"data_parallel_shard_degree": 2}),
+    "mistral-cp": ("mistral", {"context_parallel_degree": 2, "pack_length": 64}),
     "qwen2.5-tp": ("qwen2.5", {"tensor_parallel_degree": 2, "activation_checkpoint": "selective"}),
 }
 

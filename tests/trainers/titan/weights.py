@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainers.titan import model as titan_model
+from trainers.titan.builder import Builder
 from trainers.titan.trainer import TitanTrainer
 
 
@@ -35,7 +35,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any], *, rank: int = 0
 @contextmanager
 def fused_projections(fused: bool = True) -> Iterator[None]:
     """Models that are made in here compute queries, keys and values with one matrix, or with three."""
-    config = titan_model.titan_config
+    init = Builder.__init__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(titan_model, "titan_config", lambda hf, **given: config(hf, **given | {"fuse_qkv": fused}))
+        patch.setattr(Builder, "__init__", lambda *own, **given: init(*own, **given | {"fuse_qkv": fused}))
         yield

@@ -12,9 +12,10 @@ from forge_env.core.errors import UserError
 from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
+from trainers.families.table import family_of, read_config
+from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
-from trainers.model.shape import FoundModel
-from trainers.model.weights import check_weights, weight_shapes
+from trainers.model.find import FoundModel
 from trainers.setup.run_plan import RunPlan
 
 
@@ -42,7 +43,8 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     from trainers.model.new_rows import untrained
 
     tensors = {name: place.shape for name, place in places(weight_files(folder)).items()}
-    check_weights(folder, weight_shapes(plan.shape), tensors)
+    model = read_config(folder)
+    check_weights(folder, family_of(model).weights(model), tensors)
     checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
     if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])

@@ -18,7 +18,7 @@ from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import declared_limits
 from forge_env.utils.settings import BY_CASE, with_values
 from trainers.config import RunConfig
-from trainers.model.shape import ModelShape
+from trainers.families.shape import ModelShape
 
 C = TypeVar("C", bound=RunConfig)
 

@@ -1,0 +1,64 @@
+"""Each family is proven with one real engine: rows beyond the original length of yarn, and longer than each window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+pytest.importorskip("torchtitan")
+pytest.importorskip("vllm")
+from tests.agents.renderer.test_qwen25 import make_qwen25
+from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
+from tests.trainers.titan.folders import make_folder
+
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+WINDOW = {"use_sliding_window": True, "sliding_window": 24}
+LAYERS = {"layer_types": ["sliding_attention"] * 2, "max_window_layers": 0}
+# name -> family of tests/trainers/titan/folders.py, whether its embedding is tied, and changes of its config
+CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "qwen2": ("qwen2.5", True, {"hidden_size": 128, "rope_parameters": YARN, **WINDOW, **LAYERS}),
+    "qwen3": ("qwen3", False, {"head_dim": 32, "rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16}}),
+    "qwen3_moe": ("qwen3-moe", False, {"head_dim": 32, "rope_parameters": YARN}),
+    "llama": ("llama-3.2", True, {"head_dim": 32}),
+    "mistral": ("mistral", False, {"head_dim": 32, "sliding_window": 24}),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", [name if name == "qwen2" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, name: str) -> None:
+    family, tied, changes = CASES[name]
+    folder = make_folder(tmp_path / "model", family, tied=tied, **changes)
+    found = await prove(folder, tmp_path / "out", length=120)
+    assert wrong(found) == {}, found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CASES)
+def test_two_steps_of_grpo_train_it(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    makers = {"qwen2": make_qwen25, "llama": make_llama}
+    like = makers[name](tmp_path / "like") if name in makers else tiny_model
+    family, tied, changes = CASES[name]
+    vocabulary = Tokenizer.from_file(str(like / "tokenizer.json")).get_vocab_size()
+    folder = make_folder(
+        tmp_path / "model",
+        family,
+        tied=tied,
+        **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096}
+        | (
+            {"rope_parameters": {**YARN, "original_max_position_embeddings": 1024}}
+            if "rope_parameters" in changes
+            else {}
+        ),
+    )
+    for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path):
+        assert step["mean_abs_logprob_difference"] <= CLOSE
+        assert step.get("delivery/difference", 0.0) <= CLOSE
+        assert step["grad_norm"] > 0

@@ -1,0 +1,101 @@
+"""The sizes of a model, as a plan needs them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from forge_env.core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder such as Qwen3, Qwen2.5 or Llama 3, dense or with experts, in Hugging Face's names."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    vectors_of_layer: int = 0
+    """Parameters of a block beside its matrices and its two norms: biases, norms of queries and keys."""
+    thinks: bool = False
+    """Whether models of the family may think before they answer, as Qwen3 does."""
+    num_experts: int = 0
+    """Experts of each layer, instead of one MLP of `intermediate_size`; 0 for a dense model."""
+    num_experts_per_tok: int = 0
+    """Experts that compute a token."""
+    moe_intermediate_size: int = 0
+    """Width of one expert's MLP."""
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Size of the keys alone, or of the values alone."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one transformer block: attention, two norms, and a gated MLP, or a router and its experts."""
+        width = self.hidden_size
+        attention = 2 * width * self.query_size + 2 * width * self.key_value_size
+        mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
+        return attention + mlp + 2 * width + self.vectors_of_layer
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of one transformer block."""
+        return 3 * self.hidden_size * self.moe_intermediate_size * self.num_experts
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Parameters of one transformer block that a token is multiplied with."""
+        idle = self.num_experts - self.num_experts_per_tok
+        return self.layer_parameters - 3 * self.hidden_size * self.moe_intermediate_size * idle
+
+    @property
+    def mlp_size(self) -> int:
+        """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
+        return self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding and of the output layer. If they are tied, they are one matrix."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    @property
+    def largest_matrix(self) -> int:
+        """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
+        projection."""
+        mlp = self.num_experts * self.moe_intermediate_size or self.intermediate_size
+        return self.hidden_size * max(self.vocab_size, mlp, self.query_size + 2 * self.key_value_size)
+
+    def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:
+        """Check that every matrix can be cut into `degree` parts."""
+        sizes = {"num_attention_heads": self.num_attention_heads, "num_key_value_heads": self.num_key_value_heads}
+        if self.num_experts and cuts_experts:
+            sizes["moe_intermediate_size"] = self.moe_intermediate_size
+        for name, size in sizes.items():
+            if size % degree:
+                raise UserError(
+                    f"--{option} is {degree}, which does not divide the model's {name}, {size}: choose "
+                    f"{divisors(*sizes.values())}"
+                )
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
+
+
+def divisors(*numbers: int) -> str:
+    """The common divisors in words, such as "1, 2 or 4"."""
+    common = math.gcd(*numbers)
+    *most, last = [str(number) for number in range(1, common + 1) if common % number == 0]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,33 @@
+"""The tensors that a config.json asks for against the tensors of the folder's files, in Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agents.model_weights import HEAD
+from forge_env.core.errors import UserError
+
+OLD = "rotary_emb.inv_freq"
+"""Old folders have a weight with this end of its name, which no model reads."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_weights(where: Path, expected: Shapes, present: Shapes) -> None:
+    """Check names and shapes of tensors.
+
+    Args:
+        where: the folder or the file, for errors.
+        expected: of the model. Without an output layer, that is the embedding, and the files may have a copy.
+        present: in the files.
+    """
+    ignored = {name for name in present if name.endswith(OLD)} | ({HEAD} - expected.keys())
+    for name in sorted(expected.keys() | (present.keys() - ignored)):
+        if name not in present or name not in expected:
+            state = "lacks" if name not in present else "has a superfluous"
+            raise UserError(f"{where} does not fit its config.json: it {state} weight {name}.")
+        if expected[name] != present[name]:
+            raise UserError(
+                f"{where} does not fit its config.json: weight {name} has shape {present[name]} where {expected[name]} "
+                "is expected."
+            )

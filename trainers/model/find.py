@@ -1,0 +1,92 @@
+"""Finds the model of a run, and its sizes, without loading or downloading anything; enough for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from agents.model_folder import check_hub_id, find_model
+from forge_env.core.errors import UserError
+from trainers.families.shape import ModelShape
+from trainers.families.table import FAMILIES, KNOWN_SHAPES, read_shape
+from trainers.model.sizes import MODEL_SIZES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """Where a model is, as far as this is known without a network."""
+
+    shape: ModelShape | None
+    """None if there is no config.json here, and no family knows the name."""
+    where: str
+    """For a person: "a tiny Qwen3, made at the start", "the folder ...", "the hub's cache, ..."."""
+    missing: str = ""
+    """What the start will have to download, if anything."""
+    path: str = ""
+    """The folder or the hub id that the user names; "" for a model made on the spot."""
+    size: str = "tiny"
+    """The size of a model made on the spot."""
+    untrained: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tokens of the template with rows that were never trained, by matrix; see `trainers.model.new_rows`."""
+    template: Sequence[str] = ()
+    """What the run does otherwise than the model's chat template, and when a row begins; see `Renderer.notes`."""
+    tools_problem: str = ""
+    """Why the chat template cannot be used with tools; "" if it can, or if the folder is not here yet."""
+    tokenizer: str = ""
+    """How programs that serve the model tokenise otherwise; "" if they do not, or if the folder is not here yet."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the user names; None for a hub id, or for a model made on the spot."""
+        folder = Path(self.path).expanduser()
+        return folder if self.path and folder.exists() else None
+
+
+def find_shape(path: str, size: str = "tiny") -> FoundModel:
+    """Find the sizes of `model.path`, in a local folder, the hub's cache or the known names; without a path those of
+    `size`. Nothing is downloaded, and a local folder is complete.
+    """
+    if not path:
+        return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
+    if size != "tiny":
+        raise UserError(
+            f"--model.size is {size}, which is for a model made on the spot, and --model is {path}: leave one of them "
+            "out"
+        )
+    if Path(path).expanduser().exists():
+        return FoundModel(shape=read_shape(find_model(path)), where=f"the folder {path}", path=path)
+    check_hub_id(path)
+    cached = _cached_config(path)
+    if cached is not None:
+        return FoundModel(shape=read_shape(cached), where=f"the hub's cache on this machine, {path}", path=path)
+    return FoundModel(
+        shape=KNOWN_SHAPES.get(path),
+        where=f"the hub, {path}",
+        missing=f"the model {path} is neither a folder nor in the hub's cache here: the start downloads it",
+        path=path,
+    )
+
+
+def made_model(size: str) -> str:
+    """The name of a model made on the spot, for a person."""
+    return {"tiny": "a tiny Qwen3", "tiny-moe": "a tiny Qwen3 with experts"}.get(size, f"a Qwen3 of size {size}")
+
+
+def made_shape(size: str) -> ModelShape:
+    """The sizes of a model that is made on the spot; its vocabulary may turn out smaller."""
+    made = MODEL_SIZES[size]
+    return FAMILIES[made.model_type].shape(asdict(made))
+
+
+def _cached_config(hub_id: str) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    try:
+        cached = try_to_load_from_cache(hub_id, "config.json")
+    except HFValidationError:
+        raise UserError(f"{hub_id!r} is neither a folder nor a hub id, which looks like Qwen/Qwen3-1.7B") from None
+    return Path(cached).parent if isinstance(cached, str) else None
