@@ -31,6 +31,8 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
+    gate_up: bool = False
+    """Whether the gates and the ups of all experts are one matrix."""
 
     @property
     def query_size(self) -> int:
@@ -74,7 +76,7 @@ class ModelShape:
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
         projection."""
-        mlp = self.num_experts * self.moe_intermediate_size or self.intermediate_size
+        mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
         return self.hidden_size * max(self.vocab_size, mlp, self.query_size + 2 * self.key_value_size)
 
     def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:

@@ -59,7 +59,8 @@ def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
     h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
     mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
     router = [h * shape.num_experts] if shape.num_experts else []
-    of_layer = [h * (q + 2 * k), h * q, mlp, mlp, mlp, *router]
+    matrices = [2 * mlp, mlp] if shape.gate_up else [mlp] * 3
+    of_layer = [h * (q + 2 * k), h * q, *matrices, *router]
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
     parts = (-(-of_number * size // ranks) for size in of_layer * shape.num_hidden_layers + embeddings)
     return float(ranks * sum(1 << (part - 1).bit_length() for part in parts))
@@ -223,11 +224,13 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     4h (both norms, in and out) + 2q + 2k (before and after rotation) + k (values) + q (attention's output) + 4m (gate,
     up, the activated gate, the product). Gradients are at most 2m + h: the block's output, the product, the gate and
     its factor, less the product itself. For each expert that computes it, a token also has the h of the input and, in
-    float32, the h of the output; the router has float32 scores of all experts.
+    float32, the h of the output; the router has float32 scores of all experts. gpt-oss has 7m: gate and up, both
+    clamped, the sigmoid, the activated gate, the product.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
+    of_mlp = (7 if shape.gate_up else 4) * m
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
-    return 4 * h + 3 * q + 3 * k + 4 * m + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
+    return 4 * h + 3 * q + 3 * k + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
 
 
 def reference_memory(plan: RunPlan) -> Memory:
