@@ -12,6 +12,7 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -43,6 +44,16 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+# Both kinds of layers, shared keys, and a head of which a part is rotated.
+HYBRID: dict[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 # name -> config class, and what is special about it
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen3": (Qwen3Config, {"head_dim": 24}),
@@ -50,6 +61,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
+    "qwen3.5": (Qwen3_5TextConfig, HYBRID),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
 }
 
