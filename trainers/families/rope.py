@@ -43,9 +43,7 @@ def attention_factor(rope: Mapping[str, Any]) -> float:
     return scale(1.0)
 
 
-def uncomputed(
-    config: Mapping[str, Any], types: tuple[str, ...], fields: frozenset[str] = frozenset()
-) -> list[str]:
+def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozenset[str] = frozenset()) -> list[str]:
     """What the rope settings ask for, in words, and the trainer does not compute.
 
     Args:

@@ -10,7 +10,7 @@ from forge_env.core.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """The layers of a model whose attention is a gated delta rule (arXiv 2412.06464), in place of keys of all tokens."""
+    """The layers of a model with a gated delta rule (arXiv 2412.06464) in the place of attention to all tokens."""
 
     layers: int
     """Their number."""

@@ -7,7 +7,6 @@ output layer. Here the rule is computed by fla on a GPU, and on a CPU in chunks 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
+from torchtitan.config import CompileConfig
 from torchtitan.models.common import Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import BaseAttention
 from torchtitan.models.common.decoder import Decoder
@@ -36,8 +36,8 @@ _CHUNK = 64  # tokens, as in fla and transformers
 class PackedRows:
     """The rows of a forward pass over (B, L) tokens, which are one sequence of B x L tokens to the delta rule."""
 
-    borders: list[int]
-    """The first place of each row, in order, and the end of the last."""
+    borders: Tensor
+    """(rows + 1,) int64, on the CPU: the first place of each row, in order, and the end of the last."""
     number: Tensor
     """(B x L,) int64: the row of each token."""
 
@@ -51,7 +51,7 @@ class PackedRows:
         """
         is_first = torch.zeros_like(tokens, dtype=torch.bool) if positions is None else positions == 0
         is_first = is_first.index_fill(1, is_first.new_zeros(1, dtype=torch.int64), True).flatten()
-        return cls([*is_first.nonzero()[:, 0].tolist(), len(is_first)], is_first.cumsum(0) - 1)
+        return cls(F.pad(is_first.nonzero()[:, 0].cpu(), (0, 1), value=len(is_first)), is_first.cumsum(0) - 1)
 
 
 class ShiftedRMSNorm(RMSNorm):
@@ -83,9 +83,7 @@ class GatedAttention(BaseAttention):
         super().__init__()
         self.head_dim, self.rotated = config.head_dim, config.rope.dim
         self.enable_gqa = config.n_heads > config.n_kv_heads
-        self.wq, self.wk, self.wv, self.wo = (
-            part.build() for part in (config.wq, config.wk, config.wv, config.wo)
-        )
+        self.wq, self.wk, self.wv, self.wo = (part.build() for part in (config.wq, config.wk, config.wv, config.wo))
         self.q_norm, self.k_norm = config.norm.build(), config.norm.build()
         self.rope = config.rope.build()
         self.inner_attention = config.inner_attention.build()
@@ -143,8 +141,7 @@ class GatedDelta(Module):
         value = value.unflatten(-1, (-1, sizes.value_dim))
         gate = self.in_proj_z(flat).view_as(value)
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(flat).float() + self.dt_bias)
-        rule = _by_fla if x.is_cuda else _by_chunks
-        out = self.norm(rule(query, key, value, decay, self.in_proj_b(flat).sigmoid(), rows.borders))
+        out = self.norm(delta_rule(query, key, value, decay, self.in_proj_b(flat).sigmoid(), rows.borders))
         out = (out * F.silu(gate.float())).to(x.dtype)
         output: Tensor = self.out_proj(out.flatten(1)).view_as(x)
         return output
@@ -157,42 +154,37 @@ class GatedDelta(Module):
         return F.conv1d(spread.T, self.conv1d.weight, groups=x.shape[1]).T[place]
 
 
-def _by_fla(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, borders: list[int]) -> Tensor:
-    """`_by_chunks` by the kernels of fla, on a GPU."""
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-    # New tensors each time: fla keeps what it computes from one, and a block that is computed again would differ.
-    on_host = torch.tensor(borders)
-    starts = on_host.to(query.device)
-    parts = (part[None] for part in (query, key, value, decay, rate))
-    out: Tensor = chunk_gated_delta_rule(
-        *parts, use_qk_l2norm_in_kernel=True, cu_seqlens=starts, cu_seqlens_cpu=on_host
-    )[0]
-    return out[0]
-
-
-def _by_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, borders: list[int]) -> Tensor:
+@torch.compiler.disable  # fla's kernels are no part of a graph
+def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, borders: Tensor) -> Tensor:
     """What the memory gives to each token; it is empty at the start of each row.
 
     Args:
         query, key: (T, key heads, key size).
         value: (T, value heads, value size).
-        decay: (T, value heads), at most 0: logarithm of what stays of the memory.
+        decay: (T, value heads) float32, at most 0: logarithm of what stays of the memory.
         rate: (T, value heads), 0 to 1: how much of the new value is written.
-        borders: of the rows.
+        borders: of the rows, on the CPU.
 
     Returns:
         (T, value heads, value size) in the dtype of the values.
     """
-    lengths = [end - start for start, end in pairwise(borders)]
+    if value.is_cuda:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        # New tensors each time: fla keeps what it computes from one, and a block that is computed again would differ.
+        starts = {"cu_seqlens": borders.to(value.device), "cu_seqlens_cpu": borders.clone()}
+        parts = (part[None] for part in (query, key, value, decay, rate))
+        output: Tensor = chunk_gated_delta_rule(*parts, use_qk_l2norm_in_kernel=True, **starts)[0][0]
+        return output
     groups = value.shape[1] // key.shape[1]
     query, key = (_unit(part).repeat_interleave(groups, dim=1) for part in (query, key))
-    parts = [query * query.shape[-1] ** -0.5, key, value.float(), decay, rate.float()]
+    parts = (query * query.shape[-1] ** -0.5, key, value.float(), decay, rate.float())
+    lengths = borders.diff().tolist()
     if len(set(lengths)) == 1:
-        out = _delta_rule(*(part.unflatten(0, (len(lengths), -1)) for part in parts)).flatten(0, 1)
+        out = _by_chunks(*(part.unflatten(0, (len(lengths), -1)) for part in parts)).flatten(0, 1)
     else:
         rows = zip(*(part.split(lengths) for part in parts), strict=True)
-        out = torch.cat([_delta_rule(*(part[None] for part in row))[0] for row in rows])
+        out = torch.cat([_by_chunks(*(part[None] for part in row))[0] for row in rows])
     return out.to(value.dtype)
 
 
@@ -202,7 +194,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
+def _by_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
     """The rule for R rows of equal length L, by chunks (arXiv 2412.06464, section 3.3): (R, L, heads, value size)."""
     length = query.shape[1]
 
@@ -272,7 +264,8 @@ class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
     def __init__(self, model_config: Decoder.Config, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
         for letter in "qkv":
-            self.from_hf_map[f"model.layers.{{}}.self_attn.{letter}_proj.weight"] = f"layers.{{}}.attention.w{letter}.weight"
+            name = f"model.layers.{{}}.self_attn.{letter}_proj.weight"
+            self.from_hf_map[name] = f"layers.{{}}.attention.w{letter}.weight"
         weights = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "norm")
         for name in (*(f"{weight}.weight" for weight in weights), "A_log", "dt_bias"):
             self.from_hf_map[f"model.layers.{{}}.linear_attn.{name}"] = f"layers.{{}}.delta.{name}"
@@ -330,6 +323,13 @@ class Qwen35Builder(Builder):
             norm=super().norm(sizes.value_dim),
             param_init={"A_log": SKIP["weight"], "dt_bias": SKIP["weight"]},
         )
+
+    def parallelize(self, module: Any, *, compile_config: CompileConfig, **settings: Any) -> Any:
+        module = super().parallelize(module, compile_config=CompileConfig(enable=False), **settings)
+        if compile_config.enable:  # in parts around `delta_rule`, while TorchTitan compiles whole blocks
+            for block in module.layers.children():
+                block.compile(backend=compile_config.backend)
+        return module
 
     def norm(self, size: int) -> RMSNorm.Config:
         return ShiftedRMSNorm.Config(normalized_shape=size, eps=self.hf.get("rms_norm_eps", 1e-6), param_init=SKIP)
