@@ -116,5 +116,14 @@ FAMILIES = (
         builder="trainers.titan.qwen3_5:Qwen35Builder",
         qk_norm=True,
         thinks=True,
+        only={"attn_output_gate": True, "layer_scale": False},
+        # Of its vision, and of its kin with experts, whose code reads them.
+        harmless=names(
+            """image_token_id video_token_id vision_start_token_id vision_end_token_id depth in_channels num_heads
+            num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size
+            decoder_sparse_step moe_intermediate_size norm_topk_prob num_experts"""
+        ),
+        engine_packages={"torchvision": "torchvision"},
+        gpu_packages={"fla": "flash-linear-attention"},
     ),
 )

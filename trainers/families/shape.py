@@ -32,6 +32,11 @@ class LinearAttention:
         """Size of the queries, keys and values together."""
         return 2 * self.key_heads * self.key_dim + self.value_size
 
+    def memory_bytes(self, size: int) -> int:
+        """What an engine keeps of a request for one layer: a float32 matrix a head, and the convolution's last tokens
+        with `size` bytes a number."""
+        return 4 * self.value_heads * self.key_dim * self.value_dim + size * (self.kernel - 1) * self.mixed_size
+
     def parameters(self, width: int) -> int:
         """Parameters of one such layer's attention, for a model of this width."""
         projections = width * (self.mixed_size + 2 * self.value_size + 2 * self.value_heads)

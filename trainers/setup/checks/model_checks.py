@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from forge_env.core.errors import UserError
 from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
+from trainers.families.family import Family
 from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
@@ -45,6 +47,7 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     tensors = {name: place.shape for name, place in places(weight_files(folder)).items()}
     model = read_config(folder)
     check_weights(folder, family_of(model).weights(model), tensors)
+    check_packages(plan, family_of(model))
     checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
     if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])
@@ -58,6 +61,18 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         tools_problem=renderer.format.tools_problem,
         tokenizer=checked.tokenizer,
     )
+
+
+def check_packages(plan: RunPlan, family: Family) -> None:
+    """Check that the packages are installed that this family alone needs."""
+    has_engine, on_gpu = not plan.is_supervised, plan.config.services.trainer.with_gpus
+    for needed, user in ((has_engine, family.engine_packages), (on_gpu, family.gpu_packages)):
+        for module, package in user.items():
+            if needed and importlib.util.find_spec(module) is None:
+                raise UserError(
+                    f"the package {package} is not installed, and a {family.architecture} needs it: pip install "
+                    f"{package}, for this version of torch"
+                )
 
 
 def check_length(plan: RunPlan) -> None:
