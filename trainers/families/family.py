@@ -65,10 +65,8 @@ class Family:
     """Settings that change nothing, and would be refused in another family."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Further settings with the one value that is computed."""
-    engine_packages: Mapping[str, str] = field(default_factory=dict)
-    """Modules that vLLM imports for its models beside its own packages, with the name under which each is installed."""
     gpu_packages: Mapping[str, str] = field(default_factory=dict)
-    """Modules that its trainer needs on a GPU, likewise."""
+    """Modules that its trainer needs on a GPU, with the name under which each is installed."""
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 

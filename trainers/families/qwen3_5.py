@@ -123,7 +123,6 @@ FAMILIES = (
             num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size
             decoder_sparse_step moe_intermediate_size norm_topk_prob num_experts"""
         ),
-        engine_packages={"torchvision": "torchvision"},
         gpu_packages={"fla": "flash-linear-attention"},
     ),
 )

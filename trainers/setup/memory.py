@@ -107,7 +107,7 @@ def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
     """
     training, shape, lora, service = plan.config.training, plan.sizes, plan.lora, plan.config.services.trainer
     (shard, tensor, replicas), is_offloaded = _ranks(plan), plan.is_offloaded
-    ranks, compute, published = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.config.services.generator.dtype]
+    ranks, compute, published = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.engine_dtype]
     moments = step_moments(plan)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
         moments = [(0.0, 0.0, activations, logits) for _, _, activations, logits in moments]
@@ -251,9 +251,9 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     """Numbers a token of a block's forward pass, and of the gradients of its activations.
 
     4h (both norms, in and out) + `_attention_numbers` + 4m (gate, up, the activated gate, the product). Gradients are
-    at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert that
-    computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32 scores
-    of all experts.
+    at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert
+    that computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32
+    scores of all experts.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
@@ -286,7 +286,7 @@ def engine_memory(plan: RunPlan, engine: EngineSettings, *, received: float = 0.
     in pinned memory of the host: 20.9 GiB for the shape of an 8B model; 21.4 GiB were measured.
     """
     generator, shape, lora = plan.config.services.generator, plan.sizes, plan.lora
-    tensor, compute = generator.procs, BYTES[generator.dtype]
+    tensor, compute = generator.procs, BYTES[plan.engine_dtype]
     held = {"weights": compute * shape.parameters / tensor, "cache": engine.kv_cache_gib * GIB}
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
     asleep, on_host = None, {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.generator.adapter_folder import WEIGHTS
-from agents.model_folder import trained_model, weight_files
+from agents.model_folder import check_engine_packages, trained_model, weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
 from forge_env.records.run_weights import run_of
@@ -48,6 +48,8 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     model = read_config(folder)
     check_weights(folder, family_of(model).weights(model), tensors)
     check_packages(plan, family_of(model))
+    if plan.has_engine:
+        check_engine_packages(folder)
     checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
     if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])
@@ -65,14 +67,12 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
 
 def check_packages(plan: RunPlan, family: Family) -> None:
     """Check that the packages are installed that this family alone needs."""
-    has_engine, on_gpu = not plan.is_supervised, plan.config.services.trainer.with_gpus
-    for needed, user in ((has_engine, family.engine_packages), (on_gpu, family.gpu_packages)):
-        for module, package in user.items():
-            if needed and importlib.util.find_spec(module) is None:
-                raise UserError(
-                    f"the package {package} is not installed, and a {family.architecture} needs it: pip install "
-                    f"{package}, for this version of torch"
-                )
+    for module, package in family.gpu_packages.items():
+        if plan.config.services.trainer.with_gpus and importlib.util.find_spec(module) is None:
+            raise UserError(
+                f"the package {package} is not installed, and a trainer of {family.architecture} on a GPU needs it: "
+                f"pip install {package}"
+            )
 
 
 def check_length(plan: RunPlan) -> None:
