@@ -45,10 +45,16 @@ class Qwen35(Family):
             )
 
     def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
+        if problems := super().uncomputed(config):
+            return problems
         factor, head = self.rope(config)["partial_rotary_factor"], config.get("head_dim", _SIZES["head_dim"])
-        is_even = isinstance(factor, int | float) and 0 < factor <= 1 and int(head * factor) % 2 == 0
-        problem = [] if is_even else [f"partial_rotary_factor {factor!r} of heads of {head}"]
-        return super().uncomputed(config) + problem
+        if (
+            not (isinstance(factor, int | float) and 0 < factor <= 1)
+            or not (turned := int(head * factor))
+            or turned % 2
+        ):
+            return [f"partial_rotary_factor {factor!r} of heads of {head}, which is no even part"]
+        return []
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds = self.layer_types(config)

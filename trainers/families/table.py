@@ -36,7 +36,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))
     # A folder made by hand may leave the architecture out; then the model type counts.
-    if isinstance(text := config.get("text_config"), dict) and text.get("model_type") in FAMILIES:
+    if f"{config.get('model_type')}_text" in FAMILIES:
         raise UserError(
             f"{path} is a {architecture}, which also reads images, and only its text can be trained: save that as a "
             "folder of its own, with AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of "

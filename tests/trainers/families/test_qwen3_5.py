@@ -143,6 +143,8 @@ def test_a_folder_with_vision_is_refused_and_says_how_its_text_is_taken_out(seei
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim = 0"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 of heads"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "partial_rotary_factor 2.0"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.01}}, "partial_rotary_factor 0.01"),
+        ({"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
     ],
 )
