@@ -48,13 +48,10 @@ class Qwen35(Family):
         if problems := super().uncomputed(config):
             return problems
         factor, head = self.rope(config)["partial_rotary_factor"], config.get("head_dim", _SIZES["head_dim"])
-        if (
-            not (isinstance(factor, int | float) and 0 < factor <= 1)
-            or not (turned := int(head * factor))
-            or turned % 2
-        ):
-            return [f"partial_rotary_factor {factor!r} of heads of {head}, which is no even part"]
-        return []
+        rotated = int(head * factor) if isinstance(factor, int | float) else 0
+        if 0 < rotated <= head and rotated % 2 == 0:
+            return []
+        return [f"partial_rotary_factor {factor!r} of heads of {head}, which is no even part"]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds = self.layer_types(config)

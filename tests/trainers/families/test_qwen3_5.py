@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from trainers.families.qwen3_5 import Qwen35
 from trainers.families.table import family_of, read_config
 from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
+from trainers.setup.checks.engine_checks import check_engine
 from trainers.setup.options.read_config import read_config as read_options
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
@@ -189,18 +191,30 @@ def test_settings_that_it_has_not_are_refused(folder: Path, settings: dict[str, 
 
 
 @pytest.fixture
-def plan(tmp_path: Path, tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
+def plan(tmp_path: Path, tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
+    """Makes plans of runs on a CPU, of models with other sizes."""
     monkeypatch.setattr("trainers.setup.checks.model_checks.check_engine_packages", lambda folder: None)
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096}
-    model = make_model_folder(tmp_path / "model", tiny_model, **config)
-    options = ["--env", "math", "--model", str(model), "--trainer.with_gpus=false", "--generator.with_gpus=false"]
-    return make_plan(read_options(Config, options), GRPO)
+
+    def plan(**changes: int) -> RunPlan:
+        config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096} | changes
+        model = make_model_folder(tmp_path / "model", tiny_model, **config)
+        options = ["--env=math", f"--model={model}", "--trainer.with_gpus=false", "--generator.with_gpus=false"]
+        return make_plan(read_options(Config, options), GRPO)
+
+    return plan
 
 
-def test_an_engine_on_a_cpu_computes_in_bfloat16(plan: RunPlan) -> None:
-    assert plan.engine_dtype == "bfloat16" == plan.engine.dtype == plan.precision
-    assert plan.trainer_dtype == "float32"
-    assert plan.model.folder is not None and has_linear_attention(plan.model.folder)
+def test_an_engine_on_a_cpu_computes_in_bfloat16(plan: Callable[..., RunPlan]) -> None:
+    made = plan(linear_key_head_dim=64, linear_value_head_dim=64)
+    check_engine(made)
+    assert made.engine_dtype == "bfloat16" == made.engine.dtype == made.precision
+    assert made.trainer_dtype == "float32"
+    assert made.model.folder is not None and has_linear_attention(made.model.folder)
+
+
+def test_an_engine_on_a_cpu_has_kernels_for_some_sizes(plan: Callable[..., RunPlan]) -> None:
+    with pytest.raises(UserError, match="linear_key_head_dim 16 and linear_value_head_dim 24.* heads of 64 or 128"):
+        check_engine(plan())
 
 
 def test_a_package_that_vllm_needs_is_asked_for(

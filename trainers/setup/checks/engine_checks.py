@@ -7,6 +7,9 @@ from trainers.setup.card import GIB
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import REQUESTS, cache_of_one, cannot_sleep_reason, requests_at_once
 
+CPU_HEADS = (64, 128)
+"""Sizes of heads of linear attention for which vLLM has a kernel on a CPU."""
+
 
 def check_engine(plan: RunPlan) -> None:
     """Check that the engine's cache and steps have room for its requests, and that it can do what the run needs."""
@@ -17,6 +20,13 @@ def check_engine(plan: RunPlan) -> None:
             "whose quantized kernels do not take new weights over in place: leave it out"
         )
     generator, longest = plan.config.services.generator, plan.config.env.max_tokens
+    if shape is not None and (linear := shape.linear) and not generator.with_gpus:
+        if linear.key_dim != linear.value_dim or linear.key_dim not in CPU_HEADS:
+            raise UserError(
+                f"the model has linear_key_head_dim {linear.key_dim} and linear_value_head_dim {linear.value_dim}, and "
+                f"vLLM 0.32 computes linear attention on a CPU with equal heads of {' or '.join(map(str, CPU_HEADS))} "
+                "only: put the engine on a GPU, or take another model"
+            )
     if plan.replays_routes and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
         raise UserError(
             "--services.generator.engine.enable_prefix_caching is false, and vLLM 0.32 returns the experts that it "
