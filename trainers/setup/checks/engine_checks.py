@@ -51,7 +51,7 @@ def _check_linear(plan: RunPlan) -> None:
     if linear.key_dim != linear.value_dim or linear.key_dim not in CPU_HEADS:
         raise UserError(
             f"the model has linear_key_head_dim {linear.key_dim} and linear_value_head_dim {linear.value_dim}, and "
-            f"vLLM 0.32 computes linear attention on a CPU with equal heads of {' or '.join(map(str, CPU_HEADS))} only: "
+            f"vLLM 0.32 computes linear attention on a CPU with equal heads of {CPU_HEADS[0]} or {CPU_HEADS[1]} only: "
             "put the engine on a GPU, or take another model"
         )
 
