@@ -3,14 +3,25 @@
 On a CPU the kernel packs the weights once, when it is made. Without a new kernel, new weights would be used as if they
 were packed. On a GPU the kernel is vLLM's Triton kernel (see agents/generator/start.py), which takes the weights as
 they are.
+
+Hugging Face has the experts of gpt-oss as stacks, one tensor for a matrix of all experts of a layer. vLLM writes a
+stack, and the sinks of attention, past its own `reload_weights`, which then restores the old ones; and on all tensor
+ranks but the first it sets a bias that it is given to zero in place. So it gets the experts one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EXPERTS = ".mlp.experts."
+_STACKS = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+"""The tensors of all experts of a layer of gpt-oss."""
 
 
 def check_complete(config: Any, names: Container[str]) -> None:
@@ -31,11 +42,28 @@ def forget_kernels(model: Any) -> None:
             method.moe_kernel = None
 
 
+def one_by_one(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The weights by name, with the experts of a stack one by one: vLLM knows their names with a number."""
+    for name, tensor in weights.items():
+        layer, _, matrix = name.rpartition(_EXPERTS)
+        if matrix in _STACKS:
+            yield from ((f"{layer}{_EXPERTS}{number}.{matrix}", part) for number, part in enumerate(tensor))
+        else:
+            yield name, tensor
+
+
+def set_sinks(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Write the sinks of attention into a model of one rank, after a reload that left them out."""
+    for name, tensor in weights.items():
+        if name.endswith(".sinks"):
+            model.get_parameter(name.replace(".self_attn.", ".attn.")).data.copy_(tensor)
+
+
 def _names(config: Any) -> Iterator[str]:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
     if not experts:
         return
+    matrices = [f"{expert}.{name}_proj.weight" for expert in range(experts) for name in ("gate", "up", "down")]
     for layer in range(config.num_hidden_layers):
-        for expert in range(experts):
-            for matrix in ("gate_proj", "up_proj", "down_proj"):
-                yield f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.weight"
+        for matrix in _STACKS if config.model_type == "gpt_oss" else matrices:
+            yield f"model.layers.{layer}{_EXPERTS}{matrix}"

@@ -28,6 +28,7 @@ class RouteLog:
             RoutedExpertsCapturer,
             bind_routed_experts_capturer,
         )
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
 
         config, runner = worker.vllm_config, worker.model_runner
         try:
@@ -35,7 +36,10 @@ class RouteLog:
             bind_routed_experts_capturer(runner.get_model(), self._capturer)
         except ValueError as error:
             raise PolicyError(f"this engine cannot return the experts of its tokens: {error}") from None
-        self._block: int = config.cache_config.block_size
+        groups = [group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups]
+        # Layers with a window give up the places of tokens that have left it; those of the other layers stay.
+        self._group = next((i for i, group in enumerate(groups) if isinstance(group, FullAttentionSpec)), 0)
+        self._block: int = groups[self._group].block_size
         tokens = config.cache_config.num_gpu_blocks * self._block
         kind = np.uint8 if self._capturer.output_dtype_name == "uint8" else np.uint16
         self._experts = np.zeros((tokens, *self._capturer.shape_per_token), dtype=kind)
@@ -59,7 +63,7 @@ class RouteLog:
     def _places(self, runner: Any, name: str, first: int, end: int) -> np.ndarray:
         """The places of the keys and values of tokens `first` to `end - 1` of a request."""
         position = np.arange(first, end)
-        blocks = np.asarray(runner.requests[name].block_ids[0])
+        blocks = np.asarray(runner.requests[name].block_ids[self._group])
         return blocks[position // self._block] * self._block + position % self._block
 
 

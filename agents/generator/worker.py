@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.expert_weights import check_complete, forget_kernels
+from agents.generator.expert_weights import check_complete, forget_kernels, one_by_one, set_sinks
 from agents.generator.lora_slot import PUBLISHED, is_adapter, load_adapter
 from agents.model_weights import EMBEDDING, HEAD
 from forge_env.core.errors import PolicyError
@@ -49,14 +49,15 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     if torch.version.cuda and worker.device.type == "cuda" and config.quantization is None:
         # The parameters have the layout of the checkpoint: copy_ writes in place, and casts.
         with torch.no_grad():
-            worker.model_runner.get_model().load_weights(weights.items())
+            worker.model_runner.get_model().load_weights(one_by_one(weights))
         return
     # In other cases layers have repacked their weights, and vLLM repacks the new ones. Another dtype is cast here,
     # tensor by tensor: vLLM would log a warning for each of them.
     if worker.device.type == "cpu":
         forget_kernels(worker.model_runner.get_model())
-    cast = ((name, tensor.to(config.dtype)) for name, tensor in weights.items())
+    cast = ((name, tensor.to(config.dtype)) for name, tensor in one_by_one(weights))
     worker.reload_weights(weights_iterator=cast)
+    set_sinks(worker.model_runner.get_model(), weights)
     if worker.device.type == "cpu" and config.hf_text_config.tie_word_embeddings:
         # On a CPU the output layer computes with a packed copy of its weight. If it shares the embedding's weight,
         # nothing is loaded into the layer itself, and vLLM leaves the copy as it was.

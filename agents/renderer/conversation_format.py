@@ -24,7 +24,8 @@ from agents.renderer.chat_template import (
     flag_line,
 )
 from agents.renderer.dialects import from_openai, write
-from agents.renderer.reading import END_THINK, THINK, AnswerForm
+from agents.renderer.dialects.harmony import FINAL
+from agents.renderer.reading import END_THINK, THINK, AnswerForm, ChannelForm
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.errors import TemplateError, UserError, nearest
 from forge_env.core.types import Message, ToolCall, ToolSpec
@@ -36,8 +37,7 @@ ToolsForm = Literal["auto", "template", "text"]
 """Who describes the tools: the chat template, or a text in the system message; "auto" is the text if the template has
 no place for them."""
 
-AFTER_THOUGHT = "\n\n"
-CLOSE_THOUGHT = f"\n{END_THINK}{AFTER_THOUGHT}"
+CLOSE_THOUGHT = f"\n{END_THINK}{AnswerForm.after_thought}"
 """The text of a chat template between a thought and the answer."""
 _MARK = "@probe@"
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
@@ -78,6 +78,10 @@ class ConversationFormat:
         """A message as the template takes it. Calls that cannot be read, or are too many, are text again."""
         copy = {**message, "content": message.get("content") or ""}
         listed = copy.pop("tool_calls", None)
+        if isinstance(self.answers, ChannelForm) and (thought := copy.pop("reasoning_content", None)):
+            copy["thinking"] = thought
+        if listed and "thinking" in copy:  # beside a call the template has room for one of the two
+            copy |= {"content": "", "thinking": "\n\n".join(filter(None, (copy["thinking"], copy["content"])))}
         if message["role"] != "assistant" or not listed:
             return copy
         calls = from_openai(message)
@@ -124,6 +128,7 @@ class _Learner:
         self._thinking, self._tools = thinking, tools
         self._question = [_USER]
         self._has_empty_thoughts = False
+        self._has_channels = False
         self._notes: list[str] = []
 
     def learn(self) -> ConversationFormat:
@@ -149,7 +154,7 @@ class _Learner:
             question=tuple(self._question),
             thinks=thinks,
             writes_thoughts=writes,
-            answers=AnswerForm(
+            answers=(ChannelForm if self._has_channels else AnswerForm)(
                 dialect=calls.dialect,
                 has_thoughts=writes or thinks or self._has_empty_thoughts,
                 opens_thought=THINK in opening and END_THINK not in opening,
@@ -220,7 +225,8 @@ class _Learner:
         base = prompt.removesuffix(opening)
         rest = before.removeprefix(base)
         self._has_empty_thoughts = END_THINK in rest
-        if not before.startswith(base) or not _EMPTY.fullmatch(rest):
+        self._has_channels = rest == FINAL
+        if not before.startswith(base) or not (self._has_channels or _EMPTY.fullmatch(rest)):
             raise self._refuse(
                 f"begins an answer with {prompt[-40:]!r} in a prompt and with {before[-40:]!r} in a conversation",
                 "make the two equal, so that what is sampled can stand in a conversation",
@@ -264,6 +270,13 @@ class _Learner:
 
     def _thoughts(self, template: ChatTemplate, opening: str) -> tuple[bool, bool]:
         """Whether the model thinks in the run, and whether its template writes the thoughts of earlier answers."""
+        if self._has_channels:
+            if self._thinking == "off":
+                raise UserError(
+                    f"thinking is off, and the model in {self._folder} answers in channels, one of which is for "
+                    "its thoughts: set it to on, or choose another model"
+                )
+            return True, True
         answer = {"role": "assistant", "content": _MARK, "reasoning_content": "probe thought"}
         text = template.render([*self._question, answer])
         writes = THINK in text.split("probe thought")[0][-40:] and END_THINK in text and "probe thought" in text

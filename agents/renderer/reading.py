@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from agents.renderer.dialects import parse, sure_content
+from agents.renderer.dialects import harmony, parse, sure_content
 from agents.renderer.dialects.scan import before_marks
 from agents.renderer.model_json import dump
 from forge_env.core.types import ToolCall, ToolSpec
@@ -35,6 +36,15 @@ class AnswerForm:
     """Whether the prompt has begun the thought already."""
     one_call: bool = False
     """Whether an answer has room for one call only."""
+
+    end_thought: ClassVar[str] = END_THINK
+    """What ends a thought."""
+    after_thought: ClassVar[str] = "\n\n"
+    """What is between the end of a thought and the content."""
+
+    def is_in_thought(self, text: str) -> bool:
+        """Whether a text begins with a thought, and does not end it."""
+        return self._split(text)[1] is None
 
     def read(self, text: str, *, tools: Sequence[ToolSpec] | None, is_cut: bool) -> Answer:
         """Read an answer. No text raises.
@@ -89,12 +99,38 @@ class AnswerForm:
 
     def _calls(self, text: str, tools: Sequence[ToolSpec] | None) -> tuple[str, tuple[ToolCall, ...]]:
         if tools is not None and not tools:
-            return text, ()
+            return self._uncalled(text), ()
         content, calls = parse(text, self.dialect, tools or ())
         if self.one_call and len(calls) > 1:
             error = "The call cannot be read because it is not the only one: write one call a turn."
             calls = (calls[0], *(_refused(call, error) for call in calls[1:]))
         return content, calls
+
+    def _uncalled(self, text: str) -> str:
+        """The content of an answer when nothing may be called."""
+        return text
+
+
+class ChannelForm(AnswerForm):
+    """Answers in channels, as of gpt-oss; see `agents.renderer.dialects.harmony`."""
+
+    end_thought, after_thought = harmony.END, f"{harmony.ANSWER}{harmony.FINAL}"
+
+    def begun(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
+        *ended, last = [*harmony.messages(text)] or [harmony.ChannelMessage("", "", False)]
+        if not last.is_ended and not last.header:  # a header that is not whole
+            last = harmony.ChannelMessage("", "", False)
+        body = last.body if last.is_ended else last.body[: before_marks(last.body, [harmony.END])]
+        known = [*ended, harmony.ChannelMessage(last.header, body, last.is_ended)]
+        thought = "\n\n".join(each.body.strip() for each in known if each.is_thought and each.body)
+        said = [each.body for each in known if each.header and not each.is_thought and not each.recipient]
+        return thought.strip(), "\n".join(filter(None, said)).strip()
+
+    def _split(self, text: str) -> tuple[str | None, str | None]:
+        return harmony.split(text)
+
+    def _uncalled(self, text: str) -> str:
+        return "\n".join(each.body for each in harmony.messages(text))
 
 
 def _refused(call: ToolCall, error: str) -> ToolCall:

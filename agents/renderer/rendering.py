@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from agents.renderer.call_form import trial_calls
-from agents.renderer.conversation_format import AFTER_THOUGHT, CLOSE_THOUGHT, Thinking, ToolsForm, learn_format
+from agents.renderer.conversation_format import CLOSE_THOUGHT, Thinking, ToolsForm, learn_format
 from agents.renderer.dialects import begin_of, to_openai
 from agents.renderer.model_json import decode_all, dump
-from agents.renderer.reading import END_THINK, THINK
+from agents.renderer.reading import END_THINK, THINK, ChannelForm
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer
 from agents.renderer.trial import prompts, trial, trial_tools
@@ -68,12 +68,16 @@ class Renderer:
         marks = [mark for mark in _MARKS if mark in self.format.template.source]
         special = sorted({*self.format.tokens, *marks, *self.stop}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, END_THINK))
-        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(CLOSE_THOUGHT)) if self.thinks else ()
+        answers, has_channels = self.format.answers, isinstance(self.format.answers, ChannelForm)
+        self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
+        closed = answers.end_thought + answers.after_thought if has_channels else CLOSE_THOUGHT
+        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closed)) if self.thinks else ()
         """The tokens that end a thought; the answer comes next."""
         self.end_thought: int = -1 if self._end_think is None else self._end_think
         """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
-        self.after_thought: tuple[int, ...] = tuple(self._tokenizer.encode(AFTER_THOUGHT)) if self.thinks else ()
+        self.after_thought: tuple[int, ...] = (
+            tuple(self._tokenizer.encode(answers.after_thought)) if self.thinks else ()
+        )
         """The tokens between `end_thought` and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
@@ -203,6 +207,8 @@ class Renderer:
 
     def is_in_thought(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens of a turn are a thought, or begin one, and do not end it."""
+        if isinstance(self.format.answers, ChannelForm):
+            return self.format.answers.is_in_thought(self.decode(token_ids))
         if self._end_think in token_ids:
             return False
         if self.format.answers.opens_thought:

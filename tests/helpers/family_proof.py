@@ -141,7 +141,7 @@ def with_tokenizer(folder: Path, like: Path) -> Path:
     return folder
 
 
-def two_steps_of_grpo(folder: Path, out: Path) -> list[dict[str, float]]:
+def two_steps_of_grpo(folder: Path, out: Path, *options: str) -> list[dict[str, float]]:
     """What a real run of two steps writes for each: both train, whatever the rewards, and the engine gets weights."""
     (out / "constant.py").write_text("def half(episode):\n    return 0.5\n")
     command = [
@@ -150,6 +150,7 @@ def two_steps_of_grpo(folder: Path, out: Path) -> list[dict[str, float]]:
         *("--steps", "2", "--training.batch_size", "2", "--grpo.n_samples", "2", "--warmup.steps", "0"),
         *("--tasks", "64", "--dataset.held_out", "4", "--env.max_turns", "2", "--env.max_turn_tokens", "32"),
         *("--env.max_tokens", "4000"),
+        *options,
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr

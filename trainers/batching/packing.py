@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from trainers.families.shape import ModelShape
 
 Place = tuple[int, int]  # (episode, row)
 Layout = list[list[Place]]
@@ -33,18 +35,15 @@ GOOD_ENOUGH = 0.01  # share of padding below which no smaller rectangle is looke
 MORE_SEQUENCES = 8  # than the fewest that would do: how far it is looked for
 
 
-def flops_crossover(config: Mapping[str, Any]) -> float:
-    """The row length at which attention costs as much as the matrices, from a Hugging Face config.
+def flops_crossover(shape: ModelShape) -> float:
+    """The row length at which attention costs as much as the matrices.
 
     Of experts those count that compute a token. The output layer counts as if it ran on every token, so rows with few
     sampled tokens are slightly overrated.
     """
-    width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
-    head_dim = config.get("head_dim") or width // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    of_experts = (config.get("num_experts_per_tok") or 0) * (config.get("moe_intermediate_size") or 0)
-    layer = 2 * width * head_dim * (heads + kv_heads) + 3 * width * (of_experts or config["intermediate_size"])
-    return float((layers * layer + width * config["vocab_size"]) / (layers * heads * head_dim))
+    width, layers, query = shape.hidden_size, shape.num_hidden_layers, shape.query_size
+    layer = 2 * width * (query + shape.key_value_size) + 3 * width * shape.mlp_size
+    return (layers * layer + width * shape.vocab_size) / (layers * query)
 
 
 def row_cost(length: int, crossover: float = DEFAULT_CROSSOVER) -> float:

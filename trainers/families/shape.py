@@ -70,6 +70,8 @@ class ModelShape:
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
     """Layers without keys of all tokens; None if all layers have such keys."""
+    gate_up: bool = False
+    """Whether the gates and the ups of all experts are one matrix."""
 
     @property
     def query_size(self) -> int:
@@ -133,7 +135,7 @@ class ModelShape:
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
         projection."""
-        mlp = self.num_experts * self.moe_intermediate_size or self.intermediate_size
+        mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
         linear = self.linear.mixed_size if self.linear else 0
         fused = (1 + self.gated_attention) * self.query_size + 2 * self.key_value_size
         return self.hidden_size * max(self.vocab_size, mlp, linear, fused)

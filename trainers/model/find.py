@@ -8,8 +8,9 @@ from pathlib import Path
 
 from agents.model_folder import check_hub_id, find_model
 from forge_env.core.errors import UserError
+from trainers.families.gpt_oss import is_quantized
 from trainers.families.shape import ModelShape
-from trainers.families.table import FAMILIES, KNOWN_SHAPES, read_shape
+from trainers.families.table import FAMILIES, KNOWN_SHAPES, family_of, read_config
 from trainers.model.sizes import MODEL_SIZES
 
 
@@ -55,17 +56,23 @@ def find_shape(path: str, size: str = "tiny") -> FoundModel:
             "out"
         )
     if Path(path).expanduser().exists():
-        return FoundModel(shape=read_shape(find_model(path)), where=f"the folder {path}", path=path)
+        return _found(find_model(path), f"the folder {path}", path)
     check_hub_id(path)
     cached = _cached_config(path)
     if cached is not None:
-        return FoundModel(shape=read_shape(cached), where=f"the hub's cache on this machine, {path}", path=path)
+        return _found(cached, f"the hub's cache on this machine, {path}", path)
     return FoundModel(
         shape=KNOWN_SHAPES.get(path),
         where=f"the hub, {path}",
         missing=f"the model {path} is neither a folder nor in the hub's cache here: the start downloads it",
         path=path,
     )
+
+
+def _found(folder: Path, where: str, path: str) -> FoundModel:
+    config = read_config(folder)
+    copied = "; its experts are in MXFP4, and the run writes a copy in bfloat16" if is_quantized(config) else ""
+    return FoundModel(shape=family_of(config).shape(config), where=where + copied, path=path)
 
 
 def made_model(size: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.model_folder import INITIAL, fetch_config, find_model
+from agents.model_folder import INITIAL, config_of, fetch_config, find_model
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
@@ -25,6 +25,7 @@ from forge_env.utils.disks import full_disk
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint
+from trainers.families.gpt_oss import is_quantized
 from trainers.metrics.startup import Startup
 from trainers.model.find import made_model
 from trainers.model.make import count_parameters, make_model
@@ -229,7 +230,7 @@ async def _prepare_model(
     if plan.model.path:
         if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
             with_model(plan, fetch_config(plan.model.path))
-        model = find_model(plan.model.path)
+        model = _in_bfloat16(record, find_model(plan.model.path))
         record.say(f"model {model}")
         return model, count_parameters(model)
     model = record.folder / INITIAL
@@ -248,6 +249,19 @@ async def _prepare_model(
         )
     record.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
+
+
+def _in_bfloat16(record: RunRecord, model: Path) -> Path:
+    """The folder of the model, or of a copy in bfloat16 if its experts are in MXFP4."""
+    if not is_quantized(config_of(model)):
+        return model
+    from trainers.run.mxfp4 import write_bfloat16  # slow import, which no other run needs
+
+    copy = record.folder / INITIAL
+    if not copy.is_dir():  # a resumed run has it
+        record.say(f"writing the weights of {model} in bfloat16")
+        write_bfloat16(model, copy)
+    return copy
 
 
 def _with_new_rows(plan: RunPlan, record: RunRecord, model: Path) -> Path:

@@ -8,7 +8,6 @@ The reference model is frozen. It holds the policy that the run's reinforcement 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -203,7 +202,7 @@ async def ask_reference(
         replicas: of the reference model.
         shape: of the model, where its sizes are known.
     """
-    crossover = flops_crossover(dataclasses.asdict(shape)) if shape else DEFAULT_CROSSOVER
+    crossover = flops_crossover(shape) if shape else DEFAULT_CROSSOVER
     costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
 
     async def ask(share: list[int]) -> list[np.ndarray]:

@@ -59,7 +59,8 @@ def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
     h = shape.hidden_size
     mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
     router = [h * shape.num_experts] if shape.num_experts else []
-    of_layer = [mlp, mlp, mlp, *router] * shape.num_hidden_layers
+    experts = [2 * mlp, mlp] if shape.gate_up else [mlp] * 3
+    of_layer = [*experts, *router] * shape.num_hidden_layers
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
     matrices = [h * size for size in _attention_outputs(shape)] + of_layer + embeddings
     parts = (-(-of_number * size // ranks) for size in matrices)
@@ -253,11 +254,12 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     4h (both norms, in and out) + `_attention_numbers` + 4m (gate, up, the activated gate, the product). Gradients are
     at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert
     that computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32
-    scores of all experts.
+    scores of all experts. gpt-oss has 7m: gate and up, both clamped, the sigmoid, the activated gate, the product.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
+    of_mlp = (7 if shape.gate_up else 4) * m
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
-    return 4 * h + attention + 4 * m + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
+    return 4 * h + attention + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
 
 
 def reference_memory(plan: RunPlan) -> Memory:

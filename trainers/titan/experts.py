@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_token_dispatcher_config
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
@@ -53,7 +54,7 @@ class SameDtypeExperts(GroupedExperts):
             (tokens, width) in the dtype of x_RD.
         """
         ends = num_tokens_per_expert_E.cumsum(0).int()
-        gate, down, up = (_local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
+        gate, down, up = (local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
         hidden = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends)) * self._grouped_mm(A=x_RD, B_t=up, offs=ends)
         return self._grouped_mm(A=hidden, B_t=down, offs=ends)
 
@@ -163,11 +164,11 @@ class ReplayedBlock(Qwen3TransformerBlock):
         return output
 
 
-class ReplayedModel(Qwen3Model):
-    """Qwen3 with experts that can be given."""
+class Replayed(Decoder):
+    """A model whose experts can be given; its blocks take them as their last argument."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):
+    class Config(Decoder.Config):
         pass
 
     def forward(
@@ -190,6 +191,14 @@ class ReplayedModel(Qwen3Model):
         the number of them for which the router would have chosen others."""
         parts = [part.replayed for part in self.modules() if isinstance(part, Router)]
         return torch.stack(parts).sum(0)
+
+
+class ReplayedModel(Replayed, Qwen3Model):
+    """Qwen3 with experts that can be given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        pass
 
 
 def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[..., Any]]) -> MoE.Config:
@@ -224,5 +233,6 @@ def is_expert(name: str) -> bool:
     return name.rpartition(".")[2] in WEIGHTS
 
 
-def _local(weight: nn.Parameter) -> Tensor:
+def local(weight: nn.Parameter) -> Tensor:
+    """This rank's part of a parameter."""
     return weight.to_local() if isinstance(weight, DTensor) else weight

@@ -82,7 +82,8 @@ class TitanModel:
         fuse_qkv = self.device.type != "cpu" and lora is None
         self.builder = builder_of(self.hf_config)(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
         self.config = self.builder.decoder()
-        settings.check_model(self.builder.family.shape(self.hf_config))
+        self.shape = self.builder.family.shape(self.hf_config)
+        settings.check_model(self.shape)
         self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora

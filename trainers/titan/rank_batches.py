@@ -120,7 +120,7 @@ class RankBatches:
             multiple=self._multiple,
             rank=self._rank,
             ranks=self.ranks,
-            crossover=flops_crossover(self._model.hf_config),
+            crossover=flops_crossover(self._model.shape),
             with_routes=self._replays if with_routes is None else with_routes,
         )
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from agents.renderer.dialects.bodies import Either, Json, Literal, Named, Pairs, Piece, Python
 from agents.renderer.dialects.calls import Calls, Tools
+from agents.renderer.dialects.harmony import Harmony
 from agents.renderer.dialects.marked import Bare, Marked
 from agents.renderer.dialects.openai import OpenAI
 from agents.renderer.dialects.unmarked import Llama, looks_like_json_list, looks_like_python
@@ -225,6 +226,8 @@ _TABLE: dict[str, Dialect] = {
     "step_audio": Marked(
         open="<|CALL_START|>", close="<|CALL_END|>", between="", body=Named(lead="function\n", sep="\n")
     ),
+    # gpt-oss
+    "harmony": Harmony(),
     "openai": OpenAI(),
     "none": NoCalls(),
 }

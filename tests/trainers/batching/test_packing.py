@@ -10,6 +10,7 @@ import json
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainers.batching.packing import Layout, flops_crossover, plan_packed, plan_padded, round_up, row_cost
+from trainers.families.shape import ModelShape
 
 episodes_strategy = st.lists(st.lists(st.integers(0, 30), max_size=4), max_size=14)
 limits = {"max_tokens": st.integers(1, 90), "multiple": st.sampled_from([1, 4]), "ranks": st.integers(1, 4)}
@@ -247,17 +249,20 @@ def test_ranks_take_turns_at_the_most_expensive_micro_batch():
 
 
 def test_the_crossover_is_parameters_over_layers_times_width():
-    config = {
-        "hidden_size": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "num_hidden_layers": 3,
-        "intermediate_size": 16,
-        "vocab_size": 100,
-    }
+    shape = ModelShape(
+        hidden_size=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        num_hidden_layers=3,
+        intermediate_size=16,
+        vocab_size=100,
+        max_position_embeddings=64,
+    )
     layer = 8 * 16 + 2 * (8 * 8) + 16 * 8 + 3 * 8 * 16  # q, k and v, o, the feed-forward's three
-    assert flops_crossover(config) == (3 * layer + 8 * 100) / (3 * 16)
+    assert flops_crossover(shape) == (3 * layer + 8 * 100) / (3 * 16)
+    experts = replace(shape, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8)
+    assert flops_crossover(experts) == flops_crossover(shape), "two experts of 8 are one MLP of 16"
     assert row_cost(50, 100.0) == 75.0
 
 

@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("torchtitan")
 pytest.importorskip("vllm")
+from tests.agents.renderer.test_harmony import make_gpt_oss
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
 from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
-from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.folders import GPT_OSS, make_folder
 
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 WINDOW = {"use_sliding_window": True, "sliding_window": 24}
@@ -25,6 +26,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3-moe", False, {"head_dim": 32, "rope_parameters": YARN}),
     "llama": ("llama-3.2", True, {"head_dim": 32}),
     "mistral": ("mistral", False, {"head_dim": 32, "sliding_window": 24}),
+    "gpt_oss": ("gpt-oss", False, {}),
 }
 
 
@@ -43,22 +45,20 @@ async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_two_steps_of_grpo_train_it(tmp_path: Path, tiny_model: Path, name: str) -> None:
-    makers = {"qwen2": make_qwen25, "llama": make_llama}
+    makers = {"qwen2": make_qwen25, "llama": make_llama, "gpt_oss": make_gpt_oss}
     like = makers[name](tmp_path / "like") if name in makers else tiny_model
     family, tied, changes = CASES[name]
+    rope = {"gpt_oss": GPT_OSS["rope_parameters"]}.get(name, changes.get("rope_parameters") and YARN)
     vocabulary = Tokenizer.from_file(str(like / "tokenizer.json")).get_vocab_size()
     folder = make_folder(
         tmp_path / "model",
         family,
         tied=tied,
         **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096}
-        | (
-            {"rope_parameters": {**YARN, "original_max_position_embeddings": 1024}}
-            if "rope_parameters" in changes
-            else {}
-        ),
+        | ({"rope_parameters": {**rope, "original_max_position_embeddings": 1024}} if rope else {}),
     )
-    for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path):
+    options = ("--env.thinking", "on") if name == "gpt_oss" else ()
+    for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path, *options):
         assert step["mean_abs_logprob_difference"] <= CLOSE
         assert step.get("delivery/difference", 0.0) <= CLOSE
         assert step["grad_norm"] > 0

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -56,6 +57,27 @@ HYBRID: dict[str, Any] = {
     "linear_value_head_dim": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
 }
+# Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+}
+UNTIED = {"gpt-oss"}
+"""Families whose output layer is never the embedding."""
+_LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
+"""Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
 # name -> config class, and what is special about it
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen3": (Qwen3Config, {"head_dim": 24}),
@@ -65,6 +87,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen2.5": (Qwen2Config, {}),
     "qwen3.5": (Qwen3_5TextConfig, HYBRID),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
+    "gpt-oss": (GptOssConfig, GPT_OSS),
 }
 
 
@@ -75,7 +98,7 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     config = kind(**deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes}))  # it changes what it gets
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for name, parameter in model.named_parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=_LARGE.get(name.rpartition(".")[2], 0.1))
     model.save_pretrained(folder)
     return folder

@@ -19,7 +19,7 @@ pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
 from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
-from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.folders import GPT_OSS, make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.families.table import read_shape
 from trainers.lora import Lora
@@ -36,7 +36,14 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [("qwen3", False), ("qwen3", True), ("llama-3", False), ("qwen2.5", True), ("qwen3-moe", False)],
+    [
+        ("qwen3", False),
+        ("qwen3", True),
+        ("llama-3", False),
+        ("qwen2.5", True),
+        ("qwen3-moe", False),
+        ("gpt-oss", False),
+    ],
 )
 def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
@@ -79,12 +86,13 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     trainer.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gpt-oss"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
     sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
-    folder = make_folder(tmp_path / "model", family, tied=False, **sizes)
+    rope = {"rope_parameters": GPT_OSS["rope_parameters"] | {"factor": 32.0}} if family == "gpt-oss" else {}
+    folder = make_folder(tmp_path / "model", family, tied=False, **sizes, **rope)
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, activation_checkpoint=mode))
     module, kept = trainer.model.module, {}
     held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

@@ -14,6 +14,7 @@ from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.families.family import Family
+from trainers.families.gpt_oss import is_quantized
 from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
@@ -56,9 +57,15 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         shapes = {name: place.shape for name, place in halves.items()}
         check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, plan.shape), shapes)
     renderer = checked.renderer
+    rows = untrained(folder, renderer)
+    if rows and plan.config.model.new_rows == "on" and is_quantized(model):
+        raise UserError(
+            f"--model.new_rows is on, and the experts of {folder} are in MXFP4, of which the run writes a copy in "
+            "bfloat16: run with new_rows off once, and name its initial_model with --model"
+        )
     return replace(
         plan.model,
-        untrained=untrained(folder, renderer),
+        untrained=rows,
         template=renderer.notes,
         tools_problem=renderer.format.tools_problem,
         tokenizer=checked.tokenizer,
