@@ -23,7 +23,7 @@ _SIZES = {
 }
 """Sizes that a config may leave out, with the values of transformers."""
 _FACTOR = 0.25  # of a head that is rotated, if a config does not say it
-_EVERY = 4  # layers, of which the last has attention, if a config does not say it
+_EVERY = 4  # the last of so many layers has attention, if a config does not say it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ FAMILIES = (
         qk_norm=True,
         thinks=True,
         only={"attn_output_gate": True, "layer_scale": False},
-        # Of its vision, and of its kin with experts, whose code reads them.
+        # Of its vision, and of its kin with experts.
         harmless=names(
             """image_token_id video_token_id vision_start_token_id vision_end_token_id depth in_channels num_heads
             num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size

@@ -49,7 +49,7 @@ def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozen
     Args:
         config: of a model, whose sizes were checked.
         types: the rope types that the family computes.
-        fields: that it computes in addition, or for which text is no case.
+        fields: further ones that it computes, or that change nothing of text.
     """
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name) or {}, dict):

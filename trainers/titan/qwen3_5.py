@@ -55,7 +55,7 @@ class PackedRows:
 
 
 class ShiftedRMSNorm(RMSNorm):
-    """A norm whose factor is 1 + weight."""
+    """A norm with the factor 1 + weight."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(RMSNorm.Config):
@@ -66,7 +66,7 @@ class ShiftedRMSNorm(RMSNorm):
 
 
 class GatedAttention(BaseAttention):
-    """Attention whose output is multiplied with a sigmoid of its input; a part of each head is rotated."""
+    """Attention with an output that is multiplied with a sigmoid of its input; a part of each head is rotated."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseAttention.Config):
@@ -110,7 +110,7 @@ class GatedAttention(BaseAttention):
 
 
 class GatedDelta(Module):
-    """A layer whose memory is one matrix a head: it decays, and each token replaces what its key gives by its value."""
+    """A layer with a memory of one matrix a head: it decays, and each token replaces what its key gives by its value."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):

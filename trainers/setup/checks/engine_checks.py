@@ -8,7 +8,7 @@ from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import REQUESTS, cache_of_one, cannot_sleep_reason, requests_at_once
 
 CPU_HEADS = (64, 128)
-"""Sizes of heads of linear attention for which vLLM has a kernel on a CPU."""
+"""Sizes of heads of linear attention: vLLM has kernels for these on a CPU."""
 
 
 def check_engine(plan: RunPlan) -> None:
