@@ -110,7 +110,7 @@ class GatedAttention(BaseAttention):
 
 
 class GatedDelta(Module):
-    """A layer with a memory of one matrix a head: it decays, and each token replaces what its key gives by its value."""
+    """A layer with a memory of one matrix a head: it decays, and a token replaces what its key gives by its value."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
