@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -153,6 +154,20 @@ def context_length(folder: Path) -> int | None:
     """The context length in tokens (prompt and completion) from config.json; None if the config has none."""
     length = config_of(folder).get("max_position_embeddings")
     return length if isinstance(length, int) and length > 0 else None
+
+
+def has_linear_attention(folder: Path) -> bool:
+    """Whether layers of the model have a gated delta rule, as in Qwen3.5."""
+    return bool(config_of(folder).get("linear_num_value_heads"))
+
+
+def check_engine_packages(folder: Path) -> None:
+    """Check that vLLM can import its class of the model: those of linear attention are beside others that see."""
+    if has_linear_attention(folder) and importlib.util.find_spec("torchvision") is None:
+        raise UserError(
+            f"the package torchvision is not installed, and vLLM needs it for {folder}, a model with linear "
+            "attention: pip install the torchvision that fits this torch"
+        )
 
 
 def fetch_config(name: str) -> Path:

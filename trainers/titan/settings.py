@@ -175,6 +175,13 @@ class ParallelismConfig:
         Raises:
             UserError: otherwise.
         """
+        if shape.linear:
+            for option in ("tensor_parallel_degree", "context_parallel_degree"):
+                if getattr(self, option) > 1:
+                    raise UserError(
+                        f"--parallelism.{option} is {getattr(self, option)}, and the model has layers of linear "
+                        "attention, which the trainer computes for whole rows and all heads: set it to 1"
+                    )
         degree = self.expert_parallel_degree
         wanted = f"--parallelism.expert_parallel_degree is {degree}"
         if degree > 1 and not shape.num_experts:

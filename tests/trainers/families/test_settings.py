@@ -40,7 +40,7 @@ def test_every_setting_is_classified() -> None:
 
 def test_what_is_classified_is_read() -> None:
     """A name that nobody reads any more, or that is misspelt, goes."""
-    others = {"model_type", "torch_dtype", "rope_scaling"}  # read before there is a config
+    others = {"model_type", "torch_dtype", "rope_scaling", "full_attention_interval"}  # read before there is a config
     read = set().union(*map(_read_of, FAMILIES.values())) | others
     assert sorted((COMPUTED | HARMLESS | REFUSED | ONLY.keys()) - read) == []
     own = {name for family in FAMILIES.values() for name in family.settings}
@@ -57,7 +57,7 @@ def _read_of(family: Family) -> frozenset[str]:
     """The settings of a family that its config class has, or that the code of both packages reads."""
     kind = type(AutoConfig.for_model(family.model_type))
     fields = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map, *kind.attribute_map.values()}
-    name = family.model_type
+    name = family.model_type.removesuffix("_text")
     files = [f"transformers/models/{name}/modeling_{name}.py", *_vllm_files(name)]
     return frozenset(fields.union(*map(_names, (*SHARED, *files))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -44,6 +46,17 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+# Both kinds of layers, shared keys, and a head of which a part is rotated.
+HYBRID: dict[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}
 # Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
 GPT_OSS: dict[str, Any] = {
     "head_dim": 32,
@@ -72,6 +85,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
+    "qwen3.5": (Qwen3_5TextConfig, HYBRID),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
@@ -81,7 +95,7 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
     torch.manual_seed(1)
     kind, special = FAMILIES[family]
-    config = kind(**{**SIZES, **special, "tie_word_embeddings": tied, **changes})
+    config = kind(**deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes}))  # it changes what it gets
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
