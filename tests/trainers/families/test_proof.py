@@ -25,6 +25,9 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3-moe", False, {"head_dim": 32, "rope_parameters": YARN}),
     "llama": ("llama-3.2", True, {"head_dim": 32}),
     "mistral": ("mistral", False, {"head_dim": 32, "sliding_window": 24}),
+    "gemma3": ("gemma3", True, {}),
+    "olmo3": ("olmo3", False, {"hidden_size": 128}),
+    "smollm3": ("smollm3", True, {"hidden_size": 128}),
 }
 
 
