@@ -45,9 +45,6 @@ class ModuleFamily(Family):
         return [window if kind == SLIDING else None for kind in self.layer_types(config)]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
-        every = config.get(_PATTERN, 1)
-        if _PATTERN in self.computed and not is_size(every):
-            return [f"{_PATTERN} {every!r}"]
         kinds = self.layer_types(config)
         known = {FULL, SLIDING} if "sliding_window" in self.computed else {FULL}
         if not set(kinds) <= known or len(kinds) != config["num_hidden_layers"]:
@@ -57,8 +54,11 @@ class ModuleFamily(Family):
         return []
 
     def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
-        both = self.rope_of_kinds and config.get("rope_scaling") and config.get("rope_parameters")
-        return ["rope_scaling beside rope_parameters"] if both else super().uncomputed(config)
+        if _PATTERN in self.computed and not is_size(every := config.get(_PATTERN, self.full_every)):
+            return [f"{_PATTERN} {every!r}"]
+        if self.rope_of_kinds and config.get("rope_scaling") and config.get("rope_parameters"):
+            return ["rope_scaling beside rope_parameters"]
+        return super().uncomputed(config)
 
     def ropes(self, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         if not self.rope_of_kinds:

@@ -22,6 +22,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.models.common.attention import (
     create_attention_mask,
+    get_causal_mask_mod,
     get_efficient_causal_mask_mod_for_packed_document,
 )
 
@@ -30,6 +31,9 @@ from trainers.titan.wide_head import shard
 
 _KERNELS = {"sdpa": "sdpa", "flex": "flex_attention"}
 """Our name of an attention kernel -> transformers'."""
+
+_UNUSED = {"attention_dropout": 0.0, "pad_token_id": None}
+"""Nothing is dropped, and the embedding's row of the padding token is trained as the others."""
 
 
 class Module(nn.Module):
@@ -44,10 +48,8 @@ class Module(nn.Module):
     def __init__(self, config: ModuleConfig, windows: Sequence[int | None], attention: str) -> None:
         super().__init__()
         kind: Any = CONFIG_MAPPING[config.hf["model_type"]]
-        hf = kind.from_dict(dict(config.hf) | {"attention_dropout": 0.0})
-        whole: Any = AutoModelForCausalLM.from_config(
-            hf, dtype=torch.float32, attn_implementation=_KERNELS[attention]
-        )
+        hf = kind.from_dict(dict(config.hf) | _UNUSED)
+        whole: Any = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation=_KERNELS[attention])
         self.model, self.lm_head = whole.model, whole.lm_head
         self.enable_weight_tying = config.enable_weight_tying
         kinds = getattr(hf, "layer_types", None) or ["full_attention"] * len(windows)
@@ -84,14 +86,12 @@ class Module(nn.Module):
     def get_attention_masks(self, positions: Tensor) -> BlockMask:
         """The mask of layers without a window, for flex."""
         return self._create_flex_attention_mask(
-            positions, None, [get_efficient_causal_mask_mod_for_packed_document(positions)]
+            positions, None, [get_causal_mask_mod(), get_efficient_causal_mask_mod_for_packed_document(positions)]
         )
 
     def _create_flex_attention_mask(self, positions: Tensor, _: None, mods: Sequence[Any]) -> BlockMask:
         count, length = positions.shape
-        mask: BlockMask = create_attention_mask(
-            and_masks(*mods), count, None, length, length, device=positions.device
-        )
+        mask: BlockMask = create_attention_mask(and_masks(*mods), count, None, length, length, device=positions.device)
         return mask
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None) -> Any:

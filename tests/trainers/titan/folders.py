@@ -81,7 +81,7 @@ MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL_ROPE},
         },
     ),
-    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": None}),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
 }
 
 
