@@ -113,9 +113,6 @@ __all__ = [
 ]
 
 
-register_with_gymnasium()
-
-
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
@@ -126,3 +123,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register_with_gymnasium(lambda: __getattr__("env_names")())

@@ -153,7 +153,7 @@ class TextArena(Env):
         models, self._models = self._models, None
         try:
             if session:
-                await invoke(self.arena.end, session)
+                await invoke(self.arena.forget, session)
         finally:
             if models is not None:
                 await models.aclose()

@@ -55,7 +55,7 @@ class Worker(HelperProcess):
             self._described[key] = description
         return self._described[key]
 
-    def end(self, session: str) -> None:
+    def forget(self, session: str) -> None:
         """Forget a game; a process that has ended is not started for it."""
         if self.pid is None:
             return

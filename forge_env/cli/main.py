@@ -43,7 +43,7 @@ COMMANDS: dict[str, Any] = {
     "export-model": export_model.export_model,
     "sandbox": Row("sandbox", "forge_env.cli.sandbox:app", "Run untrusted code, and show what each sandbox enforces."),
 }
-"""The heart's own; those of contrib come behind the command that they name."""
+"""The heart's own commands; commands of contrib come behind the command that they name."""
 
 
 class _Group(TyperGroup):
@@ -60,7 +60,7 @@ class _Group(TyperGroup):
 
 
 def _add(group: typer.Typer, path: str, command: Any, about: str | None = None) -> None:
-    """Add a command to its group: a function, a group, or a row. `path` is its name behind those of its groups."""
+    """Add a command to its group: a function, a group, or a row. `path` is its name behind the names of its groups."""
     name = path.rpartition(" ")[2]
     if isinstance(command, Row):
         group.command(name, help=command.about)(lambda: None)

@@ -12,7 +12,7 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
 NAMESPACE = "forge_env"
@@ -50,14 +50,13 @@ def register_env(name: str) -> str:
     return gym_id
 
 
-def register_all() -> list[str]:
+def register_all(env_names: Callable[[], Iterable[str]]) -> list[str]:
     """Register every named environment with Gymnasium, if it has an interface here; returns the ids.
 
     Raises:
         UserError: when two environments have the same id, or a registry file is malformed.
     """
     from forge_env.registry.contrib import rows
-    from forge_env.registry.registry import env_names
 
     return [register_env(name) for name in env_names()] if rows("gymnasium") else []
 
@@ -67,26 +66,29 @@ def is_imported() -> bool:
     return hasattr(sys.modules.get("gymnasium"), "make_vec")  # which is set last
 
 
-def register_with_gymnasium() -> None:
+def register_with_gymnasium(env_names: Callable[[], Iterable[str]]) -> None:
     """Register every environment now if Gymnasium is imported, else when it is imported."""
     if is_imported():
-        _register_quietly()
+        _register_quietly(env_names)
     else:
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(env_names))
 
 
-def _register_quietly() -> None:
+def _register_quietly(env_names: Callable[[], Iterable[str]]) -> None:
     """Register; a malformed registry file must not break `import gymnasium`: using a name raises the error."""
     from forge_env.core.errors import UserError
 
     try:
-        register_all()
+        register_all(env_names)
     except UserError:
         pass
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds Gymnasium as Python would, once, and registers the environments after its import."""
+
+    def __init__(self, env_names: Callable[[], Iterable[str]]) -> None:
+        self._env_names = env_names
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -100,7 +102,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
-                _register_quietly()
+                _register_quietly(self._env_names)
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

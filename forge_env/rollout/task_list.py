@@ -5,6 +5,7 @@ All callers use it through `EnvFactory.tasks`: evaluations, training, Gymnasium,
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import inspect
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.message_shape import kind_problem, messages_problem, record_problem
+from forge_env.core.own_copies import own_task
 from forge_env.core.types import Task
 from forge_env.core.user_code import NOT_CAUGHT, describe
 
@@ -61,7 +63,12 @@ def read_tasks(
     if not tasks and count > 0:
         raise BadTasks(f"the environment {name} has no tasks in the split {split!r}: choose another one")
     _check_tasks(split, tasks)
-    return items
+    own = [own_task(task) for task in tasks]  # the environment may keep what it handed out
+    if isinstance(items, list) and type(items) is not list:  # one that says more of its tasks stays what it is
+        kept = copy.copy(items)
+        kept[:] = own
+        return kept
+    return tuple(own) if isinstance(items, tuple) else own
 
 
 def _check_tasks(split: str, tasks: Sequence[Any]) -> None:

@@ -161,7 +161,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
     for name in ("seed", "success_before", "success_after", "setup_seconds", "train_seconds", "tokens_generated"):
         assert name in summary
     assert summary["tokens_trained"] > 0 and summary["model_parameters"] > 100_000
-    assert summary["versions"]["torchtitan"] and summary["versions"]["torchstore"]
+    assert summary["versions"]["torchtitan"]
     _check_episodes(run.output)
     steps = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps if step["phase"] == "train"] == [1, 2]

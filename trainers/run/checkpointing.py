@@ -73,9 +73,9 @@ async def save_checkpoint(
 async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
     """Enter it around what a run does after its last step: a checkpoint is written meanwhile.
 
-    It is whole when the block is left, also by an error. Two kinds are written before it is entered: offloaded weights,
-    for whose copy the host may have no room; and those of a trainer of several processes, of which a run on two GPUs
-    failed at its end.
+    It is whole when the block is left, also by an error. Two kinds of weights are written before it is entered:
+    offloaded weights, since the host may have no room for a copy; and the weights of a trainer of several processes,
+    since a run on two GPUs failed at its end.
 
     Args:
         run: that has taken its last step.

@@ -92,7 +92,7 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
 
 
 def config_text(settings: Mapping[str, Any]) -> str:
-    """The settings of a run as YAML, without the ones of a single start (output, resume, dry_run)."""
+    """The settings of a run as YAML, without the settings of a single start (output, resume, dry_run)."""
     kept = {name: value for name, value in settings.items() if name not in ("output", "resume", "dry_run")}
     return write_yaml(masked(kept))
 

@@ -193,8 +193,8 @@ async def ask_reference(
 ) -> list[np.ndarray]:
     """The reference model's logprobs of the sampled targets, per sample, in order.
 
-    The samples are split by FLOPs into a share for each replica of the plan, also where one is down at the moment: what
-    a share is does not depend on that.
+    The samples are split by FLOPs into a share for each replica of the plan, even if a replica is down at the moment:
+    the shares do not depend on that.
 
     Args:
         service: with its deadline.

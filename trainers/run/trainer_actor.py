@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
 
     class _Methods:
-        """Stands for a class whose module is slow to import: gives its methods, which are looked up when called."""
+        """Stands for a class with a module that is slow to import: its methods are looked up when they are called."""
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
             return lambda trainer, *args, **kwargs: getattr(trainer, name)(*args, **kwargs)
@@ -87,8 +87,8 @@ def spawn_trainer(
 def allocator() -> dict[str, str]:
     """Environment that lets the GPU memory of torch's allocator grow in place, unless the user has set it.
 
-    Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next: a GPU of
-    which a run came to hold 51 GiB then had less than 29 in use.
+    Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next: a run
+    came to hold 51 GiB of a GPU, and less than 29 were in use.
     """
     if any(
         os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -638,7 +638,7 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     ConstantPays: ("constants", "the constant '0' scores 0.85 on average over 2 tasks"),
     EchoScores: ("wrong answers", "the last line of the question scores 1"),
     AnyTargetScores: ("wrong answers", "another task's target scores 1"),
-    SeedOverwritten: ("contract", "sets self.seed to 7 in the place of Env.seed"),
+    SeedOverwritten: ("contract", "sets self.seed to 7, and Env.seed is a method"),
     NoReward: ("reward", "nothing is ever rewarded"),
     TooMany: ("same seed", "timed out'): it is too slow here"),
     CheatScores: ("cheats", "the cheat 0"),

@@ -1,6 +1,6 @@
 """What agents as they are send, and how many rows their episodes have; a scripted policy answers them.
 
-    python -m contrib.external.benchmarks.agents [--only NAME;NAME] [--json FILE]
+    python -m contrib.external.benchmarks.agent_programs [--only NAME;NAME] [--json FILE]
 
 Each agent is installed into a folder of .cache. A coding agent of the npm registry works once on a task: a command of
 its shell, two commands at once, one that writes the result, and an answer. A package of PyPI calls its tool or its
