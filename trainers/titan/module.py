@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class Module(nn.Module):
         self.enable_weight_tying = config.enable_weight_tying
         kinds = getattr(hf, "layer_types", None) or ["full_attention"] * len(windows)
         self._windows = dict(zip(kinds, windows, strict=True))
-        self._initial = [whole._init_weights]  # in a list, so that the whole is no part of this module
+        self._init_part = whole._init_weights
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -79,7 +79,7 @@ class Module(nn.Module):
             parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers then leaves it
         for part in self.modules():
             if part._buffers:
-                self._initial[0](part)
+                self._init_part(part)
                 for name, buffer in part._buffers.items():
                     part._buffers[name] = None if buffer is None else buffer.to(buffer_device)
 
@@ -152,7 +152,7 @@ class SameNames:
 class ModuleBuilder(Builder):
     """Builds transformers' own module. Transformers has no varlen of torch: its kernel is flex, too."""
 
-    adapter: Any = SameNames
+    adapter: ClassVar[Any] = SameNames
 
     def __init__(self, config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> None:
         super().__init__(config, attention="sdpa" if attention == "sdpa" else "flex", fuse_qkv=False)
