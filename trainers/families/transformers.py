@@ -58,6 +58,9 @@ class ModuleFamily(Family):
             return [f"{_PATTERN} {every!r}"]
         if self.rope_of_kinds and config.get("rope_scaling") and config.get("rope_parameters"):
             return ["rope_scaling beside rope_parameters"]
+        given = config.get("rope_parameters")
+        if self.rope_of_kinds and isinstance(given, dict) and given.keys() - {FULL, SLIDING}:
+            return [f"rope_parameters of {', '.join(sorted(given))} instead of {FULL} and {SLIDING}"]
         return super().uncomputed(config)
 
     def ropes(self, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -70,9 +73,6 @@ class ModuleFamily(Family):
             local = config.get("rope_local_base_freq") or config.get("rope_theta")
             yield config
             yield plain | ({"rope_theta": local} if local else {})
-            return
-        if given.keys() - {FULL, SLIDING} or not all(isinstance(each, dict) for each in given.values()):
-            yield config  # of one kind, which is refused
             return
         for each in given.values():
             yield plain | {"rope_parameters": each}

@@ -153,7 +153,12 @@ def test_published_folders_have_other_names(
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention True instead of False"),
         ("gemma3", {"hidden_activation": "silu"}, "hidden_activation 'silu' instead of 'gelu_pytorch_tanh'"),
         ("gemma3", {"rope_scaling": LINEAR}, "rope_scaling beside rope_parameters"),
-        ("gemma3", {"rope_parameters": LOCAL_ROPE | {"full_attention": LOCAL_ROPE}}, "full_attention .* of RoPE"),
+        (
+            "gemma3",
+            {"rope_parameters": LOCAL_ROPE},
+            "rope_parameters of rope_theta, rope_type instead of full_attention",
+        ),
+        ("gemma3", {"rope_parameters": {"full_attention": 5}}, "rope_parameters 5, which is no object"),
         ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope scaling 'dynamic'"),
         ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "without a number for factor"),
         ("gemma3", {"layer_types": ["chunked_attention"] * 4}, "layer_types .*chunked"),
