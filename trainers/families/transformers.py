@@ -1,5 +1,4 @@
-"""Families whose model in the trainer is transformers' own module. A family that needs nothing more is a row of the
-table here.
+"""Families that the trainer computes with transformers' own module. A family that needs nothing more is a row here.
 
 Only FSDP shares such a model between processes. It has no adapters.
 """
@@ -22,7 +21,7 @@ _PATTERN = "sliding_window_pattern"
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleFamily(Family):
-    """Decoders with grouped queries and gated MLPs, whose numbers transformers computes."""
+    """Decoders with grouped queries and gated MLPs, computed by transformers."""
 
     builder: str = "trainers.titan.module:ModuleBuilder"
     norms: tuple[str, ...] = _TWO_NORMS
@@ -30,7 +29,7 @@ class ModuleFamily(Family):
     joint_qk_norm: bool = False
     """Whether queries and keys are normalised over all heads together."""
     full_every: int = 1
-    """Without `layer_types`, each layer whose number this divides has no window; layers count from 1."""
+    """Without `layer_types`, layers with a multiple of this number have no window; they count from 1."""
     rope_of_kinds: bool = False
     """Whether layers with a window have rope settings of their own."""
 

@@ -17,8 +17,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torch.nn.attention.flex_attention import BlockMask, and_masks
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.models.common.attention import (
     create_attention_mask,
@@ -160,30 +158,21 @@ class ModuleBuilder(Builder):
     def decoder(self) -> Any:
         return ModuleConfig(hf=self.hf, windows=self.family.windows(self.hf), attention=self.attention)
 
-    def parallelize(
-        self,
-        module: Any,
-        *,
-        skip_dp: bool,
-        parallel_dims: ParallelDims,
-        training: TrainingConfig,
-        parallelism: ParallelismConfig,
-        compile_config: CompileConfig,
-        ac_config: Any,
-        dump_folder: str,
-    ) -> Any:
-        if ac_config is not None:
-            ac_config.build(dump_folder=dump_folder).apply(module)
-        if compile_config.enable:
-            apply_compile(module, compile_config=compile_config, parallel_dims=parallel_dims)
+    def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
+        """TorchTitan's activation checkpointing and compilation, and FSDP of each layer, in this order."""
+        parallel, training = settings["parallel_dims"], settings["training"]
+        if settings["ac_config"] is not None:
+            settings["ac_config"].build(dump_folder=settings["dump_folder"]).apply(module)
+        if settings["compile_config"].enable:
+            apply_compile(module, compile_config=settings["compile_config"], parallel_dims=parallel)
         if not skip_dp:
             dtype = getattr(torch, training.mixed_precision_param)
             shard(
                 module,
-                parallel_dims,
+                parallel,
                 dtype=dtype,
                 head_dtype=dtype,
                 cpu_offload=training.enable_cpu_offload,
-                reshard_after_forward=parallelism.fsdp_reshard_after_forward,
+                reshard_after_forward=settings["parallelism"].fsdp_reshard_after_forward,
             )
         return module
