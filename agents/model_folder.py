@@ -126,10 +126,16 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
+_TIED = ("gemma3_text", "smollm3")
+"""Types of models whose output layer is the embedding, unless config.json says otherwise."""
+
+
 def config_of(folder: Path) -> dict[str, Any]:
-    """The config.json of a Hugging Face folder."""
+    """The config.json of a Hugging Face folder, which says in any case whether the output layer is the embedding."""
     path = _config_file(folder)
     config = read_object(path)
+    if config.get("model_type") in _TIED and "tie_word_embeddings" not in config:
+        config["tie_word_embeddings"] = True
     check_booleans(config, path)
     return config
 

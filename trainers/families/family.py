@@ -5,7 +5,7 @@ Nothing of torch is needed here. `Family.builder` names the class that builds th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,16 @@ class Family:
         only = {name: value for name, value in {**ONLY, **self.only}.items() if name in config}
         windows = [window for window in self.windows(config) if not (window is None or is_size(window))]
         return [
-            *uncomputed(config, self.rope_types, self.rope_fields),
+            *(what for part in self.ropes(config) for what in uncomputed(part, self.rope_types, self.rope_fields)),
             *(f"{name} {config[name]!r}" for name in config if name in refused and config[name]),
             *(f"{name} {config[name]!r} instead of {value!r}" for name, value in only.items() if config[name] != value),
             *self.uncomputed_windows(config),
             *(f"sliding_window {window!r}" for window in windows[:1]),
         ]
+
+    def ropes(self, config: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """The config with the rope settings of each kind of layers."""
+        return [config]
 
     def windows(self, config: Mapping[str, Any]) -> Sequence[int | None]:
         """For each layer the most tokens that one attends to, itself among them; None is no bound."""

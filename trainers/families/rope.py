@@ -11,6 +11,7 @@ LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 YARN = ("factor", "original_max_position_embeddings")
 """The fields that rope_type "yarn" (arXiv 2309.00071) must have."""
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+NEEDED = {"llama3": LLAMA3, "yarn": YARN, "linear": ("factor",)}
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 KEYS = {*_ALWAYS, *LLAMA3, *YARN_OPTIONS}
 """The fields of all types. The fields of another type change nothing."""
@@ -55,7 +56,7 @@ def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozen
         if not isinstance(config.get(name) or {}, dict):
             return [f"{name} {config[name]!r}, which is no object"]
     rope = rope_parameters(config)
-    kind, needed = rope["rope_type"], {"llama3": LLAMA3, "yarn": YARN}.get(rope["rope_type"], ())
+    kind, needed = rope["rope_type"], NEEDED.get(rope["rope_type"], ())
     if kind not in types:
         return [f"rope scaling {kind!r}"]
     if missing := [name for name in needed if not _is_number(rope.get(name))]:

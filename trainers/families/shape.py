@@ -58,6 +58,8 @@ class ModelShape:
     tie_word_embeddings: bool = False
     vectors_of_layer: int = 0
     """Parameters of a block beside its matrices and its two norms: biases, norms of queries and keys."""
+    shares_by_fsdp_only: bool = False
+    """Whether only FSDP shares the model between processes, and it takes no adapters."""
     thinks: bool = False
     """Whether models of the family may think before they answer, as Qwen3 does."""
     num_experts: int = 0

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 VOCABULARY = 97  # odd, as those of real tokenizers often are
@@ -89,12 +92,40 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
+KINDS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0}
+# Transformers' own module is the trainer's model; dropout is nobody's in a run.
+MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            **KINDS,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 48,
+            "attention_dropout": 0.5,
+            "rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "olmo3": (
+        Olmo3Config,
+        {
+            **KINDS,
+            "sliding_window": 24,
+            "attention_dropout": 0.5,
+            "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
+}
 
 
 def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Path:
     """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
     torch.manual_seed(1)
-    kind, special = FAMILIES[family]
+    kind, special = {**FAMILIES, **MODULES}[family]
     config = kind(**deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes}))  # it changes what it gets
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
