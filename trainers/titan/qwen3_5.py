@@ -173,8 +173,8 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: T
 
         # New tensors each time: fla keeps what it computes from one, and a block that is computed again would differ.
         starts = {"cu_seqlens": borders.to(value.device), "cu_seqlens_cpu": borders.clone()}
-        parts = (part[None] for part in (query, key, value, decay, rate))
-        output: Tensor = chunk_gated_delta_rule(*parts, use_qk_l2norm_in_kernel=True, **starts)[0][0]
+        batch = (part[None] for part in (query, key, value, decay, rate))
+        output: Tensor = chunk_gated_delta_rule(*batch, use_qk_l2norm_in_kernel=True, **starts)[0][0]
         return output
     groups = value.shape[1] // key.shape[1]
     query, key = (_unit(part).repeat_interleave(groups, dim=1) for part in (query, key))
@@ -229,7 +229,7 @@ class HybridBlock(TransformerBlock):
 
     @dataclass(kw_only=True, slots=True)
     class Config(TransformerBlock.Config):
-        attention: GatedAttention.Config | None = None  # type: ignore[assignment]  # as Decoder.first_attention has it
+        attention: GatedAttention.Config | None = None  # as Decoder.first_attention has it
         delta: GatedDelta.Config | None = None
 
     def __init__(self, config: Config) -> None:
@@ -324,8 +324,10 @@ class Qwen35Builder(Builder):
             param_init={"A_log": SKIP["weight"], "dt_bias": SKIP["weight"]},
         )
 
-    def parallelize(self, module: Any, *, compile_config: CompileConfig, **settings: Any) -> Any:
-        module = super().parallelize(module, compile_config=CompileConfig(enable=False), **settings)
+    def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
+        compile_config = settings["compile_config"]
+        of_parent = {**settings, "compile_config": CompileConfig(enable=False)}
+        module = super().parallelize(module, skip_dp=skip_dp, **of_parent)
         if compile_config.enable:  # in parts around `delta_rule`, while TorchTitan compiles whole blocks
             for block in module.layers.children():
                 block.compile(backend=compile_config.backend)
