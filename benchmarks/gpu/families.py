@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,19 @@ from forge_env.core.episode import Episode, Row
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
 from trainers.batching.batch import Sample
+from trainers.families.table import read_shape
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 DEPTHS = (0, 2048, 4096, 8192, 16384)
 PROMPT = 64
 
 
-async def sample(folder: Path, *, rows: int, length: int) -> list[Completion]:
-    """Sample rows of at most `length` tokens in all."""
+async def sample(folder: Path, *, rows: int, length: int, routes: bool) -> list[Completion]:
+    """Sample rows of at most `length` tokens in all, with the experts of each token if there are any."""
     settings = EngineSettings(
         max_model_len=length, max_requests=rows, dtype="bfloat16", kv_cache_gib=24.0, cuda_graphs=True, gather_s=0.0
     )
-    engine = VLLMEngine(str(folder), settings)
+    engine = VLLMEngine(str(folder), replace(settings, return_routes=routes))
     await engine.start()
     try:
         sampling = Sampling(max_tokens=length - PROMPT)
@@ -50,11 +52,12 @@ async def sample(folder: Path, *, rows: int, length: int) -> list[Completion]:
         await engine.close()
 
 
-def differences(folder: Path, completions: list[Completion]) -> list[np.ndarray]:
-    """For each row the trainer's logprobs minus the engine's, of its sampled tokens."""
+def differences(folder: Path, completions: list[Completion], *, replay: bool) -> list[np.ndarray]:
+    """For each row the trainer's logprobs minus the engine's, of its sampled tokens; `replay` takes its experts."""
     trainer = TitanTrainer(str(folder), TitanSettings(dtype="bfloat16"))
+    rows = [replace(row_of(each), routes=each.routes if replay else ()) for each in completions]
     try:
-        recomputed = trainer.logprobs([Sample(rows=(row_of(each),), advantage=0.0) for each in completions], 1.0)
+        recomputed = trainer.logprobs([Sample(rows=(row,), advantage=0.0) for row in rows], 1.0)
     finally:
         trainer.close()
     return [np.asarray(ours) - each.logprobs for ours, each in zip(recomputed, completions, strict=True)]
@@ -88,9 +91,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
         parameters = make_random_model(given.shape, make_tokenizer(Path(temp) / "t"), folder, layers=given.layers)
-        completions = asyncio.run(sample(folder, rows=given.rows, length=given.length))
+        has_experts = read_shape(folder).num_experts > 0
+        completions = asyncio.run(sample(folder, rows=given.rows, length=given.length, routes=has_experts))
         result: dict[str, Any] = {"machine": describe(), "shape": given.shape, "parameters": parameters}
-        result["depths"] = by_depth(differences(folder, completions))
+        for name, replay in ({"depths": False} | ({"depths_replayed": True} if has_experts else {})).items():
+            result[name] = by_depth(differences(folder, completions, replay=replay))
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
