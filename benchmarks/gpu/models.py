@@ -1,4 +1,4 @@
-"""Models in the shapes of Qwen3 and gpt-oss-20b, with random weights: speed does not ask what a model knows.
+"""Models in the shapes of Qwen3, Qwen3.5 and gpt-oss-20b, with random weights: speed does not ask what a model knows.
 
     python -m benchmarks.gpu.models FOLDER [--shape 8B] [--layers 0] [--positions 40960]
 
@@ -83,6 +83,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
         "swiglu_limit": 7.0,
         "tie_word_embeddings": False,
+    },
+    "qwen3.5-2B": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "vocab_size": 248_320,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
     },
     "tiny": {
         "hidden_size": 64,
