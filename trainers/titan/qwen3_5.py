@@ -235,7 +235,7 @@ class HybridBlock(TransformerBlock):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.attention = config.attention.build() if config.attention else None
-        self.delta = config.delta.build() if config.delta else None
+        self.delta: Any = config.delta.build() if config.delta else None
         self.feed_forward = config.feed_forward.build()
         self.attention_norm, self.ffn_norm = config.attention_norm.build(), config.ffn_norm.build()
 
