@@ -127,7 +127,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 _TIED = ("gemma3_text", "smollm3")
-"""Types of models whose output layer is the embedding, unless config.json says otherwise."""
+"""Types of models with the embedding as their output layer, unless config.json says otherwise."""
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def has_linear_attention(folder: Path) -> bool:
 
 
 def check_engine_packages(folder: Path) -> None:
-    """Check that vLLM can import its class of the model: those of linear attention are beside others that see."""
+    """Check that vLLM can import its class of the model: its file of linear attention also has models that see."""
     if has_linear_attention(folder) and importlib.util.find_spec("torchvision") is None:
         raise UserError(
             f"the package torchvision is not installed, and vLLM needs it for {folder}, a model with linear "
