@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -125,10 +126,16 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
+_TIED = ("gemma3_text", "smollm3")
+"""Types of models with the embedding as their output layer, unless config.json says otherwise."""
+
+
 def config_of(folder: Path) -> dict[str, Any]:
-    """The config.json of a Hugging Face folder."""
+    """The config.json of a Hugging Face folder, which says in any case whether the output layer is the embedding."""
     path = _config_file(folder)
     config = read_object(path)
+    if config.get("model_type") in _TIED and "tie_word_embeddings" not in config:
+        config["tie_word_embeddings"] = True
     check_booleans(config, path)
     return config
 
@@ -153,6 +160,20 @@ def context_length(folder: Path) -> int | None:
     """The context length in tokens (prompt and completion) from config.json; None if the config has none."""
     length = config_of(folder).get("max_position_embeddings")
     return length if isinstance(length, int) and length > 0 else None
+
+
+def has_linear_attention(folder: Path) -> bool:
+    """Whether layers of the model have a gated delta rule, as in Qwen3.5."""
+    return bool(config_of(folder).get("linear_num_value_heads"))
+
+
+def check_engine_packages(folder: Path) -> None:
+    """Check that vLLM can import its class of the model: its file of linear attention also has models that see."""
+    if has_linear_attention(folder) and importlib.util.find_spec("torchvision") is None:
+        raise UserError(
+            f"the package torchvision is not installed, and vLLM needs it for {folder}, a model with linear "
+            "attention: pip install the torchvision that fits this torch"
+        )
 
 
 def fetch_config(name: str) -> Path:

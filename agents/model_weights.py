@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """The input embedding and the output layer in Hugging Face's names: a row for each token of the vocabulary."""
+_OF_TEXT = "model.language_model."
+"""How names begin, in place of "model.", in the files of a text model that was taken out of one that reads images."""
 _AT_ONCE = 8192  # rows
 
 
@@ -28,7 +30,14 @@ class Place:
     """Where a tensor is."""
 
     file: Path
+    name: str
+    """Its name in the file."""
     shape: tuple[int, ...]
+
+
+def plain_name(name: str) -> str:
+    """The name of a text model's tensor, whatever its name in a file begins with."""
+    return "model." + name.removeprefix(_OF_TEXT) if name.startswith(_OF_TEXT) else name
 
 
 def places(files: Iterable[Path]) -> dict[str, Place]:
@@ -39,19 +48,20 @@ def places(files: Iterable[Path]) -> dict[str, Place]:
     for path in files:
         try:
             with safe_open(path, framework="np") as file:
-                there |= {name: Place(path, tuple(file.get_slice(name).get_shape())) for name in file.keys()}  # noqa: SIM118
+                for name in file.keys():  # noqa: SIM118
+                    there[plain_name(name)] = Place(path, name, tuple(file.get_slice(name).get_shape()))
         except SafetensorError as error:
             raise UserError(f"{path} is damaged: {error}; copy it again") from None
     return there
 
 
-def rows(place: Place, name: str, ids: Sequence[int]) -> Tensor:
+def rows(place: Place, ids: Sequence[int]) -> Tensor:
     """Rows of a matrix: (ids, columns), float32."""
     import torch
     from safetensors import safe_open
 
     with safe_open(place.file, framework="pt") as file:
-        matrix: Any = file.get_slice(name)
+        matrix: Any = file.get_slice(place.name)
         return torch.stack([matrix[token : token + 1][0] for token in ids]).float()
 
 
@@ -101,6 +111,6 @@ def _equal(embedding: Place, head: Place) -> bool:
     if embedding.shape != head.shape:
         return False
     with safe_open(embedding.file, framework="pt") as one, safe_open(head.file, framework="pt") as other:
-        first, second = one.get_slice(EMBEDDING), other.get_slice(HEAD)
+        first, second = one.get_slice(embedding.name), other.get_slice(head.name)
         parts = (slice(start, start + _AT_ONCE) for start in range(0, embedding.shape[0], _AT_ONCE))
         return all(bool((first[part] == second[part]).all()) for part in parts)

@@ -103,8 +103,13 @@ class LoraConfig:
         """Check that a model of this shape takes the adapters.
 
         Raises:
-            UserError: it has experts, which get no adapter.
+            UserError: it has experts or layers of linear attention, which get no adapter.
         """
+        if shape.linear:
+            raise UserError(
+                f"--lora.rank is {self.rank}, and the model has layers of linear attention, which get no adapter: set "
+                "it to 0, which trains all weights"
+            )
         if not shape.num_experts:
             return
         if self.publish == "adapter":

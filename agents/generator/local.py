@@ -13,7 +13,7 @@ from agents.folder_checks import check_folder
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
-from agents.model_folder import context_length, find_model, split_adapter, trained_model
+from agents.model_folder import context_length, find_model, has_linear_attention, split_adapter, trained_model
 from agents.served_tokenizer import REMEDY
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
@@ -144,7 +144,7 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     tokenizer = check_folder(folder, thinking).tokenizer
     policy = LocalPolicy(
         folder,
-        _engine(settings, context, lora_rank=adapter.rank if adapter else 0),
+        _engine(settings, context, folder=folder, lora_rank=adapter.rank if adapter else 0),
         adapter=adapter,
         deterministic=settings.deterministic,
         answer_seconds=settings.answer_seconds,
@@ -163,14 +163,14 @@ async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Ag
         yield agent
 
 
-def _engine(settings: AgentSettings, context: int, lora_rank: int = 0) -> EngineSettings:
+def _engine(settings: AgentSettings, context: int, *, folder: Path, lora_rank: int = 0) -> EngineSettings:
     import torch
 
     on_gpu = torch.cuda.is_available()
     return EngineSettings(
         max_model_len=context,
         max_requests=1 if settings.deterministic else settings.concurrency,
-        dtype="bfloat16" if on_gpu else "float32",
+        dtype="bfloat16" if on_gpu or has_linear_attention(folder) else "float32",
         kv_cache_gib=0.0 if on_gpu else EngineSettings().kv_cache_gib,
         gather_s=0.0 if on_gpu or settings.deterministic else GATHER_S,
         stall_seconds=EngineSettings().stall_seconds if settings.idle_seconds is None else settings.idle_seconds,

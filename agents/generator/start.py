@@ -15,7 +15,7 @@ from agents.generator.lora_slot import slot_arguments
 from agents.generator.process_group import end_core_alone
 from agents.generator.settings import EngineSettings
 from agents.generator.worker import end_with
-from agents.model_folder import config_of
+from agents.model_folder import check_engine_packages, config_of, has_linear_attention
 from forge_env.core.errors import UserError
 
 SHARED_GPU_FRACTION = 0.05
@@ -55,6 +55,10 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
         torch.set_num_threads(settings.threads)
     if settings.has_worker_processes:  # a forked child of this process, with threads and an open GPU, does not work
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    is_hybrid = False
+    if Path(model).is_dir():
+        check_engine_packages(Path(model))
+        is_hybrid = has_linear_attention(Path(model))
     _register_architecture(model)
     # Only compiled graphs are kept under the model's path.
     name = stable_path(model, Path(envs.VLLM_CACHE_ROOT) / "forge_env_models") if settings.cuda_graphs else model
@@ -62,6 +66,8 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
     arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
+    if is_hybrid and not on_gpu:  # vLLM caches the memory of linear attention with chunked prefill only
+        arguments["enable_prefix_caching"] = False
     with fork_server.vllm_forks() if settings.has_worker_processes else nullcontext():
         try:
             engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))

@@ -1,4 +1,4 @@
-"""Models in the shapes of Qwen3, with random weights: speed does not ask what a model knows.
+"""Models in the shapes of Qwen3, Qwen3.5 and gpt-oss-20b, with random weights: speed does not ask what a model knows.
 
     python -m benchmarks.gpu.models FOLDER [--shape 8B] [--layers 0] [--positions 40960]
 
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainers.families.table import family_of
 from trainers.titan.weight_files import write_folder
 
 VOCABULARY = 151_936
@@ -56,6 +57,51 @@ SHAPES: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "tie_word_embeddings": False,
+    },
+    "gpt-oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "head_dim": 64,
+        "vocab_size": 201_088,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+    },
+    "qwen3.5-2B": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "vocab_size": 248_320,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
     },
     "tiny": {
         "hidden_size": 64,
@@ -99,54 +145,18 @@ def make_random_model(
     }
     config |= SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    shapes = _shapes(config)
+    shapes = family_of(config).weights(config)
     layout = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
     write_folder(folder, layout, _random_weights(shapes, seed))
     return sum(tensor.numel() for tensor in layout.values())
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    width, head = config["hidden_size"], config["head_dim"]
-    queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], width),
-        "model.norm.weight": (width,),
-    }
-    for i in range(config["num_hidden_layers"]):
-        layer: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj": (queries, width),
-            "self_attn.k_proj": (keys, width),
-            "self_attn.v_proj": (keys, width),
-            "self_attn.o_proj": (width, queries),
-            "self_attn.q_norm": (head,),
-            "self_attn.k_norm": (head,),
-            "input_layernorm": (width,),
-            "post_attention_layernorm": (width,),
-            **_feed_forward(config),
-        }
-        shapes |= {f"model.layers.{i}.{part}.weight": shape for part, shape in layer.items()}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], width)
-    return shapes
-
-
-def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The feed-forward network of a layer: one, or one for each expert, and their router."""
-    width, experts = config["hidden_size"], config.get("num_experts", 0)
-    inner = config["moe_intermediate_size"] if experts else config["intermediate_size"]
-    one = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
-    if not experts:
-        return {f"mlp.{name}": shape for name, shape in one.items()}
-    router = {"mlp.gate": (experts, width)}
-    return router | {f"mlp.experts.{i}.{name}": shape for i in range(experts) for name, shape in one.items()}
-
-
 def _random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Matrices of a small standard deviation, and norms of ones."""
+    """Normal numbers of a small standard deviation, and norms of ones."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
     for name, shape in shapes.items():
-        if len(shape) == 1:
+        if name.endswith("norm.weight"):
             yield name, torch.ones(shape, dtype=torch.bfloat16)
         else:
             yield name, (torch.randn(shape, generator=generator, device=device) * 0.02).bfloat16()

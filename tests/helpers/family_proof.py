@@ -10,12 +10,15 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
@@ -59,7 +62,8 @@ async def prove(folder: Path, out: Path, *, length: int, settings: TitanSettings
     """
     ids, found = random_row(folder, length), {}
     engine = VLLMEngine(str(folder), EngineSettings(max_model_len=length + 1, max_requests=4))
-    await engine.start()  # first: a trainer joins its process group, and leaves before it ends
+    with _same_class(folder):
+        await engine.start()  # first: a trainer joins its process group, and leaves before it ends
     try:
         trainer = TitanTrainer(str(folder), settings)
         try:
@@ -83,6 +87,20 @@ async def prove(folder: Path, out: Path, *, length: int, settings: TitanSettings
     finally:
         await engine.close()
     return found
+
+
+@contextmanager
+def _same_class(folder: Path) -> Iterator[None]:
+    """Undo what an engine does to transformers' class of the model: in a run it has a process of its own.
+
+    vLLM compiles a module of transformers by changes of its class, after which only an engine can make one.
+    """
+    kind: Any = AutoModel._model_mapping[type(AutoConfig.from_pretrained(folder))]
+    bases, init, call = kind.__bases__, kind.__init__, vars(kind).get("__call__")
+    yield
+    kind.__bases__, kind.__init__ = bases, init
+    if call is None and "__call__" in vars(kind):
+        del kind.__call__
 
 
 def wrong(found: dict[str, float]) -> dict[str, float]:

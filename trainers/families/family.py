@@ -5,7 +5,7 @@ Nothing of torch is needed here. `Family.builder` names the class that builds th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class Family:
     builder: str
     """The class that builds its models, as "module:name"; a `Builder` of trainers/titan/builder.py."""
     rope_types: tuple[str, ...] = ("default",)
+    rope_fields: frozenset[str] = frozenset()
+    """Further fields of its position embedding that it computes, or that change nothing of text."""
     qk_norm: bool = False
     """Whether queries and keys are normalised."""
     qkv_bias: bool = False
@@ -63,6 +65,8 @@ class Family:
     """Settings that change nothing, and would be refused in another family."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Further settings with the one value that is computed."""
+    gpu_packages: Mapping[str, str] = field(default_factory=dict)
+    """Modules that its trainer needs on a GPU, with the name under which each is installed."""
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 
@@ -95,12 +99,16 @@ class Family:
         only = {name: value for name, value in {**ONLY, **self.only}.items() if name in config}
         windows = [window for window in self.windows(config) if not (window is None or is_size(window))]
         return [
-            *uncomputed(config, self.rope_types),
+            *(what for part in self.ropes(config) for what in uncomputed(part, self.rope_types, self.rope_fields)),
             *(f"{name} {config[name]!r}" for name in config if name in refused and config[name]),
             *(f"{name} {config[name]!r} instead of {value!r}" for name, value in only.items() if config[name] != value),
             *self.uncomputed_windows(config),
             *(f"sliding_window {window!r}" for window in windows[:1]),
         ]
+
+    def ropes(self, config: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """The config with the rope settings of each kind of layers."""
+        return [config]
 
     def windows(self, config: Mapping[str, Any]) -> Sequence[int | None]:
         """For each layer the most tokens that one attends to, itself among them; None is no bound."""

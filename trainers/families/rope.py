@@ -11,6 +11,7 @@ LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 YARN = ("factor", "original_max_position_embeddings")
 """The fields that rope_type "yarn" (arXiv 2309.00071) must have."""
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+NEEDED = {"llama3": LLAMA3, "yarn": YARN, "linear": ("factor",)}
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 KEYS = {*_ALWAYS, *LLAMA3, *YARN_OPTIONS}
 """The fields of all types. The fields of another type change nothing."""
@@ -43,26 +44,28 @@ def attention_factor(rope: Mapping[str, Any]) -> float:
     return scale(1.0)
 
 
-def uncomputed(config: Mapping[str, Any], types: tuple[str, ...]) -> list[str]:
+def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozenset[str] = frozenset()) -> list[str]:
     """What the rope settings ask for, in words, and the trainer does not compute.
 
     Args:
         config: of a model, whose sizes were checked.
         types: the rope types that the family computes.
+        fields: further ones that it computes, or that change nothing of text.
     """
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name) or {}, dict):
             return [f"{name} {config[name]!r}, which is no object"]
     rope = rope_parameters(config)
-    kind, needed = rope["rope_type"], {"llama3": LLAMA3, "yarn": YARN}.get(rope["rope_type"], ())
+    kind, needed = rope["rope_type"], NEEDED.get(rope["rope_type"], ())
     if kind not in types:
         return [f"rope scaling {kind!r}"]
     if missing := [name for name in needed if not _is_number(rope.get(name))]:
         return [f"rope scaling {kind!r} without a number for {', '.join(missing)}"]
     if not _is_number(rope["rope_theta"]):
         return [f"rope_theta {rope['rope_theta']!r}, which is no number above 0"]
-    problems = [f"{name} {value!r} of RoPE" for name, value in rope.items() if name not in KEYS and value]
-    if rope["partial_rotary_factor"] != 1.0:
+    known = KEYS | fields
+    problems = [f"{name} {value!r} of RoPE" for name, value in rope.items() if name not in known and value]
+    if rope["partial_rotary_factor"] != 1.0 and "partial_rotary_factor" not in fields:
         problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']}")
     scaling, beside = config.get("rope_scaling"), config.get("rope_parameters")
     if scaling and beside and beside.get("rope_theta", rope["rope_theta"]) != rope["rope_theta"]:

@@ -9,6 +9,41 @@ from forge_env.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """The layers of a model with a gated delta rule (arXiv 2412.06464) in the place of attention to all tokens."""
+
+    layers: int
+    """Their number."""
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: neighbours share a head of queries and keys."""
+    key_dim: int
+    """Size of one head of queries or keys."""
+    value_dim: int
+    kernel: int
+    """Tokens that the convolution of queries, keys and values reads."""
+
+    @property
+    def value_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Size of the queries, keys and values together."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    def memory_bytes(self, size: int) -> int:
+        """What an engine keeps of a request for one layer: a float32 matrix a head, and the convolution's last tokens
+        with `size` bytes a number."""
+        return 4 * self.value_heads * self.key_dim * self.value_dim + size * (self.kernel - 1) * self.mixed_size
+
+    def parameters(self, width: int) -> int:
+        """Parameters of one such layer's attention, for a model of this width."""
+        projections = width * (self.mixed_size + 2 * self.value_size + 2 * self.value_heads)
+        return projections + self.kernel * self.mixed_size + 2 * self.value_heads + self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """Sizes of a decoder such as Qwen3, Qwen2.5 or Llama 3, dense or with experts, in Hugging Face's names."""
 
@@ -23,6 +58,8 @@ class ModelShape:
     tie_word_embeddings: bool = False
     vectors_of_layer: int = 0
     """Parameters of a block beside its matrices and its two norms: biases, norms of queries and keys."""
+    shares_by_fsdp_only: bool = False
+    """Whether only FSDP shares the model between processes, and it takes no adapters."""
     thinks: bool = False
     """Whether models of the family may think before they answer, as Qwen3 does."""
     num_experts: int = 0
@@ -31,6 +68,10 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
+    gated_attention: bool = False
+    """Whether the projection of queries also gives a gate of attention's output."""
+    linear: LinearAttention | None = None
+    """Layers without keys of all tokens; None if all layers have such keys."""
     gate_up: bool = False
     """Whether the gates and the ups of all experts are one matrix."""
 
@@ -45,11 +86,31 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one transformer block: attention, two norms, and a gated MLP, or a router and its experts."""
+        """Parameters of one transformer block: attention, two norms, and a gated MLP, or a router and its experts.
+
+        Of two kinds of attention, the larger one counts.
+        """
+        return self._parameters_beside_attention + max(self._attention_parameters, self._linear_parameters)
+
+    @property
+    def _parameters_beside_attention(self) -> int:
         width = self.hidden_size
-        attention = 2 * width * self.query_size + 2 * width * self.key_value_size
         mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
-        return attention + mlp + 2 * width + self.vectors_of_layer
+        return mlp + 2 * width
+
+    @property
+    def _attention_parameters(self) -> int:
+        queries = (2 + self.gated_attention) * self.query_size
+        return self.hidden_size * (queries + 2 * self.key_value_size) + self.vectors_of_layer
+
+    @property
+    def _linear_parameters(self) -> int:
+        return self.linear.parameters(self.hidden_size) if self.linear else 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that attend to the keys of all tokens, or of a window."""
+        return self.num_hidden_layers - (self.linear.layers if self.linear else 0)
 
     @property
     def expert_parameters(self) -> int:
@@ -77,13 +138,17 @@ class ModelShape:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
         projection."""
         mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
-        return self.hidden_size * max(self.vocab_size, mlp, self.query_size + 2 * self.key_value_size)
+        linear = self.linear.mixed_size if self.linear else 0
+        fused = (1 + self.gated_attention) * self.query_size + 2 * self.key_value_size
+        return self.hidden_size * max(self.vocab_size, mlp, linear, fused)
 
     def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:
         """Check that every matrix can be cut into `degree` parts."""
         sizes = {"num_attention_heads": self.num_attention_heads, "num_key_value_heads": self.num_key_value_heads}
         if self.num_experts and cuts_experts:
             sizes["moe_intermediate_size"] = self.moe_intermediate_size
+        if self.linear:
+            sizes |= {"linear_num_key_heads": self.linear.key_heads, "linear_num_value_heads": self.linear.value_heads}
         for name, size in sizes.items():
             if size % degree:
                 raise UserError(
@@ -93,7 +158,11 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
+        attention = self.attention_layers * self._attention_parameters
+        if self.linear:
+            attention += self.linear.layers * self._linear_parameters
+        layers = attention + self.num_hidden_layers * self._parameters_beside_attention
+        return self.embedding_parameters + layers + self.hidden_size
 
 
 def divisors(*numbers: int) -> str:

@@ -36,6 +36,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))
     # A folder made by hand may leave the architecture out; then the model type counts.
+    if f"{config.get('model_type')}_text" in FAMILIES:
+        raise UserError(
+            f"{path} is a {architecture}, which also reads images, and only its text can be trained: save that as a "
+            "folder of its own, with AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of "
+            "transformers, and copy the tokenizer's files to it"
+        )
     if family is None or architecture not in (family.architecture, config["model_type"]):
         known = ", ".join(sorted(family.architecture for family in FAMILIES.values()))
         raise UserError(f"{path} is a {architecture}: only {known} can be trained.")

@@ -47,7 +47,7 @@ def untrained(folder: Path, renderer: Renderer) -> dict[str, tuple[str, ...]]:
     is_tied, found = bool(config_of(folder).get("tie_word_embeddings")), dict[str, tuple[str, ...]]()
     for name, used in ((EMBEDDING, read), (HEAD, read if is_tied else written)):
         if name in there and (marks := sorted(used & added.keys())):
-            tokens = _equal_rows(there[name], name, marks, sorted(added), unused)
+            tokens = _equal_rows(there[name], marks, sorted(added), unused)
             found |= {name: tuple(added[token] for token in tokens)} if tokens else {}
     return found
 
@@ -64,13 +64,13 @@ def _rendered(renderer: Renderer) -> tuple[set[int], set[int]]:
     return written | {int(token) for turn in turns for token in turn.prompt_ids}, written
 
 
-def _equal_rows(place: Place, name: str, marks: Sequence[int], added: Sequence[int], unused: int) -> list[int]:
+def _equal_rows(place: Place, marks: Sequence[int], added: Sequence[int], unused: int) -> list[int]:
     """The marks with a row that is zero, or equals the row of another added token or of a number from `unused` on."""
     import torch
 
     size = place.shape[0]
     ids = [token for token in added if token < size] + [*range(unused, min(size, unused + _PADDING))]
-    matrix = torch.nn.functional.normalize(rows(place, name, ids), dim=1)  # (ids, width); a row of zeros stays zeros
+    matrix = torch.nn.functional.normalize(rows(place, ids), dim=1)  # (ids, width); a row of zeros stays zeros
     asked = [ids.index(token) for token in marks if token < size]
     cosines = matrix[asked] @ matrix.T  # (marks, ids)
     cosines[range(len(asked)), asked] = 0.0
@@ -102,20 +102,20 @@ def make_folder(folder: Path, marks: Mapping[str, Sequence[str]], into: Path, *,
             shutil.copyfile(path, partial / path.name)
     for name, texts in marks.items():
         place = there[name]
-        write_rows(partial / place.file.name, name, _new_rows(place, name, _pieces(folder, texts), seed))
+        write_rows(partial / place.file.name, place.name, _new_rows(place, _pieces(folder, texts), seed))
     partial.rename(into)
 
 
-def _new_rows(place: Place, name: str, pieces: dict[int, list[int]], seed: int) -> dict[int, torch.Tensor]:
+def _new_rows(place: Place, pieces: dict[int, list[int]], seed: int) -> dict[int, torch.Tensor]:
     import torch
 
-    sample = rows(place, name, range(0, place.shape[0], max(1, place.shape[0] // 4096)))
+    sample = rows(place, range(0, place.shape[0], max(1, place.shape[0] // 4096)))
     norm, deviation = sample.norm(dim=1).median(), sample.std()
     generator = torch.Generator().manual_seed(seed)
     new = {}
     for token, parts in pieces.items():
         noise = torch.randn(place.shape[1], generator=generator) * deviation * NOISE
-        row = rows(place, name, parts).mean(dim=0) + noise
+        row = rows(place, parts).mean(dim=0) + noise
         new[token] = row / row.norm() * norm
     return new
 

@@ -43,11 +43,6 @@ class ReferenceConfig(ServiceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig(EngineOptions, ServiceConfig):
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]:
-        """The dtype in which the engine computes, and in which weights are published."""
-        return "bfloat16" if self.with_gpus else "float32"
-
     sleep: Literal["auto", "yes", "no"] = "auto"
     """The engine gives its GPU memory back while the trainer steps. For an engine that shares the trainer's GPU and has
     no episodes in flight at that time. "auto" does so if the card has no room for both; docs/gpu.md."""

@@ -160,7 +160,7 @@ def _describe_credit(plan: RunPlan) -> str:
 
 def _describe_adapters(plan: RunPlan) -> str:
     """The adapters that are trained, and their way to the engine; "" if all weights are trained."""
-    shape, lora, dtype = plan.model.shape, plan.lora, plan.config.services.generator.dtype
+    shape, lora, dtype = plan.model.shape, plan.lora, plan.engine_dtype
     if lora is None:
         return ""
     count = f"{lora.parameters(shape):,} of {shape.parameters:,} parameters; " if shape else ""
@@ -181,7 +181,7 @@ def _describe_precision(plan: RunPlan) -> str:
     dtype = plan.trainer_dtype
     weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
     head = ", output layer in float32" if plan.config.training.head_dtype(dtype) != dtype else ""
-    engine = f", engine {plan.config.services.generator.dtype}" if plan.has_engine else ""
+    engine = f", engine {plan.engine_dtype}" if plan.has_engine else ""
     return f"trainer {dtype} over {weights}{head}{engine}"
 
 

@@ -56,14 +56,43 @@ def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
     Torch rounds each rank's part of a matrix up to a power of two bytes (ATen/core/CachingHostAllocator.h). Queries,
     keys and values are one matrix, and so are all experts.
     """
-    h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
+    h = shape.hidden_size
     mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
     router = [h * shape.num_experts] if shape.num_experts else []
-    matrices = [2 * mlp, mlp] if shape.gate_up else [mlp] * 3
-    of_layer = [h * (q + 2 * k), h * q, *matrices, *router]
+    experts = [2 * mlp, mlp] if shape.gate_up else [mlp] * 3
+    of_layer = [*experts, *router] * shape.num_hidden_layers
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
-    parts = (-(-of_number * size // ranks) for size in of_layer * shape.num_hidden_layers + embeddings)
+    matrices = [h * size for size in _attention_outputs(shape)] + of_layer + embeddings
+    parts = (-(-of_number * size // ranks) for size in matrices)
     return float(ranks * sum(1 << (part - 1).bit_length() for part in parts))
+
+
+def _attention_outputs(shape: ModelShape) -> list[int]:
+    """Numbers a token that each matrix of attention is as high or as wide as, over all layers."""
+    q, k, linear = shape.query_size, shape.key_value_size, shape.linear
+    of_keys = [2 * q, k, k, q] if shape.gated_attention else [q + 2 * k, q]
+    of_rule = [linear.mixed_size, linear.value_size, linear.value_size] if linear else []
+    return of_keys * shape.attention_layers + of_rule * (linear.layers if linear else 0)
+
+
+def _attention_numbers(shape: ModelShape) -> tuple[float, float, float]:
+    """Numbers a token of attention, the mean of all layers: all of its forward pass, the outputs of every second matrix
+    product and attention's own, and attention's own.
+
+    2q + 2k (before and after rotation) + k (values) + q (attention's output); 2q more of a gate. A gated delta rule of
+    mixed size x and value size v has 5x (projected, spread, convolved, gathered, activated), 6v (output, norm, gate in
+    float32 and products), and 64 numbers a head, of each chunk. These were counted, not measured.
+    """
+    q, k, linear = shape.query_size, shape.key_value_size, shape.linear
+    gate = 2 * q * shape.gated_attention
+    of_keys = 3 * q + 3 * k + gate, 2 * q + 2 * k + gate, q
+    if linear is None:
+        return of_keys
+    x, v = linear.mixed_size, linear.value_size
+    of_rule = 5 * x + 6 * v + 64 * linear.value_heads, x + v, 0
+    part = shape.attention_layers / shape.num_hidden_layers
+    everything, outputs, own = (part * a + (1 - part) * b for a, b in zip(of_keys, of_rule, strict=True))
+    return everything, outputs, own
 
 
 def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
@@ -79,7 +108,7 @@ def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
     """
     training, shape, lora, service = plan.config.training, plan.sizes, plan.lora, plan.config.services.trainer
     (shard, tensor, replicas), is_offloaded = _ranks(plan), plan.is_offloaded
-    ranks, compute, published = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.config.services.generator.dtype]
+    ranks, compute, published = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.engine_dtype]
     moments = step_moments(plan)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
         moments = [(0.0, 0.0, activations, logits) for _, _, activations, logits in moments]
@@ -203,15 +232,16 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
     """
     shape, lora, mode = plan.sizes, plan.lora, plan.config.training.activation_checkpoint
     context, compute = plan.config.parallelism.context_parallel_degree, BYTES[plan.trainer_dtype]
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
+    h, k, m = shape.hidden_size, shape.key_value_size, shape.mlp_size
+    _, outputs, attended = _attention_numbers(shape)
     of_block, at_work = _block_numbers(shape, compute)
     of_adapters = lora.rank * len(lora.targets) if lora else 0
     everything = of_block + 2 * k * (context - 1) + of_adapters
     of_mlp = shape.num_experts_per_tok * 12 / compute if shape.num_experts else m + h
     numbers = {
         "none": everything - (h + (0 if shape.num_experts else m)) * plan.config.training.compile,
-        "selective": h + 2 * q + 2 * k + of_mlp + of_adapters,
-        "attention": h + q,
+        "selective": h + outputs + of_mlp + of_adapters,
+        "attention": h + attended,
         "full": h,
     }[mode]
     at_work += m * (lora is not None) + (0 if mode == "none" else everything)
@@ -221,16 +251,15 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
 def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     """Numbers a token of a block's forward pass, and of the gradients of its activations.
 
-    4h (both norms, in and out) + 2q + 2k (before and after rotation) + k (values) + q (attention's output) + 4m (gate,
-    up, the activated gate, the product). Gradients are at most 2m + h: the block's output, the product, the gate and
-    its factor, less the product itself. For each expert that computes it, a token also has the h of the input and, in
-    float32, the h of the output; the router has float32 scores of all experts. gpt-oss has 7m: gate and up, both
-    clamped, the sigmoid, the activated gate, the product.
+    4h (both norms, in and out) + `_attention_numbers` + 4m (gate, up, the activated gate, the product). Gradients are
+    at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert
+    that computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32
+    scores of all experts. gpt-oss has 7m: gate and up, both clamped, the sigmoid, the activated gate, the product.
     """
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
+    h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
     of_mlp = (7 if shape.gate_up else 4) * m
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
-    return 4 * h + 3 * q + 3 * k + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
+    return 4 * h + attention + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
 
 
 def reference_memory(plan: RunPlan) -> Memory:
@@ -259,7 +288,7 @@ def engine_memory(plan: RunPlan, engine: EngineSettings, *, received: float = 0.
     in pinned memory of the host: 20.9 GiB for the shape of an 8B model; 21.4 GiB were measured.
     """
     generator, shape, lora = plan.config.services.generator, plan.sizes, plan.lora
-    tensor, compute = generator.procs, BYTES[generator.dtype]
+    tensor, compute = generator.procs, BYTES[plan.engine_dtype]
     held = {"weights": compute * shape.parameters / tensor, "cache": engine.kv_cache_gib * GIB}
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
     asleep, on_host = None, {}

@@ -193,7 +193,7 @@ class RunPlan:
     @cached_property
     def lora(self) -> Lora | None:
         """The adapters that are trained; None if all weights are."""
-        return self.config.lora.resolve(self.config.services.generator.dtype, self.shape)
+        return self.config.lora.resolve(self.engine_dtype, self.shape)
 
     @property
     def replays_routes(self) -> bool:
@@ -241,9 +241,18 @@ class RunPlan:
         return self.config.training.dtype_on(self.config.services.trainer.with_gpus)
 
     @property
+    def engine_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What the engine computes in, and what weights are published in.
+
+        vLLM 0.32 has no float32 kernel of linear attention on a CPU.
+        """
+        is_linear = self.shape is not None and self.shape.linear is not None
+        return "bfloat16" if self.config.services.generator.with_gpus or is_linear else "float32"
+
+    @property
     def precision(self) -> Literal["float32", "bfloat16"]:
         """The coarser of what the trainer and the engine compute in."""
-        both = {self.trainer_dtype, self.config.services.generator.dtype}
+        both = {self.trainer_dtype, self.engine_dtype}
         return "bfloat16" if "bfloat16" in both else "float32"
 
     # ---- processes ----

@@ -39,7 +39,7 @@ from trainers.titan.lora import Adapters, adapter_modules, build_with_adapters
 from trainers.titan.settings import TitanSettings
 from trainers.titan.sums import keep_sums
 from trainers.titan.weight_files import WeightFiles
-from trainers.titan.wide_head import head_modules, round_embedding, shard_with_wide_head
+from trainers.titan.wide_head import head_modules, round_embedding, shard
 
 # TorchTitan's settings of activation checkpointing.
 ACTIVATION_CHECKPOINTS = {
@@ -75,12 +75,12 @@ class TitanModel:
         lora = settings.lora
         self.folder = folder
         self.hf_config = read_config(folder)
-        self.attention = attention
         self.parallel = parallel
         self.context = Context.of(parallel)
         self.device = device()
         fuse_qkv = self.device.type != "cpu" and lora is None
         self.builder = builder_of(self.hf_config)(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
+        self.attention = self.builder.attention
         self.config = self.builder.decoder()
         self.shape = self.builder.family.shape(self.hf_config)
         settings.check_model(self.shape)
@@ -221,10 +221,11 @@ class TitanModel:
             compute = getattr(torch, dtype)
             round_embedding(module, compute)
             if not is_plain:
-                shard_with_wide_head(
+                shard(
                     module,
                     self.parallel,
                     dtype=compute,
+                    head_dtype=torch.float32,
                     cpu_offload=self.is_offloaded,
                     reshard_after_forward=settings.reshard_after_forward,
                 )

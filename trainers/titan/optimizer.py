@@ -57,7 +57,7 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
     """
     config: OptimizersContainer.Config = default_adamw(**hyperparameters)
     if state == "8bit":
-        names = {"tok_embeddings": "AdamW", ".*": "AdamW8bit"}  # patterns; the first that matches counts
+        names = {"tok_embeddings|embed_tokens": "AdamW", ".*": "AdamW8bit"}  # patterns; the first that matches counts
         groups = [
             ParamGroupConfig(pattern=pattern, optimizer_name=name, optimizer_kwargs=dict(hyperparameters))
             for pattern, name in names.items()

@@ -175,6 +175,13 @@ class ParallelismConfig:
         Raises:
             UserError: otherwise.
         """
+        if shape.linear:
+            for option in ("tensor_parallel_degree", "context_parallel_degree"):
+                if getattr(self, option) > 1:
+                    raise UserError(
+                        f"--parallelism.{option} is {getattr(self, option)}, and the model has layers of linear "
+                        "attention, which the trainer computes for whole rows and all heads: set it to 1"
+                    )
         degree = self.expert_parallel_degree
         wanted = f"--parallelism.expert_parallel_degree is {degree}"
         if degree > 1 and not shape.num_experts:
@@ -297,6 +304,8 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
             UserError: otherwise.
         """
         self.check_shape(shape)
+        if shape.shares_by_fsdp_only:
+            self._check_module()
         if self.fp32_head and self.expert_parallel_degree > 1:
             raise UserError(
                 f"--parallelism.expert_parallel_degree is {self.expert_parallel_degree}, which does not work with "
@@ -304,6 +313,20 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
             )
         if self.lora is not None:
             self.lora.check_shape(shape)
+
+    def _check_module(self) -> None:
+        """Check settings for a model that is transformers' own module."""
+        asked = {
+            "parallelism.tensor_parallel_degree": self.tensor_parallel_degree,
+            "parallelism.context_parallel_degree": self.context_parallel_degree,
+            "lora.rank": self.lora.rank if self.lora else 0,
+        }
+        why = "and the model is transformers' own module"
+        for name, value in asked.items():
+            if value > (usual := int(name != "lora.rank")):
+                raise UserError(f"--{name} is {value}, {why}, which has none of it: set it to {usual}")
+        if self.attention == "varlen":
+            raise UserError(f"--training.attention is varlen, {why}: set it to flex or sdpa, or leave it out")
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -127,7 +127,7 @@ class TitanTrainer:
         self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
         # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
-        tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
+        tuned = self.device.type != "cpu" and (self.model.attention == "flex" or settings.compile)
         multiple = multiple_of_lengths(context, tensor=tensor, tuned=tuned)
         self._batches = RankBatches(self.model, self.parallel, settings, multiple=multiple, replays=self._replays)
         if is_frozen:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agents.model_folder import weight_files
-from agents.model_weights import places
+from agents.model_weights import places, plain_name
 from forge_env.core.errors import InvariantError, UserError
 
 SINGLE = "model.safetensors"
@@ -39,9 +39,8 @@ class WeightFiles:
         if missing:
             raise UserError(f"{where} has no weights: {', '.join(missing)} is missing.")
         self.where = where
-        there = places(files)
-        self.shapes = {name: place.shape for name, place in there.items()}
-        self._files = {name: place.file for name, place in there.items()}
+        self._tensors = places(files)
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self._places: dict[str, tuple[str, int, int]] = {}  # dtype, and begin and end of the tensor in its file
         for file in files:
             self._places |= _places(file)
@@ -63,10 +62,11 @@ class WeightFiles:
         return tensor
 
     def _read(self, name: str, place: tuple[slice, ...] | None) -> Tensor:
-        path, (kind, start, end) = self._files[name], self._places[name]
+        path, (kind, start, end) = self._tensors[name].file, self._places[name]
         if kind not in _KINDS:
             with _opened(path) as content:
-                tensor: Tensor = content.get_tensor(name) if place is None else content.get_slice(name)[place]
+                own = self._tensors[name].name
+                tensor: Tensor = content.get_tensor(own) if place is None else content.get_slice(own)[place]
                 return tensor
         full_tensor = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
         return full_tensor if place is None else full_tensor[place]
@@ -154,7 +154,7 @@ def _places(path: Path) -> dict[str, tuple[str, int, int]]:
         header = json.loads(file.read(size))
     header.pop("__metadata__", None)
     return {
-        name: (entry["dtype"], *(8 + size + offset for offset in entry["data_offsets"]))
+        plain_name(name): (entry["dtype"], *(8 + size + offset for offset in entry["data_offsets"]))
         for name, entry in header.items()
     }
 

@@ -36,15 +36,22 @@ def round_embedding(model: Decoder, dtype: torch.dtype) -> None:
         model.get_submodule("tok_embeddings").register_forward_hook(rounded)
 
 
-def shard_with_wide_head(
-    model: Decoder, parallel: ParallelDims, *, dtype: torch.dtype, cpu_offload: bool, reshard_after_forward: str
+def shard(
+    model: Any,
+    parallel: ParallelDims,
+    *,
+    dtype: torch.dtype,
+    head_dtype: torch.dtype,
+    cpu_offload: bool,
+    reshard_after_forward: str,
 ) -> None:
     """Wrap the parts of a model in FSDP as TorchTitan does, except for the dtype of the output layer.
 
     Args:
         model: after tensor parallelism and activation checkpointing.
         parallel: the meshes.
-        dtype: gathers all other weights; gradients are summed in float32.
+        dtype: gathers the weights but the output layer's; gradients are summed in float32.
+        head_dtype: gathers the output layer.
         cpu_offload: see `TrainerSettings.cpu_offload`.
         reshard_after_forward: see `TrainerSettings.reshard_after_forward`.
     """
@@ -56,7 +63,7 @@ def shard_with_wide_head(
     always = reshard_after_forward == "always"
     policy, head_policy = (
         MixedPrecisionPolicy(param_dtype=param, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for param in (dtype, torch.float32)
+        for param in (dtype, head_dtype)
     )
     reshard = get_fsdp_reshard_after_forward_policy(reshard_after_forward, pp_enabled=False)
     # The norm and the output layer come last and are needed first by the backward pass: "default" does not free them.

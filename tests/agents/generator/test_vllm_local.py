@@ -68,9 +68,9 @@ async def test_greedy_and_hot_contradict_each_other() -> None:
             pass
 
 
-def test_an_engine_may_be_silent_for_the_seconds_of_the_settings() -> None:
-    assert _engine(SETTINGS, 64).stall_seconds == EngineSettings().stall_seconds
-    assert _engine(replace(SETTINGS, idle_seconds=7.0), 64).stall_seconds == 7.0
+def test_an_engine_may_be_silent_for_the_seconds_of_the_settings(tiny_model: Path) -> None:
+    assert _engine(SETTINGS, 64, folder=tiny_model).stall_seconds == EngineSettings().stall_seconds
+    assert _engine(replace(SETTINGS, idle_seconds=7.0), 64, folder=tiny_model).stall_seconds == 7.0
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_every_setting_is_classified() -> None:
 
 def test_what_is_classified_is_read() -> None:
     """A name that nobody reads any more, or that is misspelt, goes."""
-    others = {"model_type", "torch_dtype", "rope_scaling"}  # read before there is a config
+    others = {"model_type", "torch_dtype", "rope_scaling", "full_attention_interval"}  # read before there is a config
     read = set().union(*map(_read_of, FAMILIES.values())) | others
     assert sorted((COMPUTED | HARMLESS | REFUSED | ONLY.keys()) - read) == []
     own = {name for family in FAMILIES.values() for name in family.settings}
@@ -57,20 +57,45 @@ def _read_of(family: Family) -> frozenset[str]:
     """The settings of a family that its config class has, or that the code of both packages reads."""
     kind = type(AutoConfig.for_model(family.model_type))
     fields = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map, *kind.attribute_map.values()}
-    name = family.model_type
-    files = [f"transformers/models/{name}/modeling_{name}.py", *_vllm_files(name)]
-    return frozenset(fields.union(*map(_names, (*SHARED, *files))))
+    name = kind.__module__.rpartition("configuration_")[2]
+    files = [f"transformers/models/{name}/modeling_{name}.py", *_vllm_files(family.architecture)]
+    old = _names_of_arguments(f"transformers/models/{name}/configuration_{name}.py")
+    return frozenset(fields.union(old, *map(_names, (*SHARED, *files))))
 
 
-def _vllm_files(name: str) -> list[str]:
+def _vllm_files(architecture: str) -> list[str]:
     """The file of a model, and the models' files that it imports from."""
     folder = "vllm/model_executor/models"
+    name = _vllm_module(architecture)
+    if name == "transformers":  # a package, which runs transformers' own module
+        return [f"{folder}/{name}/{part}.py" for part in ("base", "causal")]
     beside = {
         node.module
         for node in ast.walk(_tree(f"{folder}/{name}.py"))
         if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
     }
     return [f"{folder}/{module}.py" for module in {name, *beside} - {*NOT_OF_MODELS}]
+
+
+def _vllm_module(architecture: str) -> str:
+    """The module of vLLM's model, from its registry."""
+    for node in ast.walk(_tree("vllm/model_executor/models/registry.py")):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == architecture and isinstance(value, ast.Tuple):
+                    module, _ = map(ast.literal_eval, value.elts)
+                    return str(module)
+    raise AssertionError(f"vLLM has no {architecture}")
+
+
+def _names_of_arguments(place: str) -> frozenset[str]:
+    """The settings that a config's class takes under a name of old folders: `kwargs.get` and `kwargs.pop`."""
+    calls = (node for node in ast.walk(_tree(place)) if isinstance(node, ast.Call))
+    return frozenset(
+        call.args[0].value
+        for call in calls
+        if ast.unparse(call.func) in ("kwargs.get", "kwargs.pop") and isinstance(call.args[0], ast.Constant)
+    )
 
 
 @functools.cache

@@ -43,9 +43,9 @@ def test_known_models_have_the_published_number_of_parameters(name: str, paramet
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "qwen3_moe", "gemma3_text", "olmo3", "smollm3"])
 def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str, tied: bool) -> None:
-    config = AutoConfig.for_model(kind, **SIZES, **EXPERTS.get(kind, {}), tie_word_embeddings=tied)
+    config = AutoConfig.for_model(kind, **SIZES, **EXPERTS.get(kind, {}), tie_word_embeddings=tied, pad_token_id=None)
     config.save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_config(config)
     assert read_shape(tmp_path).parameters == sum(parameter.numel() for parameter in model.parameters())

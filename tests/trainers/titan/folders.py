@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 VOCABULARY = 97  # odd, as those of real tokenizers often are
@@ -44,6 +49,17 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+# Both kinds of layers, shared keys, and a head of which a part is rotated.
+HYBRID: dict[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}
 # Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
 GPT_OSS: dict[str, Any] = {
     "head_dim": 32,
@@ -72,16 +88,45 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
+    "qwen3.5": (Qwen3_5TextConfig, HYBRID),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
+}
+KINDS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0}
+# Transformers' own module is the trainer's model; dropout is nobody's in a run.
+MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            **KINDS,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 48,
+            "attention_dropout": 0.5,
+            "rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "olmo3": (
+        Olmo3Config,
+        {
+            **KINDS,
+            "sliding_window": 24,
+            "attention_dropout": 0.5,
+            "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
 }
 
 
 def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Path:
     """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
     torch.manual_seed(1)
-    kind, special = FAMILIES[family]
-    config = kind(**{**SIZES, **special, "tie_word_embeddings": tied, **changes})
+    kind, special = {**FAMILIES, **MODULES}[family]
+    config = kind(**deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes}))  # it changes what it gets
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -44,11 +44,11 @@ def test_no_step_of_packed_rows_compiles_anything(
 def test_each_trainer_of_a_process_may_compile_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's limit is as low here as if as many trainers had been made as it allows."""
     monkeypatch.setattr("trainers.titan.model.CompileConfig", partial(CompileConfig, backend="aot_eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     make_model(tmp_path / "model", tied=True)
     torch.compiler.reset()
     settings = dataclasses.replace(SETTINGS, compile=True, pack_length=120, max_tokens_per_micro_batch=120)
     try:
-        TitanTrainer(tmp_path / "model", settings).close()
+        with torch._dynamo.config.patch(recompile_limit=1):  # monkeypatch would leave the process without the setting
+            TitanTrainer(tmp_path / "model", settings).close()
     finally:
         torch.compiler.reset()

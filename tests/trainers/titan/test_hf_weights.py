@@ -202,6 +202,7 @@ def test_weights_are_checked_before_any_is_read(trainer: TitanTrainer, tmp_path:
 CASES: dict[str, dict[str, Any]] = {
     "llama-3.2": {"data_parallel_shard_degree": 2, "activation_checkpoint": "full"},
     "qwen2.5-tied": {"data_parallel_shard_degree": 2, "fused": True},
+    "qwen3.5-tied": {"data_parallel_shard_degree": 2},
     "qwen3": {"tensor_parallel_degree": 2, "dtype": "bfloat16"},
 }
 FOUR_CASES: dict[str, dict[str, Any]] = {

@@ -57,7 +57,7 @@ def untouched(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Itera
     trainer.close()
 
 
-@pytest.fixture(params=["qwen3", "llama-3-tied", "llama-3.2", "qwen2.5-tied", "qwen3-moe", "gpt-oss"])
+@pytest.fixture(params=["qwen3", "llama-3-tied", "llama-3.2", "qwen2.5-tied", "qwen3-moe", "qwen3.5-tied", "gpt-oss"])
 def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
 
@@ -235,7 +235,7 @@ def test_every_weight_takes_the_step_that_transformers_takes(folder, make, tmp_p
     expected = load_file(tmp_path / "reference" / "model.safetensors")
     for name, value in weights_of(trainer).items():
         assert not torch.equal(value, before[name])
-        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
+        torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=0)
 
 
 def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make):
@@ -244,7 +244,8 @@ def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make):
         fused, half = make(folder), make(folder, dtype="bfloat16")
     expected, tokens = weights_of(separate), random_tokens()
     for trainer in (fused, half):
-        assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
+        is_fused = any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
+        assert is_fused == ("qwen3.5" not in folder.name)
         state = weights_of(trainer)
         assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
     torch.testing.assert_close(logits(fused, tokens), logits(separate, tokens), **CLOSE)
@@ -256,7 +257,7 @@ def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make):
 # -- activation checkpointing and compilation --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
+@pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5", "qwen3.5"])
 @pytest.mark.parametrize("mode", ["selective", "attention", "full"])
 def test_activation_checkpointing_changes_no_gradient(folders, make, tmp_path, name, mode):
     samples = some_samples()
@@ -267,7 +268,8 @@ def test_activation_checkpointing_changes_no_gradient(folders, make, tmp_path, n
         batch = torch.tensor([sample.rows[0].token_ids for sample in samples])
         trainer.model.logits(batch, None, torch.arange(batch.numel())).logsumexp(-1).sum().backward()
         gradients.append([parameter.grad for parameter in trainer.model.module.parameters()])
-    assert computed == ([2], [4])  # two layers, each of which the backward pass runs again
+    layers = 1 if name == "qwen3.5" else 2
+    assert computed == ([layers], [2 * layers])  # the backward pass runs each again
     assert all(torch.equal(ours, expected) for ours, expected in zip(*gradients, strict=True))
     for trainer in (kept, again):
         trainer.model.module.zero_grad()
@@ -317,7 +319,7 @@ def test_an_unknown_kind_of_activation_checkpointing_is_refused(folders, make):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
+@pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5", "qwen3.5"])
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_compiled_blocks_take_the_same_step(folders, make, name, mode):
     samples = some_samples()

@@ -7,6 +7,9 @@ from trainers.setup.card import GIB
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import REQUESTS, cache_of_one, cannot_sleep_reason, requests_at_once
 
+CPU_HEADS = (64, 128)
+"""Sizes of heads of linear attention: vLLM has kernels for these on a CPU."""
+
 
 def check_engine(plan: RunPlan) -> None:
     """Check that the engine's cache and steps have room for its requests, and that it can do what the run needs."""
@@ -16,6 +19,7 @@ def check_engine(plan: RunPlan) -> None:
             f"--services.generator.engine.quantization is {engine_args['quantization']}, and the model has experts, "
             "whose quantized kernels do not take new weights over in place: leave it out"
         )
+    _check_linear(plan)
     generator, longest = plan.config.services.generator, plan.config.env.max_tokens
     if plan.replays_routes and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
         raise UserError(
@@ -36,6 +40,19 @@ def check_engine(plan: RunPlan) -> None:
         raise UserError(
             f"--services.generator.engine.max_num_batched_tokens is {tokens}, and a step of the engine has room for "
             f"{what}, {least}, at least: set it to that or more"
+        )
+
+
+def _check_linear(plan: RunPlan) -> None:
+    """Check that an engine on a CPU has a kernel for the model's linear attention."""
+    linear = plan.shape.linear if plan.shape else None
+    if linear is None or not plan.has_engine or plan.config.services.generator.with_gpus:
+        return
+    if linear.key_dim != linear.value_dim or linear.key_dim not in CPU_HEADS:
+        raise UserError(
+            f"the model has linear_key_head_dim {linear.key_dim} and linear_value_head_dim {linear.value_dim}, and "
+            f"vLLM 0.32 computes linear attention on a CPU with equal heads of {CPU_HEADS[0]} or {CPU_HEADS[1]} only: "
+            "put the engine on a GPU, or take another model"
         )
 
 

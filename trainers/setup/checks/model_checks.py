@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 from agents.generator.adapter_folder import WEIGHTS
-from agents.model_folder import trained_model, weight_files
+from agents.model_folder import check_engine_packages, trained_model, weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
 from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
+from trainers.families.family import Family
 from trainers.families.gpt_oss import is_quantized
 from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
@@ -46,6 +48,9 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     tensors = {name: place.shape for name, place in places(weight_files(folder)).items()}
     model = read_config(folder)
     check_weights(folder, family_of(model).weights(model), tensors)
+    check_packages(plan, family_of(model))
+    if plan.has_engine:
+        check_engine_packages(folder)
     checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
     if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])
@@ -65,6 +70,16 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         tools_problem=renderer.format.tools_problem,
         tokenizer=checked.tokenizer,
     )
+
+
+def check_packages(plan: RunPlan, family: Family) -> None:
+    """Check that the packages are installed that this family alone needs."""
+    for module, package in family.gpu_packages.items():
+        if plan.config.services.trainer.with_gpus and importlib.util.find_spec(module) is None:
+            raise UserError(
+                f"the package {package} is not installed, and a trainer of {family.architecture} on a GPU needs it: "
+                f"pip install {package}"
+            )
 
 
 def check_length(plan: RunPlan) -> None:

@@ -80,7 +80,7 @@ def _settings(plan: RunPlan) -> EngineSettings:
     return EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=requests_at_once(plan),
-        dtype=generator.dtype,
+        dtype=plan.engine_dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
@@ -109,12 +109,15 @@ def cannot_sleep_reason(plan: RunPlan) -> str:
 
 
 def cache_of_one(plan: RunPlan) -> float:
-    """Bytes of keys and values of one request of full length, on one process of the engine."""
-    size = BYTES[plan.config.services.generator.dtype]
+    """Bytes of keys and values, or of linear attention's memory, of one request of full length, on one process of the
+    engine."""
+    size = BYTES[plan.engine_dtype]
     if str(plan.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         size = 1
-    token = 2 * plan.sizes.num_hidden_layers * plan.sizes.key_value_size * size
-    return token * plan.config.env.max_tokens / max(1, plan.config.services.generator.procs)
+    shape, linear = plan.sizes, plan.sizes.linear
+    token = 2 * shape.attention_layers * shape.key_value_size * size
+    memory = linear.layers * linear.memory_bytes(size) if linear else 0
+    return (token * plan.config.env.max_tokens + memory) / max(1, plan.config.services.generator.procs)
 
 
 def requests_at_once(plan: RunPlan) -> int:

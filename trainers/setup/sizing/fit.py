@@ -31,7 +31,7 @@ def _store_request(plan: RunPlan) -> StoreRequest:
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
     published = published_parameters(plan.lora, plan.shape) if plan.shape else 0
     return StoreRequest(
-        size=BYTES[services.generator.dtype] * published,
+        size=BYTES[plan.engine_dtype] * published,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,

@@ -1,0 +1,254 @@
+"""Qwen3.5: its two kinds of layers, folders that were taken out of one with vision, and what is refused.
+
+tests/trainers/titan compares it with transformers, as every family.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3_5Config
+
+from agents.generator.engine import VLLMEngine
+from agents.generator.settings import EngineSettings
+from agents.model_folder import check_engine_packages, has_linear_attention
+from forge_env.core.errors import UserError
+from tests.helpers.family_proof import SETTINGS, random_row, transformers_logprobs
+from tests.helpers.model_folders import make_model_folder
+from tests.trainers.titan.folders import FAMILIES, HYBRID, SIZES, make_folder
+from tests.trainers.titan.weights import weights_of
+from trainers.families.qwen3_5 import Qwen35
+from trainers.families.table import family_of, read_config
+from trainers.grpo import GRPO, Config
+from trainers.lora import Lora
+from trainers.setup.checks.engine_checks import check_engine
+from trainers.setup.options.read_config import read_config as read_options
+from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
+from trainers.titan.qwen3_5 import PackedRows, delta_rule
+from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+VISION = {
+    "depth": 1,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "out_hidden_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "hybrid", "qwen3.5", tied=True)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with vision, as it is published."""
+    folder = tmp_path_factory.mktemp("models") / "seeing"
+    text = {**SIZES, **HYBRID, "rope_parameters": dict(HYBRID["rope_parameters"]), "tie_word_embeddings": True}
+    marks = {f"{name}_token_id": 90 + place for place, name in enumerate(("image", "video", "vision_start"))}
+    config = Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=True, **marks)
+    torch.manual_seed(1)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    return folder
+
+
+# -- the delta rule ----------------------------------------------------------------------------------------------
+
+
+def token_by_token(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
+    """The rule's definition for one row and one head, in float64."""
+    memory, outputs = torch.zeros(key.shape[-1], value.shape[-1], dtype=torch.float64), []
+    for q, k, v, g, b in zip(*(part.double() for part in (query, key, value, decay, rate)), strict=True):
+        q, k = (part / (part @ part + 1e-6).sqrt() for part in (q, k))
+        memory = memory * g.exp()
+        memory = memory + torch.outer(k, b * (v - memory.T @ k))
+        outputs.append(memory.T @ q / math.sqrt(len(q)))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 63), (64, 65, 130), (70, 70)])
+def test_the_rule_is_its_definition_and_each_row_begins_empty(lengths: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, heads = sum(lengths), 4
+    query, key = (torch.randn(size, heads // 2, 8, generator=generator) for _ in range(2))
+    value = torch.randn(size, heads, 6, generator=generator)
+    decay, rate = -torch.rand(size, heads, generator=generator), torch.rand(size, heads, generator=generator)
+    found = delta_rule(query, key, value, decay, rate, torch.tensor([0, *lengths]).cumsum(0))
+    for head in range(heads):
+        parts = (query[:, head // 2], key[:, head // 2], value[:, head], decay[:, head], rate[:, head])
+        rows = zip(*(part.split(lengths) for part in parts), strict=True)
+        expected = torch.cat([token_by_token(*row) for row in rows])
+        torch.testing.assert_close(found[:, head].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_strong_decay_forgets_without_overflow() -> None:
+    ones = torch.ones(200, 1, 4)
+    decay = torch.full((200, 1), -50.0).requires_grad_()
+    found = delta_rule(ones, ones, ones, decay, torch.full((200, 1), 0.5), torch.tensor([0, 200]))
+    found.sum().backward()
+    torch.testing.assert_close(found, torch.full_like(found, 0.25), atol=1e-5, rtol=0)
+    assert decay.grad is not None and decay.grad.isfinite().all()
+
+
+def test_rows_begin_where_positions_do_and_with_each_sequence() -> None:
+    tokens = torch.zeros(2, 5, dtype=torch.int64)
+    rows = PackedRows.of(tokens, None)
+    assert rows.borders.tolist() == [0, 5, 10] and rows.number.tolist() == [0] * 5 + [1] * 5
+    rows = PackedRows.of(tokens, torch.tensor([[0, 1, 0, 1, 2], [3, 4, 5, 0, 1]]))
+    assert rows.borders.tolist() == [0, 2, 5, 8, 10]
+    assert rows.number.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+
+
+# -- folders -----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_vision_is_refused_and_says_how_its_text_is_taken_out(seeing: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Qwen3_5ForConditionalGeneration, which also reads images.*save_pretrained"):
+        read_config(seeing)
+    AutoModelForCausalLM.from_pretrained(seeing).save_pretrained(tmp_path / "text")
+    names = load_file(tmp_path / "text" / "model.safetensors").keys()
+    assert all(name.startswith("model.language_model.") for name in names), "transformers keeps the names"
+    trainer, ids = TitanTrainer(tmp_path / "text", SETTINGS), random_row(tmp_path / "text", 40)
+    try:
+        ours = trainer.score(ids)
+        trainer.export_hf(tmp_path / "out")
+        assert weights_of(trainer).keys() == load_file(tmp_path / "out" / "model.safetensors").keys()
+    finally:
+        trainer.close()
+    for folder in ("text", "out"):
+        np.testing.assert_allclose(ours, transformers_logprobs(tmp_path / folder, ids), atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"attn_output_gate": False}, "attn_output_gate False instead of True"),
+        ({"layer_scale": True}, "layer_scale True instead of False"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types .* instead of one full_attention or linear_attention"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ({"layer_types": ["full_attention", "linear_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"linear_num_key_heads": 3}, "linear_num_key_heads=3, which must divide linear_num_value_heads=4"),
+        ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim = 0"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 of heads"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "partial_rotary_factor 2.0"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.01}}, "partial_rotary_factor 0.01"),
+        ({"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+    ],
+)
+def test_what_is_not_computed_is_refused(folder: Path, tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=match):
+        read_config(tmp_path)
+
+
+def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path) -> None:
+    kind, _ = FAMILIES["qwen3.5"]
+    full = kind(num_hidden_layers=8, vocab_size=97).to_dict()
+    family, left_out = (
+        family_of(full),
+        {name: full[name] for name in SIZES if name in full} | {"model_type": full["model_type"]},
+    )
+    assert isinstance(family, Qwen35)
+    del left_out["rope_parameters"]
+    assert family.layer_types(left_out) == full["layer_types"]
+    assert family.rope(left_out)["partial_rotary_factor"] == full["rope_parameters"]["partial_rotary_factor"]
+    assert family.shape(left_out) == family.shape(full)
+    assert family.weights(left_out) == family.weights(full)
+    assert family.shape(full).parameters == sum(map(math.prod, family.weights(full).values()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree is 2, .*linear attention.*set it to 1"),
+        ({"context_parallel_degree": 2}, "context_parallel_degree is 2, .*linear attention"),
+        ({"lora": Lora(rank=4)}, "lora.rank is 4, .*linear attention"),
+    ],
+)
+def test_settings_that_it_has_not_are_refused(folder: Path, settings: dict[str, Any], match: str) -> None:
+    config = read_config(folder)
+    with pytest.raises(UserError, match=match):
+        TitanSettings(**settings).check_model(family_of(config).shape(config))
+
+
+# -- runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan(tmp_path: Path, tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
+    """Makes plans of runs on a CPU, of models with other sizes."""
+    monkeypatch.setattr("trainers.setup.checks.model_checks.check_engine_packages", lambda folder: None)
+
+    def plan(**changes: int) -> RunPlan:
+        config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096} | changes
+        model = make_model_folder(tmp_path / "model", tiny_model, **config)
+        options = ["--env=math", f"--model={model}", "--trainer.with_gpus=false", "--generator.with_gpus=false"]
+        return make_plan(read_options(Config, options), GRPO)
+
+    return plan
+
+
+def test_an_engine_on_a_cpu_computes_in_bfloat16(plan: Callable[..., RunPlan]) -> None:
+    made = plan(linear_key_head_dim=64, linear_value_head_dim=64)
+    check_engine(made)
+    assert made.engine_dtype == "bfloat16" == made.engine.dtype == made.precision
+    assert made.trainer_dtype == "float32"
+    assert made.model.folder is not None and has_linear_attention(made.model.folder)
+
+
+def test_an_engine_on_a_cpu_has_kernels_for_some_sizes(plan: Callable[..., RunPlan]) -> None:
+    with pytest.raises(UserError, match="linear_key_head_dim 16 and linear_value_head_dim 24.* heads of 64 or 128"):
+        check_engine(plan())
+
+
+def test_a_package_that_vllm_needs_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    monkeypatch.setattr("agents.model_folder.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="torchvision is not installed, and vLLM needs it"):
+        check_engine_packages(folder)
+    check_engine_packages(tiny_model)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_the_engine_follows_the_trainer_as_closely_as_bfloat16_does(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    heads = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64, "hidden_size": 128}
+    folder = make_folder(tmp_path / "model", "qwen3.5", tied=True, **heads)
+    ids = random_row(folder, 120)
+    engine = VLLMEngine(str(folder), EngineSettings(max_model_len=121, max_requests=4, dtype="bfloat16"))
+    await engine.start()
+    try:
+        trainer, rounded = TitanTrainer(folder, SETTINGS), TitanTrainer(folder, TitanSettings(dtype="bfloat16"))
+        exact = np.asarray(trainer.score(ids))
+        noise = np.abs(np.asarray(rounded.score(ids)) - exact).mean()
+        assert np.abs(np.asarray(await engine.score(ids, "prompt")) - exact).mean() < 2 * noise
+        with torch.no_grad():
+            for parameter in trainer.model.module.parameters():
+                parameter.mul_(1.1)
+        moved = np.asarray(trainer.score(ids))
+        assert np.abs(moved - exact).mean() > 5 * noise
+        with trainer.model.weights.stream(torch.float32) as tensors:
+            await engine.update_weights(1, {name: tensor.clone() for name, tensor in tensors})
+        assert np.abs(np.asarray(await engine.score(ids, "swap")) - moved).mean() < 4 * noise
+        rounded.close()
+        trainer.close()
+    finally:
+        await engine.close()

@@ -1,0 +1,205 @@
+"""Transformers' own module as the trainer's model: its steps, its masks, its checkpoints, and what it does not do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from forge_env.core.errors import UserError
+from tests.trainers.titan.folders import LOCAL_ROPE, MODULES, make_folder
+from tests.trainers.titan.test_models import change_config, logits, random_tokens, reference_logits, some_samples
+from tests.trainers.titan.weights import weights_of
+from trainers.families.table import read_config
+from trainers.lora import Lora
+from trainers.losses import SFTLoss
+from trainers.titan.attention import document_mask
+from trainers.titan.builder import builder_of
+from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
+CLOSE = {"atol": 1e-5, "rtol": 0}
+LINEAR = {"type": "linear", "factor": 8}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+Make = Callable[..., TitanTrainer]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("modules")
+    return {name: make_folder(root / name, name, tied=name != "olmo3") for name in MODULES}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_weight_takes_the_step_that_transformers_takes(
+    folders: dict[str, Path], make: Make, tmp_path: Path, name: str
+) -> None:
+    """Without the dropout that the config asks for, and with the row of the padding token."""
+    samples, reference = some_samples(), AutoModelForCausalLM.from_pretrained(folders[name])
+    reference.model.embed_tokens.padding_idx = None
+    tokens = torch.tensor([sample.rows[0].token_ids.tolist() for sample in samples])
+    table = reference(tokens).logits[:, :-1].log_softmax(-1)
+    (-table.gather(-1, tokens[:, 1:, None]).mean()).backward()
+    torch.optim.AdamW(reference.parameters(), lr=1.0, eps=1.0, weight_decay=0.0).step()
+    trainer = make(folders[name], learning_rate=1.0, eps=1.0, max_grad_norm=1e9)
+    before, saved = weights_of(trainer), load_file(folders[name] / "model.safetensors")
+    assert before.keys() == saved.keys() and all(torch.equal(before[name], saved[name]) for name in saved)
+    trainer.train_step(samples, SFTLoss())
+    reference.save_pretrained(tmp_path / "reference")
+    expected = load_file(tmp_path / "reference" / "model.safetensors")
+    for name, value in weights_of(trainer).items():
+        assert not torch.equal(value, before[name])
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["selective", "attention", "full"])
+def test_activation_checkpointing_changes_no_step(
+    folders: dict[str, Path], make: Make, tmp_path: Path, mode: str
+) -> None:
+    kept, again = make(folders["gemma3"]), make(folders["gemma3"], activation_checkpoint=mode)
+    for trainer, other in ((again, kept), (kept, again)):
+        trainer.save(tmp_path / mode, 1, {})
+        other.load(tmp_path / mode)
+        steps = [each.train_step(some_samples(), SFTLoss()) | {"seconds": 0} for each in (kept, again)]
+        assert steps[0] == steps[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_blocks_take_the_same_step(folders: dict[str, Path], make: Make) -> None:
+    compiled, plain = (make(folders["gemma3"], compile=compile, eps=1e-3) for compile in (True, False))
+    for _ in range(2):
+        ours, expected = (trainer.train_step(some_samples(), SFTLoss()) for trainer in (compiled, plain))
+        assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-4)
+
+
+def test_bfloat16_with_a_float32_head_goes_on_from_a_checkpoint(
+    folders: dict[str, Path], make: Make, tmp_path: Path
+) -> None:
+    wide = {"dtype": "bfloat16", "fp32_head": True}
+    trainer, plain = make(folders["gemma3"], **wide), make(folders["gemma3"])
+    losses = [each.train_step(some_samples(), SFTLoss())["loss"] for each in (trainer, plain)]
+    assert losses[0] == pytest.approx(losses[1], abs=3e-2)
+    trainer.save(tmp_path / "one", 1, {})
+    expected = trainer.train_step(some_samples(), SFTLoss()) | {"seconds": 0}
+    other = make(folders["gemma3"], **wide)
+    other.load(tmp_path / "one")
+    assert other.train_step(some_samples(), SFTLoss()) | {"seconds": 0} == expected
+
+
+def test_a_reference_in_bfloat16_is_near(folders: dict[str, Path], make: Make) -> None:
+    frozen = TitanTrainer(folders["gemma3"], dataclasses.replace(SETTINGS, dtype="bfloat16"), is_frozen=True)
+    try:
+        assert {weight.dtype for weight in frozen.model.module.parameters()} == {torch.bfloat16}
+        found = frozen.logprobs(some_samples())
+    finally:
+        frozen.close()
+    for ours, expected in zip(found, make(folders["gemma3"]).logprobs(some_samples()), strict=True):
+        assert ours == pytest.approx(expected, abs=0.2)
+
+
+def test_the_kernel_of_a_gpu_has_the_same_masks(folders: dict[str, Path], make: Make) -> None:
+    model = make(folders["gemma3"]).model
+    positions = torch.cat([torch.arange(length) for length in (70, 58)])[None]
+    config = read_config(folders["gemma3"])
+    builder = builder_of(config)(config, attention="varlen", fuse_qkv=True)
+    assert (builder.attention, builder.windows) == ("flex", [24, None])
+    model.attention = builder.attention
+    query, key = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
+    of_row = torch.zeros_like(query)
+    for window in builder.windows:
+        with torch.compiler.set_stance("force_eager"):
+            blocks = model._mask(positions, positions, window)
+        assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, window)[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "old"),
+    [
+        ("gemma3", {"rope_theta": 5000.0, "rope_local_base_freq": 500.0, "rope_scaling": LINEAR}),
+        ("olmo3", {"rope_theta": 500000.0, "rope_scaling": YARN}),
+    ],
+)
+def test_published_folders_have_other_names(
+    folders: dict[str, Path], make: Make, tmp_path: Path, name: str, old: dict[str, Any]
+) -> None:
+    """Of rope settings and of windows; and the type of a model says whether its head is tied."""
+    folder = make_folder(tmp_path / name, name, tied=name == "gemma3")
+    absent = {"rope_parameters": ..., "layer_types": ..., "tie_word_embeddings": ...}
+    pattern = {"sliding_window_pattern": 2} if name == "gemma3" else {}
+    change_config(folder, **absent, **old, **pattern)
+    windows = builder_of(read_config(folder))(read_config(folder), attention="sdpa", fuse_qkv=False).windows
+    assert windows == [24, None]
+    tokens = random_tokens()
+    expected = reference_logits(folder, tokens)
+    assert (expected - reference_logits(folders[name], tokens)).abs().max() > 0.1
+    torch.testing.assert_close(logits(make(folder), tokens), expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 instead of None"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 instead of None"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention True instead of False"),
+        ("gemma3", {"hidden_activation": "silu"}, "hidden_activation 'silu' instead of 'gelu_pytorch_tanh'"),
+        ("gemma3", {"rope_scaling": LINEAR}, "rope_scaling beside rope_parameters"),
+        (
+            "gemma3",
+            {"rope_parameters": LOCAL_ROPE},
+            "rope_parameters of rope_theta, rope_type instead of full_attention",
+        ),
+        ("gemma3", {"rope_parameters": {"full_attention": 5}}, "rope_parameters 5, which is no object"),
+        ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope scaling 'dynamic'"),
+        ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "without a number for factor"),
+        ("gemma3", {"layer_types": ["chunked_attention"] * 4}, "layer_types .*chunked"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma3", {"layer_types": ..., "sliding_window_pattern": 0}, "sliding_window_pattern 0"),
+        ("olmo3", {"sliding_window": None}, "sliding_window None"),
+        ("olmo3", {"attention_bias": True}, "attention_bias True"),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "sliding_window 8"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 4}, "layer_types .*sliding"),
+        ("smollm3", {"mlp_bias": True}, "mlp_bias True"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    folders: dict[str, Path], tmp_path: Path, name: str, changes: dict[str, Any], match: str
+) -> None:
+    (tmp_path / "config.json").write_text((folders[name] / "config.json").read_text())
+    read_config(tmp_path)
+    with pytest.raises(UserError, match=match):
+        read_config(change_config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"tensor_parallel_degree": 2}, "parallelism.tensor_parallel_degree is 2.*transformers' own.*set it to 1"),
+        ({"context_parallel_degree": 2}, "parallelism.context_parallel_degree is 2.*set it to 1"),
+        ({"expert_parallel_degree": 2}, "expert_parallel_degree is 2, and the model is dense"),
+        ({"lora": Lora(rank=4)}, "lora.rank is 4.*set it to 0"),
+        ({"attention": "varlen"}, "attention is varlen.*flex or sdpa"),
+    ],
+)
+def test_settings_of_other_models_are_refused(folders: dict[str, Path], settings: dict[str, Any], match: str) -> None:
+    config = read_config(folders["smollm3"])
+    shape = builder_of(config)(config, attention="sdpa", fuse_qkv=False).family.shape(config)
+    TitanSettings().check_model(shape)
+    with pytest.raises(UserError, match=match):
+        TitanSettings(**settings).check_model(shape)
+
+
+def test_a_folder_that_says_nothing_of_its_head_ties_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = json.loads((folders["smollm3"] / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path)["tie_word_embeddings"] is True

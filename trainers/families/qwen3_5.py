@@ -1,0 +1,131 @@
+"""Qwen3.5, dense, without its vision: three layers of a gated delta rule (arXiv 2412.06464) for each with attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from trainers.families.family import Family, check_size
+from trainers.families.rope import rope_parameters
+from trainers.families.settings import names
+from trainers.families.shape import LinearAttention, ModelShape
+
+_SIZES = {
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+"""Sizes that a config may leave out, with the values of transformers."""
+_FACTOR = 0.25  # of a head that is rotated, if a config does not say it
+_EVERY = 4  # the last of so many layers has attention, if a config does not say it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35(Family):
+    """Layers with gated attention and layers with a gated delta rule, in any order."""
+
+    computed: frozenset[str] = names("full_attention_interval").union(_SIZES)
+    rope_fields: frozenset[str] = names("partial_rotary_factor mrope_section mrope_interleaved")
+
+    def check(self, config: Mapping[str, Any], path: Path) -> None:
+        given = {**_SIZES, **config}
+        for name in _SIZES:
+            check_size(given[name], name, path)
+        super().check(config, path)
+        keys, values = given["linear_num_key_heads"], given["linear_num_value_heads"]
+        if values % keys:
+            raise UserError(
+                f"{path} has linear_num_key_heads={keys}, which must divide linear_num_value_heads={values}."
+            )
+
+    def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
+        if problems := super().uncomputed(config):
+            return problems
+        factor, head = self.rope(config)["partial_rotary_factor"], config.get("head_dim", _SIZES["head_dim"])
+        rotated = int(head * factor) if isinstance(factor, int | float) else 0
+        if 0 < rotated <= head and rotated % 2 == 0:
+            return []
+        return [f"partial_rotary_factor {factor!r} of heads of {head}, which is no even part"]
+
+    def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
+        kinds = self.layer_types(config)
+        known = {"full_attention", "linear_attention"}
+        if len(kinds) != config["num_hidden_layers"] or not {"full_attention"} <= set(kinds) <= known:
+            return [f"layer_types {kinds} instead of one full_attention or linear_attention for each layer"]
+        return []
+
+    def layer_types(self, config: Mapping[str, Any]) -> list[str]:
+        """Which attention each layer has."""
+        every = config.get("full_attention_interval") or _EVERY
+        layers = range(1, config["num_hidden_layers"] + 1)
+        return config.get("layer_types") or [
+            "linear_attention" if layer % every else "full_attention" for layer in layers
+        ]
+
+    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of its position embedding, with the part of a head that is rotated."""
+        inner = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        said = inner.get("partial_rotary_factor", config.get("partial_rotary_factor", _FACTOR))
+        return {**rope_parameters(config), "partial_rotary_factor": said}
+
+    def linear(self, config: Mapping[str, Any]) -> LinearAttention:
+        """The sizes of the layers with a gated delta rule."""
+        given = {**_SIZES, **config}
+        return LinearAttention(
+            layers=self.layer_types(config).count("linear_attention"),
+            key_heads=given["linear_num_key_heads"],
+            value_heads=given["linear_num_value_heads"],
+            key_dim=given["linear_key_head_dim"],
+            value_dim=given["linear_value_head_dim"],
+            kernel=given["linear_conv_kernel_dim"],
+        )
+
+    def shape(self, config: Mapping[str, Any]) -> ModelShape:
+        sized = {"head_dim": _SIZES["head_dim"], **config}
+        return replace(super().shape(sized), gated_attention=True, linear=self.linear(config))
+
+    def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+        shape, linear = self.shape(config), self.linear(config)
+        weights = super().weights_of_layer({"head_dim": shape.head_dim, **config}, layer)
+        width, mixed, values = shape.hidden_size, linear.mixed_size, linear.value_size
+        if self.layer_types(config)[layer] == "full_attention":
+            return weights | {"self_attn.q_proj.weight": (2 * shape.query_size, width)}
+        own: dict[str, tuple[int, ...]] = {
+            "in_proj_qkv.weight": (mixed, width),
+            "in_proj_z.weight": (values, width),
+            "in_proj_b.weight": (linear.value_heads, width),
+            "in_proj_a.weight": (linear.value_heads, width),
+            "conv1d.weight": (mixed, 1, linear.kernel),
+            "A_log": (linear.value_heads,),
+            "dt_bias": (linear.value_heads,),
+            "norm.weight": (linear.value_dim,),
+            "out_proj.weight": (width, values),
+        }
+        return {f"linear_attn.{name}": size for name, size in own.items()} | {
+            name: size for name, size in weights.items() if not name.startswith("self_attn.")
+        }
+
+
+FAMILIES = (
+    Qwen35(
+        model_type="qwen3_5_text",
+        architecture="Qwen3_5ForCausalLM",
+        builder="trainers.titan.qwen3_5:Qwen35Builder",
+        qk_norm=True,
+        thinks=True,
+        only={"attn_output_gate": True, "layer_scale": False},
+        # Of its vision, and of its kin with experts.
+        harmless=names(
+            """image_token_id video_token_id vision_start_token_id vision_end_token_id depth in_channels num_heads
+            num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size
+            decoder_sparse_step moe_intermediate_size norm_topk_prob num_experts"""
+        ),
+        gpu_packages={"fla": "flash-linear-attention"},
+    ),
+)
