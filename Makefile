@@ -73,9 +73,9 @@ demo: $(READY)
 demo-real: $(READY)
 	@$(PYTHON_OF_VENV) -m benchmarks.real_model $(ARGS)
 
-# Two workers: a run uses two CPUs well, and a test of several processes is still not starved. ARGS="-n 0" has none.
+# Three workers, since many tests wait for a process; a test of several processes is still not starved. ARGS="-n 0" has none.
 # The files come in the order of conftest.py, the longest first.
-PYTEST = $(PYTHON_OF_VENV) -m tests.once_more -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+PYTEST = $(PYTHON_OF_VENV) -m tests.once_more -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 test: $(READY)
 	@$(PYTEST) -m "not gpu and not slow" $(ARGS)
