@@ -171,9 +171,7 @@ def test_a_signal_ends_an_import_that_hangs(tmp_path: Path, number: int, code: i
     os.mkfifo(tmp_path / "started")
     (tmp_path / "slow.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(600)\ndef f(): ...\n")
     command = [sys.executable, "-m", "forge_env", "register", "slow.py:f"]
-    usual = partial(
-        signal.signal, number, signal.SIG_DFL
-    )  # not what this process ignores
+    usual = partial(signal.signal, number, signal.SIG_DFL)  # not what this process ignores
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=usual) as process:
         (tmp_path / "started").read_text()
         process.send_signal(number)
