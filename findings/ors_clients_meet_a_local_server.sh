@@ -12,14 +12,19 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python() { # PACKAGE==VERSION INTERPRETER: runs the program on stdin
-    if [ -z "$2" ]; then
-        python3 -m venv "$folder/${1%==*}" >/dev/null
-        "$folder/${1%==*}/bin/pip" install -q "$1"
-    fi
-    env -u OPENREWARD_SESSION_URL "${2:-$folder/${1%==*}/bin/python}" -
+install() {
+    python3 -m venv "$folder/$1" >/dev/null
+    "$folder/$1/bin/pip" install -q "$2"
 }
-python openreward==0.1.167 "${PYTHON_OPENREWARD:-}" <<'EOP'
+if [ -z "${PYTHON_OPENREWARD:-}" ]; then
+    install openreward openreward==0.1.167
+    PYTHON_OPENREWARD="$folder/openreward/bin/python"
+fi
+if [ -z "${PYTHON_ORS:-}" ]; then
+    install ors ors-sdk==0.1.0
+    PYTHON_ORS="$folder/ors/bin/python"
+fi
+env -u OPENREWARD_SESSION_URL "$PYTHON_OPENREWARD" - <<'EOP'
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
@@ -31,17 +36,23 @@ for base in ("http://127.0.0.1:8080", "http://localhost:8080"):
     print(f"base_url {base}: sessions at {client.session_base_url}")
     assert urlsplit(client.session_base_url).hostname == "sessions." + urlsplit(base).hostname
 EOP
-python ors-sdk==0.1.0 "${PYTHON_ORS:-}" <<'EOP'
+"$PYTHON_ORS" - <<'EOP'
 import gc
 import socket
 import threading
+import time
 from importlib.metadata import version
 
 import uvicorn
-from ors import Environment, Server, Split
+from ors import Environment, Server, Split, TextBlock, ToolOutput, tool
 from ors.client import ORS
+from pydantic import BaseModel
 
 assert version("ors-sdk") == "0.1.0", version("ors-sdk")
+
+
+class Number(BaseModel):
+    value: int
 
 
 class Sums(Environment):
@@ -54,13 +65,20 @@ class Sums(Environment):
         return [{"number": number} for number in range(3)]
 
     def get_prompt(self):
-        return []
+        return [TextBlock(text="What is 1 + 7?")]
+
+    @tool
+    def submit(self, params: Number) -> ToolOutput:
+        """Submit the answer."""
+        return ToolOutput(blocks=[TextBlock(text="Right.")], reward=1.0, finished=True)
 
 
 listener = socket.create_server(("127.0.0.1", 0))
 server = uvicorn.Server(uvicorn.Config(Server([Sums]).app, log_level="error"))
 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
 thread.start()
+while not server.started:
+    time.sleep(0.05)
 client = ORS(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
 environment = client.environment("sums")
 print("with its client:", environment.num_tasks("train"), "tasks")
