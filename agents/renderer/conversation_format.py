@@ -37,8 +37,6 @@ ToolsForm = Literal["auto", "template", "text"]
 """Who describes the tools: the chat template, or a text in the system message; "auto" is the text if the template has
 no place for them."""
 
-CLOSE_THOUGHT = f"\n{END_THINK}{AnswerForm.after_thought}"
-"""The text of a chat template between a thought and the answer."""
 _MARK = "@probe@"
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
 _USER: Message = {"role": "user", "content": "What is it?"}

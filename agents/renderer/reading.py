@@ -40,7 +40,11 @@ class AnswerForm:
     end_thought: ClassVar[str] = END_THINK
     """What ends a thought."""
     after_thought: ClassVar[str] = "\n\n"
-    """What is between the end of a thought and the content."""
+    """What is between the end of a thought and the rest of the answer."""
+    close_thought: ClassVar[str] = f"\n{END_THINK}{after_thought}"
+    """What the agent writes behind a thought that it ends: its end, and `after_thought`."""
+    begin_content: ClassVar[str] = ""
+    """What is before the content."""
 
     def is_in_thought(self, text: str) -> bool:
         """Whether a text begins with a thought, and does not end it."""
@@ -114,7 +118,12 @@ class AnswerForm:
 class ChannelForm(AnswerForm):
     """Answers in channels, as of gpt-oss; see `agents.renderer.dialects.harmony`."""
 
-    end_thought, after_thought = harmony.END, f"{harmony.ANSWER}{harmony.FINAL}"
+    end_thought, after_thought, close_thought = harmony.END, harmony.ANSWER, harmony.END + harmony.ANSWER
+    begin_content = harmony.FINAL
+
+    def read(self, text: str, *, tools: Sequence[ToolSpec] | None, is_cut: bool) -> Answer:
+        """See `AnswerForm.read`; but no call ends an analysis, whose text may be a call's header."""
+        return super().read(text, tools=tools, is_cut=is_cut or self.is_in_thought(text))
 
     def begun(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
         *ended, last = [*harmony.messages(text)] or [harmony.ChannelMessage("", "", False)]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from agents.renderer.call_form import trial_calls
-from agents.renderer.conversation_format import CLOSE_THOUGHT, Thinking, ToolsForm, learn_format
+from agents.renderer.conversation_format import Thinking, ToolsForm, learn_format
 from agents.renderer.dialects import begin_of, to_openai
 from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK, ChannelForm
@@ -68,17 +68,13 @@ class Renderer:
         marks = [mark for mark in _MARKS if mark in self.format.template.source]
         special = sorted({*self.format.tokens, *marks, *self.stop}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        answers, has_channels = self.format.answers, isinstance(self.format.answers, ChannelForm)
+        answers = self.format.answers
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
-        closed = answers.end_thought + answers.after_thought if has_channels else CLOSE_THOUGHT
-        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closed)) if self.thinks else ()
+        closed = answers.close_thought + answers.begin_content if self.thinks else ""
+        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closed))
         """The tokens that end a thought; the answer comes next."""
         self.end_thought: int = -1 if self._end_think is None else self._end_think
         """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
-        self.after_thought: tuple[int, ...] = (
-            tuple(self._tokenizer.encode(answers.after_thought)) if self.thinks else ()
-        )
-        """The tokens between `end_thought` and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
@@ -172,13 +168,14 @@ class Renderer:
     def _after_opening(self, answer: str) -> str:
         """An answer as a conversation holds it, without what the prompt has begun of it."""
         opening = self.format.opening
+        close = self.format.answers.close_thought if self.format.answers.opens_thought else ""
         if answer.startswith(opening):
             answer = answer[len(opening) :]
-            return CLOSE_THOUGHT + answer if self.format.answers.opens_thought and END_THINK not in answer else answer
+            return answer if END_THINK in answer else close + answer
         content = (
             answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
         )
-        return (CLOSE_THOUGHT if self.format.answers.opens_thought else "") + content
+        return close + content
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; special tokens in it are recognised."""

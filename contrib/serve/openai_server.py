@@ -82,8 +82,10 @@ class ModelServer:
         options += self._adapters(folder, adapters, trained)
         settings = self._format(folder, trained[0] if trained else None)
         options += ["--enable-auto-tool-choice", "--tool-call-parser", _NAME, "--tool-parser-plugin", PARSER]
-        if open_renderer(settings).thinks:
-            options += ["--reasoning-parser", _NAME, "--reasoning-parser-plugin", PARSER]
+        renderer = open_renderer(settings)
+        if renderer.thinks:
+            options += ["--reasoning-parser", type(renderer.format.answers).__name__]
+            options += ["--reasoning-parser-plugin", PARSER]
         return name, settings, options
 
     def _model(self) -> tuple[Path, str]:
