@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
     arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
-    if is_hybrid and on_gpu and find_spec("flashinfer") is None:  # vLLM would import it on Hopper cards
+    if is_hybrid and on_gpu:  # vLLM's choice on Hopper cards is flashinfer, which compiles for minutes
         arguments["gdn_prefill_backend"] = "triton"
     if is_hybrid and not on_gpu:  # vLLM caches the memory of linear attention with chunked prefill only
         arguments["enable_prefix_caching"] = False
