@@ -13,9 +13,9 @@ def step_flops(shape: ModelShape, rows: Sequence[int], sampled: float, *, adapte
     """Operations of the forward and the backward pass, each multiplication and addition of a matrix product counted.
 
     6 x the parameters of all layers for each token, of the experts only those that compute it, 6 x those of the output
-    layer for each sampled token, for no other has logits, and 6 x attention layers x query_size x length^2 for causal attention
-    within each row, half of the square. Of frozen weights it is 4 x, for they have no gradients. What is computed a
-    second time because of activation checkpointing is not counted.
+    layer for each sampled token, for no other has logits, and 6 x layers with attention x query_size x length^2 for
+    causal attention within each row, half of the square. Of frozen weights it is 4 x, for they have no gradients. What
+    is computed a second time because of activation checkpointing is not counted.
 
     Args:
         shape: of the model.
