@@ -1,4 +1,4 @@
-"""Models in the shapes of Qwen3, Qwen3.5 and gpt-oss-20b, with random weights: speed does not ask what a model knows.
+"""Models in the shapes of `SHAPES`, with random weights: speed does not ask what a model knows.
 
     python -m benchmarks.gpu.models FOLDER [--shape 8B] [--layers 0] [--positions 40960]
 
@@ -102,6 +102,53 @@ SHAPES: dict[str, dict[str, Any]] = {
         "full_attention_interval": 4,
         "attn_output_gate": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
+    },
+    "gemma3-1B": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 262_144,
+        "sliding_window": 512,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_local_base_freq": 10_000.0,
+    },
+    "olmo3-7B": {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 100_278,
+        "sliding_window": 4096,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
+        "tie_word_embeddings": False,
+    },
+    "smollm3-3B": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 128_256,
+        "rope_theta": 5_000_000.0,
     },
     "tiny": {
         "hidden_size": 64,

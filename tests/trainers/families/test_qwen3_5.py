@@ -36,7 +36,7 @@ from trainers.setup.checks.engine_checks import check_engine
 from trainers.setup.options.read_config import read_config as read_options
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
-from trainers.titan.qwen3_5 import PackedRows, delta_rule
+from trainers.titan.delta_rule import PackedRows, delta_rule
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 VISION = {
@@ -80,6 +80,11 @@ def token_by_token(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rat
     return torch.stack(outputs)
 
 
+def rows_of(*lengths: int) -> PackedRows:
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    return PackedRows.of(torch.zeros_like(positions), positions)
+
+
 @pytest.mark.parametrize("lengths", [(1, 2, 63), (64, 65, 130), (70, 70)])
 def test_the_rule_is_its_definition_and_each_row_begins_empty(lengths: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +92,7 @@ def test_the_rule_is_its_definition_and_each_row_begins_empty(lengths: tuple[int
     query, key = (torch.randn(size, heads // 2, 8, generator=generator) for _ in range(2))
     value = torch.randn(size, heads, 6, generator=generator)
     decay, rate = -torch.rand(size, heads, generator=generator), torch.rand(size, heads, generator=generator)
-    found = delta_rule(query, key, value, decay, rate, torch.tensor([0, *lengths]).cumsum(0))
+    found = delta_rule(query, key, value, decay, rate, rows_of(*lengths))
     for head in range(heads):
         parts = (query[:, head // 2], key[:, head // 2], value[:, head], decay[:, head], rate[:, head])
         rows = zip(*(part.split(lengths) for part in parts), strict=True)
@@ -98,7 +103,7 @@ def test_the_rule_is_its_definition_and_each_row_begins_empty(lengths: tuple[int
 def test_a_strong_decay_forgets_without_overflow() -> None:
     ones = torch.ones(200, 1, 4)
     decay = torch.full((200, 1), -50.0).requires_grad_()
-    found = delta_rule(ones, ones, ones, decay, torch.full((200, 1), 0.5), torch.tensor([0, 200]))
+    found = delta_rule(ones, ones, ones, decay, torch.full((200, 1), 0.5), rows_of(200))
     found.sum().backward()
     torch.testing.assert_close(found, torch.full_like(found, 0.25), atol=1e-5, rtol=0)
     assert decay.grad is not None and decay.grad.isfinite().all()
@@ -107,10 +112,12 @@ def test_a_strong_decay_forgets_without_overflow() -> None:
 def test_rows_begin_where_positions_do_and_with_each_sequence() -> None:
     tokens = torch.zeros(2, 5, dtype=torch.int64)
     rows = PackedRows.of(tokens, None)
-    assert rows.borders.tolist() == [0, 5, 10] and rows.number.tolist() == [0] * 5 + [1] * 5
+    assert rows.borders.tolist() == [0, 5, 10] and rows.place.tolist() == [0, 1, 2, 3, 4] * 2
     rows = PackedRows.of(tokens, torch.tensor([[0, 1, 0, 1, 2], [3, 4, 5, 0, 1]]))
     assert rows.borders.tolist() == [0, 2, 5, 8, 10]
-    assert rows.number.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert rows.place.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 0, 1]
+    assert rows.chunks.tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    assert rows_of(64, 130, 1).chunks.tolist() == [[0, 0], [1, 0], [1, 1], [1, 2], [2, 0]]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------
