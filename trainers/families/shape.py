@@ -68,6 +68,8 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
+    shared_expert_size: int = 0
+    """Width of the MLP that computes every token beside the experts, with a gate of its own; 0 is none."""
     gated_attention: bool = False
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
@@ -95,8 +97,8 @@ class ModelShape:
     @property
     def _parameters_beside_attention(self) -> int:
         width = self.hidden_size
-        mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
-        return mlp + 2 * width
+        gates = self.num_experts + (self.shared_expert_size > 0)
+        return 3 * width * self.dense_mlp_size + gates * width + self.expert_parameters + 2 * width
 
     @property
     def _attention_parameters(self) -> int:
@@ -124,9 +126,14 @@ class ModelShape:
         return self.layer_parameters - 3 * self.hidden_size * self.moe_intermediate_size * idle
 
     @property
+    def dense_mlp_size(self) -> int:
+        """Hidden numbers of a token in the MLP of a block that computes all tokens; 0 is none."""
+        return self.shared_expert_size if self.num_experts else self.intermediate_size
+
+    @property
     def mlp_size(self) -> int:
-        """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
-        return self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        """Hidden numbers of a token in the MLPs of a block that compute it."""
+        return self.dense_mlp_size + self.num_experts_per_tok * self.moe_intermediate_size
 
     @property
     def embedding_parameters(self) -> int:

@@ -42,6 +42,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
         ("llama-3", False),
         ("qwen2.5", True),
         ("qwen3-moe", False),
+        ("qwen3.5-moe", False),
         ("gpt-oss", False),
     ],
 )
@@ -86,7 +87,7 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     trainer.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3.5-moe", "gpt-oss"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
