@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
+import spmd_types as spmd
 from torchtitan.config import CompileConfig
 from torchtitan.models.common import Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import BaseAttention
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.nn_modules import Conv1d
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
@@ -26,7 +28,7 @@ from torchtitan.protocols.module import Module
 from trainers.families.qwen3_5 import Qwen35
 from trainers.families.shape import LinearAttention
 from trainers.titan.builder import SKIP, Builder
-from trainers.titan.experts import ReplayedModel
+from trainers.titan.experts import WEIGHTS, ReplayedModel
 from trainers.titan.rope import scaling_of
 
 _CHUNK = 64  # tokens, as in fla and transformers
@@ -343,6 +345,11 @@ class Qwen35Builder(Builder):
             norm=super().norm(sizes.value_dim),
             param_init={"A_log": SKIP["weight"], "dt_bias": SKIP["weight"]},
         )
+
+    def shard(self, config: Any, *, enable_sp: bool, enable_ep: bool) -> None:
+        for layer in config.layers:  # nothing but its experts is cut
+            cuts = dict.fromkeys(WEIGHTS, spmd.R)
+            set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=cuts)
 
     def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
         compile_config = settings["compile_config"]

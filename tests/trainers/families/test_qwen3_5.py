@@ -20,7 +20,7 @@ from torch import Tensor
 pytest.importorskip("torchtitan")
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3_5Config
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, Qwen3_5Config
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
@@ -342,12 +342,13 @@ async def test_the_engine_follows_the_trainer_as_closely_as_bfloat16_does(tmp_pa
         assert np.abs(np.asarray(await engine.score(ids, "prompt")) - exact).mean() < 2 * noise
         with torch.no_grad():
             for parameter in trainer.model.module.parameters():
-                parameter.mul_(1.1)
+                parameter.mul_(1.3)
         moved = np.asarray(trainer.score(ids))
-        assert np.abs(moved - exact).mean() > 5 * noise
+        apart = np.abs(moved - exact).mean()
+        assert apart > 3 * noise
         with trainer.model.weights.stream(torch.float32) as tensors:
             await engine.update_weights(1, {name: tensor.clone() for name, tensor in tensors})
-        assert np.abs(np.asarray(await engine.score(ids, "swap")) - moved).mean() < 4 * noise
+        assert np.abs(np.asarray(await engine.score(ids, "swap")) - moved).mean() < apart / 3
         rounded.close()
         trainer.close()
     finally:
@@ -362,6 +363,8 @@ def test_two_steps_of_grpo_train_it(tmp_path: Path, tiny_model: Path, name: str)
     vocabulary = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).get_vocab_size()
     sizes = {"vocab_size": vocabulary, "max_position_embeddings": 4096}
     folder = make_folder(tmp_path / "model", name, tied=True, **HEADS, **sizes)
-    for step in two_steps_of_grpo(with_tokenizer(folder, tiny_model), tmp_path):
+    # Transformers gives the form with experts a tokenizer of its own, whatever class the folder names.
+    AutoTokenizer.from_pretrained(with_tokenizer(folder, tiny_model)).save_pretrained(folder)
+    for step in two_steps_of_grpo(folder, tmp_path):
         assert step["mean_abs_logprob_difference"] < 0.05 and step["grad_norm"] > 0
         assert step.get("replay/holes", 0.0) < 0.2 and ("replay/holes" in step) == (name == "qwen3.5-moe")
