@@ -141,10 +141,10 @@ class Qwen35Moe(Qwen35):
         return Experts(count=count, active=active, size=size, normalised=True, shared=shared)
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        layer, _, stack = name.rpartition(".mlp.experts.")
+        whole, (layer, _, stack) = super().parts(name, shape), name.rpartition(".mlp.experts.")
         matrices = _STACKS.get(stack, ())
-        if not matrices or len(shape) != 3 or shape[1] % len(matrices):
-            return super().parts(name, shape)
+        if not whole or not matrices or len(shape) != 3 or shape[1] % len(matrices):
+            return whole
         size = shape[1] // len(matrices), shape[2]
         return {
             f"{layer}.mlp.experts.{expert}.{matrix}.weight": size for expert in range(shape[0]) for matrix in matrices

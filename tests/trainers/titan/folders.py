@@ -64,7 +64,8 @@ HYBRID: dict[str, Any] = {
 HYBRID_MOE = {
     **HYBRID,
     "num_hidden_layers": 4,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "layer_types": ...,  # not in its config: it follows from the next one
+    "full_attention_interval": 2,
     "intermediate_size": ...,
     "num_experts": 8,
     "num_experts_per_tok": 2,
