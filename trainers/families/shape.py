@@ -143,10 +143,10 @@ class ModelShape:
     @property
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
-        projection."""
+        projection, which gated attention has not."""
         mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
         linear = self.linear.mixed_size if self.linear else 0
-        fused = (1 + self.gated_attention) * self.query_size + 2 * self.key_value_size
+        fused = 2 * self.query_size if self.gated_attention else self.query_size + 2 * self.key_value_size
         return self.hidden_size * max(self.vocab_size, mlp, linear, fused)
 
     def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:
