@@ -149,7 +149,8 @@ class Family:
             num_experts=experts.count if experts else 0,
             num_experts_per_tok=experts.active if experts else 0,
             moe_intermediate_size=experts.size if experts else 0,
-            shared_expert_size=experts.shared if experts else 0,
+            shared_size=experts.shared if experts else 0,
+            shared_gate=bool(experts and experts.shared),
         )
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -186,7 +187,7 @@ class Family:
 
     def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         """The tensors of a layer's MLP, or of its router and experts."""
-        width, shared = shape.hidden_size, shape.shared_expert_size
+        width, shared = shape.hidden_size, shape.shared_size
         if not shape.num_experts:
             return gated_mlp("mlp", width, shape.intermediate_size)
         weights: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (shape.num_experts, width)}

@@ -68,8 +68,10 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
-    shared_expert_size: int = 0
-    """Width of the MLP that computes every token beside the experts, with a gate of its own; 0 is none."""
+    shared_size: int = 0
+    """Width of the MLP beside the experts, which computes every token; 0 is none."""
+    shared_gate: bool = False
+    """Whether that MLP's output is multiplied with a gate of its own."""
     gated_attention: bool = False
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
@@ -97,7 +99,7 @@ class ModelShape:
     @property
     def _parameters_beside_attention(self) -> int:
         width = self.hidden_size
-        gates = self.num_experts + (self.shared_expert_size > 0)
+        gates = self.num_experts + self.shared_gate
         return 3 * width * self.dense_mlp_size + gates * width + self.expert_parameters + 2 * width
 
     @property
@@ -128,7 +130,7 @@ class ModelShape:
     @property
     def dense_mlp_size(self) -> int:
         """Hidden numbers of a token in the MLP of a block that computes all tokens; 0 is none."""
-        return self.shared_expert_size if self.num_experts else self.intermediate_size
+        return self.shared_size if self.num_experts else self.intermediate_size
 
     @property
     def mlp_size(self) -> int:

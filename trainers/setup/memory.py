@@ -59,7 +59,7 @@ def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
     h = shape.hidden_size
     stack = h * shape.num_experts * shape.moe_intermediate_size
     experts = [2 * stack, stack] if shape.gate_up else [stack] * 3
-    gates = [h * shape.num_experts, h * (shape.shared_expert_size > 0)]
+    gates = [h * shape.num_experts, h * shape.shared_gate]
     mlps = [*experts, *gates, *[h * shape.dense_mlp_size] * 3]
     of_layer = [size for size in mlps if size] * shape.num_hidden_layers
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
