@@ -257,12 +257,14 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     4h (both norms, in and out) + `_attention_numbers` + 4m (gate, up, the activated gate, the product). Gradients are
     at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert
     that computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32
-    scores of all experts. gpt-oss has 7m: gate and up, both clamped, the sigmoid, the activated gate, the product.
+    scores of all experts, and the gate of a shared expert keeps its output, h. gpt-oss has 7m: gate
+    and up, both clamped, the sigmoid, the activated gate, the product.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
     of_mlp = (7 if shape.gate_up else 4) * m
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
-    return 4 * h + attention + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
+    of_gates = shape.num_experts * FLOAT32 / compute + h * shape.shared_gate
+    return 4 * h + attention + of_mlp + routed + of_gates, 2 * m + h + routed
 
 
 def reference_memory(plan: RunPlan) -> Memory:
