@@ -68,6 +68,10 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
+    shared_size: int = 0
+    """Width of the MLP beside the experts, which computes every token; 0 is none."""
+    shared_gate: bool = False
+    """Whether that MLP's output is multiplied with a gate of its own."""
     gated_attention: bool = False
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
@@ -95,8 +99,8 @@ class ModelShape:
     @property
     def _parameters_beside_attention(self) -> int:
         width = self.hidden_size
-        mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
-        return mlp + 2 * width
+        gates = self.num_experts + self.shared_gate
+        return 3 * width * self.dense_mlp_size + gates * width + self.expert_parameters + 2 * width
 
     @property
     def _attention_parameters(self) -> int:
@@ -124,9 +128,14 @@ class ModelShape:
         return self.layer_parameters - 3 * self.hidden_size * self.moe_intermediate_size * idle
 
     @property
+    def dense_mlp_size(self) -> int:
+        """Hidden numbers of a token in the MLP of a block that computes all tokens; 0 is none."""
+        return self.shared_size if self.num_experts else self.intermediate_size
+
+    @property
     def mlp_size(self) -> int:
-        """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
-        return self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        """Hidden numbers of a token in the MLPs of a block that compute it."""
+        return self.dense_mlp_size + self.num_experts_per_tok * self.moe_intermediate_size
 
     @property
     def embedding_parameters(self) -> int:
@@ -136,10 +145,10 @@ class ModelShape:
     @property
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
-        projection."""
+        projection, which gated attention has not."""
         mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
         linear = self.linear.mixed_size if self.linear else 0
-        fused = (1 + self.gated_attention) * self.query_size + 2 * self.key_value_size
+        fused = 2 * self.query_size if self.gated_attention else self.query_size + 2 * self.key_value_size
         return self.hidden_size * max(self.vocab_size, mlp, linear, fused)
 
     def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:

@@ -25,6 +25,7 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_token_dispatcher_config
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.feed_forward import SigmoidGatedFeedForward
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
@@ -142,7 +143,7 @@ class ReplayedMoE(MoE):
         chosen, ids, scores = self.router(x_BLD, None, given_BLK)
         is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True)
         output: Tensor = self.routed_experts(x_BLD, chosen, ids, is_chosen.sum(dim=(0, 1)))
-        return output
+        return output if self.shared_experts is None else output + self.shared_experts(x_BLD)
 
 
 class ReplayedBlock(Qwen3TransformerBlock):
@@ -203,12 +204,16 @@ class ReplayedModel(Replayed, Qwen3Model):
 
 def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[..., Any]]) -> MoE.Config:
     """The config of a layer's router and experts."""
+
+    def linear(inputs: int, outputs: int) -> Linear.Config:
+        return Linear.Config(in_features=inputs, out_features=outputs, param_init=dict(init))
+
     return ReplayedMoE.Config(
         num_experts=experts.count,
         load_balance_coeff=None,
         router=Router.Config(
             num_experts=experts.count,
-            gate=Linear.Config(in_features=width, out_features=experts.count, param_init=dict(init)),
+            gate=linear(width, experts.count),
             top_k=experts.active,
             score_func="softmax",
             route_norm=experts.normalised,
@@ -225,6 +230,14 @@ def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[...
                 num_experts=experts.count, top_k=experts.active, comm_backend="standard"
             ),
         ),
+        shared_experts=SigmoidGatedFeedForward.Config(
+            w1=linear(width, experts.shared),
+            w2=linear(experts.shared, width),
+            w3=linear(width, experts.shared),
+            gate=linear(width, 1),
+        )
+        if experts.shared
+        else None,
     )
 
 

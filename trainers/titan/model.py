@@ -87,7 +87,7 @@ class TitanModel:
         self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
-        files = WeightFiles.of_folder(folder)
+        files = WeightFiles.of_folder(folder, self.builder.family.parts)
         check_head(folder)
         self.module = self._build(settings, dtype, weights)
         kept_logit_bytes = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0

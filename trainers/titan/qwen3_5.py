@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import device  # isort: skip
+import spmd_types as spmd
 from torchtitan.config import CompileConfig
 from torchtitan.models.common import Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import BaseAttention
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.nn_modules import Conv1d
-from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
@@ -28,6 +29,7 @@ from trainers.families.qwen3_5 import Qwen35
 from trainers.families.shape import LinearAttention
 from trainers.titan.builder import SKIP, Builder
 from trainers.titan.delta_rule import PackedRows, delta_rule
+from trainers.titan.experts import WEIGHTS, ReplayedModel
 from trainers.titan.rope import scaling_of
 
 
@@ -145,26 +147,42 @@ class HybridBlock(TransformerBlock):
         super().__init__()
         self.attention = config.attention.build() if config.attention else None
         self.delta: Any = config.delta.build() if config.delta else None
-        self.feed_forward = config.feed_forward.build()
+        self.moe_enabled = config.moe is not None  # TorchTitan's FSDP asks
+        self.moe: Any = config.moe.build() if config.moe else None
+        self.feed_forward: Any = config.feed_forward.build() if config.feed_forward else None
         self.attention_norm, self.ffn_norm = config.attention_norm.build(), config.ffn_norm.build()
 
-    def forward(self, x: Tensor, masks_and_rows: tuple[Any, PackedRows], positions: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        masks_and_rows: tuple[Any, PackedRows],
+        positions: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """As `trainers.titan.experts.ReplayedBlock.forward`, with the rows beside the masks."""
         masks, rows = masks_and_rows
         normed = self.attention_norm(x)
         x = x + (self.delta(normed, rows) if self.attention is None else self.attention(normed, masks, positions))
-        output: Tensor = x + self.feed_forward(self.ffn_norm(x))
+        normed = self.ffn_norm(x)
+        output: Tensor = x + (self.feed_forward(normed) if self.moe is None else self.moe(normed, given))
         return output
 
 
-class HybridModel(Qwen3Model):
+class HybridModel(ReplayedModel):
     """A decoder that tells its blocks the rows."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):
+    class Config(ReplayedModel.Config):
         pass
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None) -> Any:
-        return super().forward(tokens, positions, (attention_masks, PackedRows.of(tokens, positions)))
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: Any = None,
+        routes: Tensor | None = None,
+    ) -> Any:
+        return super().forward(tokens, positions, (attention_masks, PackedRows.of(tokens, positions)), routes)
 
 
 class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
@@ -178,6 +196,10 @@ class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
         weights = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "norm")
         for name in (*(f"{weight}.weight" for weight in weights), "A_log", "dt_bias"):
             self.from_hf_map[f"model.layers.{{}}.linear_attn.{name}"] = f"layers.{{}}.delta.{name}"
+        experts = "layers.{}.moe.shared_experts"
+        self.from_hf_map["model.layers.{}.mlp.shared_expert_gate.weight"] = f"{experts}.gate.weight"
+        for name, ours in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            self.from_hf_map[f"model.layers.{{}}.mlp.shared_expert.{name}.weight"] = f"{experts}.{ours}.weight"
 
 
 class Qwen35Builder(Builder):
@@ -232,6 +254,11 @@ class Qwen35Builder(Builder):
             norm=super().norm(sizes.value_dim),
             param_init={"A_log": SKIP["weight"], "dt_bias": SKIP["weight"]},
         )
+
+    def shard(self, config: Any, *, enable_sp: bool, enable_ep: bool) -> None:
+        for layer in config.layers:  # nothing but its experts is cut
+            cuts = dict.fromkeys(WEIGHTS, spmd.R)
+            set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=cuts)
 
     def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
         if device().type == "cpu":  # there the rule is no operation of torch's, and TorchTitan compiles whole blocks

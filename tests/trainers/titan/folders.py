@@ -16,6 +16,7 @@ from transformers import (
     Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -60,6 +61,17 @@ HYBRID: dict[str, Any] = {
     "linear_value_head_dim": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
 }
+HYBRID_MOE = {
+    **HYBRID,
+    "num_hidden_layers": 4,
+    "layer_types": ...,  # not in its config: it follows from the next one
+    "full_attention_interval": 2,
+    "intermediate_size": ...,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 # Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
 GPT_OSS: dict[str, Any] = {
     "head_dim": 32,
@@ -89,6 +101,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
     "qwen3.5": (Qwen3_5TextConfig, HYBRID),
+    "qwen3.5-moe": (Qwen3_5MoeTextConfig, HYBRID_MOE),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
@@ -126,7 +139,8 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
     torch.manual_seed(1)
     kind, special = {**FAMILIES, **MODULES}[family]
-    config = kind(**deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes}))  # it changes what it gets
+    settings = deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes})  # it changes what it gets
+    config = kind(**{name: value for name, value in settings.items() if value is not ...})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
