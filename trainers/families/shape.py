@@ -68,6 +68,10 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
+    shared_size: int = 0
+    """Width of the MLP beside the experts, which computes every token."""
+    dense_layers: int = 0
+    """The first layers, which have an MLP of `intermediate_size` instead of experts."""
     gated_attention: bool = False
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
@@ -90,13 +94,14 @@ class ModelShape:
 
         Of two kinds of attention, the larger one counts.
         """
-        return self._parameters_beside_attention + max(self._attention_parameters, self._linear_parameters)
+        return self._mlp_parameters + 2 * self.hidden_size + max(self._attention_parameters, self._linear_parameters)
 
     @property
-    def _parameters_beside_attention(self) -> int:
-        width = self.hidden_size
-        mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
-        return mlp + 2 * width
+    def _mlp_parameters(self) -> int:
+        """Parameters of an MLP, or of a router, its experts and the MLP beside them."""
+        if not self.num_experts:
+            return 3 * self.hidden_size * self.intermediate_size
+        return self.hidden_size * (self.num_experts + 3 * self.shared_size) + self.expert_parameters
 
     @property
     def _attention_parameters(self) -> int:
@@ -126,7 +131,9 @@ class ModelShape:
     @property
     def mlp_size(self) -> int:
         """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
-        return self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        if not self.num_experts:
+            return self.intermediate_size
+        return self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
 
     @property
     def embedding_parameters(self) -> int:
@@ -161,8 +168,10 @@ class ModelShape:
         attention = self.attention_layers * self._attention_parameters
         if self.linear:
             attention += self.linear.layers * self._linear_parameters
-        layers = attention + self.num_hidden_layers * self._parameters_beside_attention
-        return self.embedding_parameters + layers + self.hidden_size
+        of_experts = self.num_hidden_layers - self.dense_layers
+        mlps = of_experts * self._mlp_parameters + self.dense_layers * 3 * self.hidden_size * self.intermediate_size
+        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        return self.embedding_parameters + attention + mlps + norms
 
 
 def divisors(*numbers: int) -> str:

@@ -99,7 +99,7 @@ class ModuleFamily(Family):
 
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-_PREDICTIONS = names("mtp_num_hidden_layers n_predict num_nextn_predict_layers")
+PREDICTIONS = names("mtp_num_hidden_layers n_predict num_nextn_predict_layers")
 
 FAMILIES = (
     ModuleFamily(
@@ -128,13 +128,13 @@ FAMILIES = (
         rope_of_kinds=True,
         rope_types=("default", "yarn"),
         computed=names("sliding_window"),
-        harmless=_PREDICTIONS,
+        harmless=PREDICTIONS,
     ),
     ModuleFamily(
         model_type="smollm3",
         architecture="SmolLM3ForCausalLM",
         rope_types=("default", "yarn"),
         computed=names("no_rope_layers no_rope_layer_interval"),
-        harmless=_PREDICTIONS,
+        harmless=PREDICTIONS,
     ),
 )
