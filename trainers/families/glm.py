@@ -81,6 +81,7 @@ FAMILIES = (
             norm_topk_prob n_group topk_group n_shared_experts routed_scaling_factor first_k_dense_replace"""
         ),
         harmless=PREDICTIONS | names("num_mtp_layers"),
+        only={"tie_word_embeddings": False},  # vLLM has an output layer of its own
         known={
             "zai-org/GLM-4.5-Air": sizes(4096, 10944, 46, 96, 8, 128, 151552, 131072, experts=(128, 8, 1408))
             | {"n_routed_experts": 128, "attention_bias": True},

@@ -78,6 +78,8 @@ class ModelShape:
     """Layers without keys of all tokens; None if all layers have such keys."""
     gate_up: bool = False
     """Whether the gates and the ups of all experts are one matrix."""
+    mlp_numbers: int = 4
+    """Numbers that an MLP keeps for each of its hidden ones: the gate, activated too, the up, and the product."""
 
     @property
     def query_size(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainers.families.family import Family, is_size
+from trainers.families.family import Family, is_size, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
@@ -118,6 +118,10 @@ FAMILIES = (
             "final_logit_softcapping": None,
             "use_bidirectional_attention": False,
         },
+        known={
+            "google/gemma-3-270m-it": sizes(640, 2048, 18, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
+            "google/gemma-3-1b-it": sizes(1152, 6912, 26, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
+        },
     ),
     ModuleFamily(
         model_type="olmo3",
@@ -129,6 +133,7 @@ FAMILIES = (
         rope_types=("default", "yarn"),
         computed=names("sliding_window"),
         harmless=PREDICTIONS,
+        known={"allenai/Olmo-3-7B-Instruct": sizes(4096, 11008, 32, 32, 32, 128, 100278, 65536)},
     ),
     ModuleFamily(
         model_type="smollm3",
@@ -136,5 +141,6 @@ FAMILIES = (
         rope_types=("default", "yarn"),
         computed=names("no_rope_layers no_rope_layer_interval"),
         harmless=PREDICTIONS,
+        known={"HuggingFaceTB/SmolLM3-3B": sizes(2048, 11008, 36, 16, 4, 128, 128256, 65536, tie_word_embeddings=True)},
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -55,12 +56,13 @@ class Module(nn.Module):
         kinds = getattr(hf, "layer_types", None) or ["full_attention"] * len(windows)
         self._windows = dict(zip(kinds, windows, strict=True))
         self._init_part = whole._init_weights
-        self._routers: dict[int, Any] = {}  # by layer
+        self._routers: list[Any] = []
         for number, layer in enumerate(self.model.layers):
             if (router := getattr(layer.mlp, "gate", None)) is not None:
-                self._routers[number] = router
+                self._routers.append(router)
                 router.register_buffer("replayed", torch.zeros(2, dtype=torch.int64), persistent=False)
                 router.register_forward_hook(_replay)
+                layer.register_forward_pre_hook(partial(_give_routes, number), with_kwargs=True)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -103,7 +105,7 @@ class Module(nn.Module):
     @property
     def replayed(self) -> Tensor:
         """As `trainers.titan.experts.Replayed.replayed`."""
-        return torch.stack([router.replayed for router in self._routers.values()]).sum(0)
+        return torch.stack([router.replayed for router in self._routers]).sum(0)
 
     def forward(
         self,
@@ -118,16 +120,21 @@ class Module(nn.Module):
             tokens: (B, L) int64.
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
             attention_masks: the mask of all layers, or a dict of masks by window.
-            routes: the experts of each layer, (B, L, layers, K) integers, or None. A layer that is computed again in
-                the backward pass finds them in its router.
+            routes: the experts of each layer, (B, L, layers, K) integers, or None.
         """
-        for number, router in self._routers.items():
-            router.given = None if routes is None else routes[:, :, number].long().flatten(0, 1)
         masks = attention_masks
         if isinstance(masks, dict):
             masks = {kind: masks[window] for kind, window in self._windows.items()}
-        output = self.model(input_ids=tokens, position_ids=positions, attention_mask=masks, use_cache=False)
+        given = {} if routes is None else {"routes": routes}
+        output = self.model(input_ids=tokens, position_ids=positions, attention_mask=masks, use_cache=False, **given)
         return self.lm_head(output.last_hidden_state)
+
+
+def _give_routes(number: int, layer: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Hand a layer's router its experts. A layer that is computed again in the backward pass gets the same ones."""
+    routes = named.pop("routes", None)
+    layer.mlp.gate.given = None if routes is None else routes[:, :, number].long().flatten(0, 1)
+    return args, named
 
 
 def _replay(router: Any, _: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:

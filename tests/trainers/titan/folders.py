@@ -78,8 +78,8 @@ GPT_OSS: dict[str, Any] = {
         "original_max_position_embeddings": 32,
     },
 }
-UNTIED = {"gpt-oss"}
-"""Families whose output layer is never the embedding."""
+UNTIED = {"gpt-oss", "olmo3", "glm4-moe"}
+"""Families whose output layer is not the embedding."""
 _LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
 """Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
 # name -> config class, and what is special about it
