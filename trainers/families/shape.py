@@ -78,6 +78,10 @@ class ModelShape:
     """Layers without keys of all tokens; None if all layers have such keys."""
     gate_up: bool = False
     """Whether the gates and the ups of all experts are one matrix."""
+    norms: int = 2
+    """Norms of a block over its whole width."""
+    plain_norms: int = 0
+    """Numbers a token that norms in plain torch take, which keep their input and what they made of it in float32."""
     mlp_numbers: int = 4
     """Numbers that an MLP keeps for each of its hidden ones: the gate, activated too, the up, and the product."""
 

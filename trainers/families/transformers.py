@@ -78,11 +78,15 @@ class ModuleFamily(Family):
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         shape = super().shape(config)
-        norms = len(self.norms) * shape.hidden_size
-        if self.joint_qk_norm:
-            norms += shape.query_size + shape.key_value_size
-        vectors = shape.vectors_of_layer + norms - 2 * shape.hidden_size
-        return replace(shape, vectors_of_layer=vectors, shares_by_fsdp_only=True)
+        norms, queries_and_keys = len(self.norms) * shape.hidden_size, shape.query_size + shape.key_value_size
+        vectors = shape.vectors_of_layer + norms + self.joint_qk_norm * queries_and_keys - 2 * shape.hidden_size
+        return replace(
+            shape,
+            vectors_of_layer=vectors,
+            norms=len(self.norms),
+            plain_norms=norms + (self.qk_norm or self.joint_qk_norm) * queries_and_keys,
+            shares_by_fsdp_only=True,
+        )
 
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         shape = self.shape(config)

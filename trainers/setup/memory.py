@@ -252,10 +252,11 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
 def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     """Numbers a token of a block's forward pass, and of the gradients of its activations.
 
-    4h (both norms, in and out) + `_attention_numbers` + 4m (gate, up, the activated gate, the product). Gradients are
-    at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert
-    that computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32
-    scores of all experts. Other families may have more than 4m, see `ModelShape.mlp_numbers`.
+    4h (both norms, in and out; one more for each further norm) + `_attention_numbers` + 4m (gate, up, the activated
+    gate, the product; see `ModelShape.mlp_numbers`). Gradients are at most 2m + h: the block's output, the product, the
+    gate and its factor, less the product itself. For each expert that computes it, a token also has the h of the input
+    and, in float32, the h of the output; the router has float32 scores of all experts. Norms in plain torch keep what
+    they take and what they make of it in float32, see `ModelShape.plain_norms`.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)

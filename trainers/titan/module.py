@@ -49,7 +49,8 @@ class Module(nn.Module):
         super().__init__()
         kind: Any = CONFIG_MAPPING[config.hf["model_type"]]
         hf = kind.from_dict(dict(config.hf) | _UNUSED)
-        hf._experts_implementation = "grouped_mm"  # one kernel for all experts, in the dtype of their weights
+        if hasattr(hf, "num_experts_per_tok"):
+            hf._experts_implementation = "grouped_mm"  # one kernel for all experts, in the dtype of their weights
         whole: Any = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation=_KERNELS[attention])
         self.model, self.lm_head = whole.model, whole.lm_head
         self.enable_weight_tying = config.enable_weight_tying

@@ -19,7 +19,7 @@ pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
 from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
-from tests.trainers.titan.folders import GPT_OSS, make_folder
+from tests.trainers.titan.folders import GPT_OSS, KINDS, make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.families.table import read_shape
 from trainers.lora import Lora
@@ -49,6 +49,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 )
 def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
+    sizes = sizes | (KINDS if family == "gemma3" else {})
     folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
     shape, trainer = read_shape(folder), TitanTrainer(folder, SETTINGS)
     trainer.train_step(make_samples(), GRPOLoss())
@@ -92,8 +93,9 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
     sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
-    rope = {"rope_parameters": GPT_OSS["rope_parameters"] | {"factor": 32.0}} if family == "gpt-oss" else {}
-    folder = make_folder(tmp_path / "model", family, tied=False, **sizes, **rope)
+    sizes |= {"rope_parameters": GPT_OSS["rope_parameters"] | {"factor": 32.0}} if family == "gpt-oss" else {}
+    sizes |= KINDS if family == "gemma3" else {}
+    folder = make_folder(tmp_path / "model", family, tied=False, **sizes)
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, activation_checkpoint=mode))
     module, kept = trainer.model.module, {}
     held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_every_weight_takes_the_step_that_transformers_takes(
     folders: dict[str, Path], make: Make, tmp_path: Path, name: str
 ) -> None:
-    """Without the dropout that the config asks for, and with the row of the padding token."""
+    """Without the dropout that the config asks for, and with the row of the padding token; an expert may have none."""
     samples, reference = some_samples(), AutoModelForCausalLM.from_pretrained(folders[name])
     reference.model.embed_tokens.padding_idx = None
     tokens = torch.tensor([sample.rows[0].token_ids.tolist() for sample in samples])
@@ -64,7 +64,7 @@ def test_every_weight_takes_the_step_that_transformers_takes(
     reference.save_pretrained(tmp_path / "reference")
     expected = load_file(tmp_path / "reference" / "model.safetensors")
     for name, value in weights_of(trainer).items():
-        assert torch.equal(value, before[name]) == name.endswith("correction_bias"), "only it is not trained"
+        assert name.endswith("correction_bias") or ".experts." in name or not torch.equal(value, before[name])
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
 
 
