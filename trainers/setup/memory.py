@@ -260,10 +260,9 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
-    return (
-        4 * h + attention + shape.mlp_numbers * m + routed + shape.num_experts * FLOAT32 / compute,
-        2 * m + h + routed,
-    )
+    norms = (2 + shape.norms) * h + (2 * FLOAT32 / compute - 1) * shape.plain_norms
+    of_mlp = shape.mlp_numbers * m + routed + shape.num_experts * FLOAT32 / compute
+    return norms + attention + of_mlp, 2 * m + h + routed
 
 
 def reference_memory(plan: RunPlan) -> Memory:
