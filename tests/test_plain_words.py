@@ -63,7 +63,7 @@ def count() -> tuple[Counter[str], dict[str, list[str]]]:
 
 def test_no_folder_or_page_has_more_riddles_than_its_bound() -> None:
     words, riddles = count()
-    assert len(words) > 80
+    assert len(words) > 60  # without contrib, too
     above = {
         f"{place}: {len(found) / words[place] * 1000:.1f} per 1,000 words": found
         for place, found in riddles.items()
