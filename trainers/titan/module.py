@@ -185,7 +185,7 @@ class SameNames:
         pass
 
     def to_hf(self, state: dict[str, Any]) -> dict[str, Any]:
-        pieces = {}
+        pieces: dict[str, Any] = {}
         for name, value in state.items():
             layer, _, stack = name.rpartition(".mlp.experts.")
             matrices = STACKS.get(stack, ()) if layer else ()
