@@ -55,7 +55,11 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     # tensor by tensor: vLLM would log a warning for each of them.
     if worker.device.type == "cpu":
         forget_kernels(worker.model_runner.get_model())
-    cast = ((name, tensor.to(config.dtype)) for name, tensor in one_by_one(weights))
+    # A router's bias has its own dtype.
+    cast = (
+        (name, tensor if name.endswith("correction_bias") else tensor.to(config.dtype))
+        for name, tensor in one_by_one(weights)
+    )
     worker.reload_weights(weights_iterator=cast)
     set_sinks(worker.model_runner.get_model(), weights)
     if worker.device.type == "cpu" and config.hf_text_config.tie_word_embeddings:

@@ -54,6 +54,9 @@ class ConversationFormat:
     """What the prompt writes of the answer: nothing, the beginning of a thought, or an empty thought."""
     ends: tuple[str, ...]
     """Texts that end an answer; the template writes the first one."""
+    mark_of_results: str = ""
+    """The one after calls, if answers end with the mark of the next message (GLM-4.5); then `ends` begins with a
+    user's."""
     tokens: frozenset[str] = frozenset()
     """Tokens that only the template writes: special ones, and other added ones that it names."""
     stop_token_ids: tuple[int, ...] = ()
@@ -147,6 +150,7 @@ class _Learner:
             template=template,
             opening=opening,
             ends=tuple(ends),
+            mark_of_results=calls.mark_of_results,
             tokens=frozenset(tokens),
             stop_token_ids=tuple(id_ for id_ in ids if id_ is not None),
             question=tuple(self._question),

@@ -161,7 +161,7 @@ class Renderer:
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
         _, end = self._first_end(answer)
-        answer = answer[:end] if end else answer + self.format.ends[0]
+        answer = answer[:end] if end else answer + self._end_before("tool" if message.get("tool_calls") else "user")
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         return self._tokenizer.encode(self._after_opening(answer))
 
@@ -331,11 +331,15 @@ class Renderer:
 
     def _is_plain(self, role: str, sampled: Sequence[int]) -> bool:
         """Whether what follows depends on the new messages only: the turn has ended, and no thought may be dropped."""
-        is_ended = bool(self.stop_token_ids) and sampled[-1] == self.stop_token_ids[0] and not self.stop
+        is_ended = not self.stop and sampled[-1] == self._tokenizer.token_id(self._end_before(role))
         if not self.thinks:
             return is_ended and self._think not in sampled
         has_thought = self.format.opening or self._think in sampled or self._end_think in sampled
         return is_ended and role == "tool" and not has_thought
+
+    def _end_before(self, role: str) -> str:
+        """What ends an answer before a message of this role."""
+        return (role == "tool" and self.format.mark_of_results) or self.format.ends[0]
 
     def _behind(
         self, before: Sequence[Any], answer: Mapping[str, Any], new: Sequence[Any], tools: Sequence[ToolSpec], text: str
@@ -352,6 +356,8 @@ class Renderer:
         start, end = self._first_end(written)
         if not end:
             return None
+        if text and self.format.mark_of_results and not text.endswith(written[start:end]):
+            return None  # it ended with another mark
         thought = str(answer.get("reasoning_content") or "").strip()
         has_end = END_THINK not in text or END_THINK[1:] in written[:start]  # it may be defused
         if thought not in written[:start] or not has_end:
@@ -392,7 +398,8 @@ class Renderer:
             except TemplateError:
                 return None
             text = texts.pop()
-            return None if text is None or texts else self._tokens_behind([self.stop_token_ids[0]], text)
+            end = self._tokenizer.token_id(self._end_before(role))
+            return None if text is None or texts or end is None else self._tokens_behind([end], text)
 
         if self.stop or not self.stop_token_ids:
             return None

@@ -72,12 +72,20 @@ class ModelShape:
     """Width of the MLP beside the experts, which computes every token; 0 is none."""
     shared_gate: bool = False
     """Whether that MLP's output is multiplied with a gate of its own."""
+    dense_layers: int = 0
+    """The first layers, which have an MLP of `intermediate_size` instead of experts."""
     gated_attention: bool = False
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
     """Layers without keys of all tokens; None if all layers have such keys."""
     gate_up: bool = False
     """Whether the gates and the ups of all experts are one matrix."""
+    norms: int = 2
+    """Norms of a block over its whole width."""
+    plain_norms: int = 0
+    """Numbers a token that norms in plain torch take, which keep their input and what they made of it in float32."""
+    mlp_numbers: int = 4
+    """Numbers that an MLP keeps for each of its hidden ones: the gate, activated too, the up, and the product."""
 
     @property
     def query_size(self) -> int:
@@ -94,13 +102,14 @@ class ModelShape:
 
         Of two kinds of attention, the larger one counts.
         """
-        return self._parameters_beside_attention + max(self._attention_parameters, self._linear_parameters)
+        return self._mlp_parameters + 2 * self.hidden_size + max(self._attention_parameters, self._linear_parameters)
 
     @property
-    def _parameters_beside_attention(self) -> int:
-        width = self.hidden_size
-        gates = self.num_experts + self.shared_gate
-        return 3 * width * self.dense_mlp_size + gates * width + self.expert_parameters + 2 * width
+    def _mlp_parameters(self) -> int:
+        """Parameters of an MLP, or of a router, its experts and the MLP beside them with its gate."""
+        if not self.num_experts:
+            return 3 * self.hidden_size * self.intermediate_size
+        return self.hidden_size * (self.num_experts + self.shared_gate + 3 * self.shared_size) + self.expert_parameters
 
     @property
     def _attention_parameters(self) -> int:
@@ -134,8 +143,10 @@ class ModelShape:
 
     @property
     def mlp_size(self) -> int:
-        """Hidden numbers of a token in the MLPs of a block that compute it."""
-        return self.dense_mlp_size + self.num_experts_per_tok * self.moe_intermediate_size
+        """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
+        if not self.num_experts:
+            return self.intermediate_size
+        return self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
 
     @property
     def embedding_parameters(self) -> int:
@@ -170,8 +181,10 @@ class ModelShape:
         attention = self.attention_layers * self._attention_parameters
         if self.linear:
             attention += self.linear.layers * self._linear_parameters
-        layers = attention + self.num_hidden_layers * self._parameters_beside_attention
-        return self.embedding_parameters + layers + self.hidden_size
+        of_experts = self.num_hidden_layers - self.dense_layers
+        mlps = of_experts * self._mlp_parameters + self.dense_layers * 3 * self.hidden_size * self.intermediate_size
+        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        return self.embedding_parameters + attention + mlps + norms
 
 
 def divisors(*numbers: int) -> str:

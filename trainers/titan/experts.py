@@ -35,6 +35,8 @@ from trainers.families.family import Experts
 warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
 WEIGHTS = ("w1_EFD", "w2_EDF", "w3_EFD")
 """The stacked matrices of all experts of a layer: gate, down and up."""
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The stacked matrices of transformers' modules, and the matrices of an expert that each has."""
 
 
 class SameDtypeExperts(GroupedExperts):
@@ -58,6 +60,21 @@ class SameDtypeExperts(GroupedExperts):
         gate, down, up = (local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
         hidden = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends)) * self._grouped_mm(A=x_RD, B_t=up, offs=ends)
         return self._grouped_mm(A=hidden, B_t=down, offs=ends)
+
+
+def replay(ids: Tensor, given: Tensor, counts: Tensor) -> Tensor:
+    """The given experts if they differ from the router's, and otherwise the router's, in its order.
+
+    Args:
+        ids: (..., K) int64, the router's.
+        given: (..., K) int64; -1 lets the router choose.
+        counts: (2,) int64, becomes the number of tokens with given experts, and with other ones than the router's.
+    """
+    is_given = given[..., 0] >= 0
+    is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
+    is_other = is_given & ~is_same
+    counts.copy_(torch.stack([is_given.sum(), is_other.sum()]))
+    return torch.where(is_other[..., None], given, ids).contiguous()
 
 
 class Router(TokenChoiceTopKRouter):
@@ -110,17 +127,12 @@ class Router(TokenChoiceTopKRouter):
 
     @torch.no_grad()
     def _replay(self, ids: Tensor, given: Tensor) -> Tensor:
-        """The given experts if they differ from the router's, and otherwise the router's, in its order."""
         if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
             replicated = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
             given = replicated.redistribute(placements=placements).to_local()
             return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
-        is_given = given[..., 0] >= 0
-        is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
-        is_other = is_given & ~is_same
-        self.replayed.copy_(torch.stack([is_given.sum(), is_other.sum()]))
-        return torch.where(is_other[..., None], given, ids).contiguous()
+        return replay(ids, given, self.replayed)
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
         self.replayed = torch.zeros(2, dtype=torch.int64, device=buffer_device or self.replayed.device)
@@ -243,7 +255,7 @@ def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[...
 
 def is_expert(name: str) -> bool:
     """Whether this is the name of a parameter that stacks one matrix for each expert."""
-    return name.rpartition(".")[2] in WEIGHTS
+    return name.rpartition(".")[2] in WEIGHTS or name.rpartition(".mlp.experts.")[2] in STACKS
 
 
 def local(weight: nn.Parameter) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -89,8 +90,8 @@ GPT_OSS: dict[str, Any] = {
         "original_max_position_embeddings": 32,
     },
 }
-UNTIED = {"gpt-oss"}
-"""Families whose output layer is never the embedding."""
+UNTIED = {"gpt-oss", "olmo3", "glm4-moe"}
+"""Families whose output layer is not the embedding."""
 _LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
 """Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
 # name -> config class, and what is special about it
@@ -132,6 +133,23 @@ MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 12,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 
 
@@ -145,5 +163,8 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter), alpha=_LARGE.get(name.rpartition(".")[2], 0.1))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # as large as the scores are apart
+                buffer.add_(torch.randn_like(buffer), alpha=0.2)
     model.save_pretrained(folder)
     return folder
