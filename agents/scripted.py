@@ -156,11 +156,7 @@ class ScriptedAgent:
 
 
 def _checked(script: str, value: Any) -> Message:
-    """A copy of the script's message, which may be a constant.
-
-    Raises:
-        PolicyError: it is no assistant message.
-    """
+    """A copy of the script's message, which may be a constant."""
     if (message := _plain_copy(value)) is not None:
         return message
     if wrong := _wrong_with(value):

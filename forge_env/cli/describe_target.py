@@ -44,9 +44,6 @@ def describe(
         tools: name, description, parameters (JSON schema) and options of each tool.
         options: of an environment: name, type and default of each.
         notes: what the model is not told of the tools.
-
-    Raises:
-        UserError: the target cannot be imported, is of another kind, or is refused.
     """
     try:
         if source := tool_source(entry.target):

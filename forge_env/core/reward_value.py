@@ -53,9 +53,6 @@ def reward_value(value: Any, source: str) -> float:
     Args:
         value: the reward.
         source: beginning of the error message, for example "the reward brief returned".
-
-    Raises:
-        EnvError: for nan, infinity, text, a complex number, None, and an absolute value above `MAX_REWARD`.
     """
     if type(value) is float and abs(value) <= MAX_REWARD:  # the usual case
         return value

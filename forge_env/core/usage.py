@@ -22,11 +22,7 @@ INFO_KEY = "model_calls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of an endpoint for a million tokens, in any currency.
-
-    Raises:
-        UserError: for a price that is no finite number of at least 0.
-    """
+    """Prices of an endpoint for a million tokens, in any currency."""
 
     prompt: float = 0.0
     completion: float = 0.0

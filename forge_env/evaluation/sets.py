@@ -213,9 +213,6 @@ def read_set(file: Path, out: Path) -> list[SetRow]:
     Args:
         file: the YAML file.
         out: the folder of the set.
-
-    Raises:
-        UserError: for a file that is no set, with the place of the mistake.
     """
     try:
         data = read_yaml(file.read_text(encoding="utf-8"), str(file))

@@ -78,11 +78,7 @@ class Entry:
 
 
 def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: Mapping[str, Any]) -> Entry:
-    """Return an entry, with its name, kind and options checked.
-
-    Raises:
-        UserError: when one of them is wrong.
-    """
+    """Return an entry, with its name, kind and options checked."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{name!r} is no name: it starts with a letter or _, and has letters, digits, _ and - only, 64 at most"

@@ -373,11 +373,7 @@ _numbers = itertools.count()  # Monarch takes a name only once
 
 
 def open_launcher() -> Launcher:
-    """The innermost launcher that is open in this process.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The innermost launcher that is open in this process."""
     if not _open:
         raise UserError("there is no open Launcher to start actors with: write `async with Launcher():` around it")
     return _open[-1]

@@ -167,9 +167,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def start(call: Call, *, in_new_thread: bool = False) -> None:
-    """Make a call in a thread.
-
-    Raises:
-        RuntimeError: it needs a new thread, and the user or the machine may have no more.
-    """
+    """Make a call in a thread."""
     (_Workers() if in_new_thread else _workers).start(call)
