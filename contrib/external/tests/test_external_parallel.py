@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from contrib.external.tests.test_external import TASK
 from contrib.records.audit import audit
+from contrib.records.decoding import open_decoder
 from contrib.records.replay import replay
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
