@@ -157,8 +157,6 @@ def load_adapter(worker: Any, number: int, tensors: Mapping[str, Tensor]) -> Non
     way takes a dozen for each matrix, 18 ms in all for a model of 8B on an H200.
 
     Args:
-        worker: vLLM's worker.
-        number: of the slot.
         tensors: by PEFT's names; they are copied. An empty mapping is an adapter that adds 0.
     """
     import torch

@@ -50,14 +50,7 @@ class CallForm:
 
 
 def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening: str, ends: Sequence[str]) -> CallForm:
-    """Learn the form of calls.
-
-    Args:
-        template: as it is executed.
-        question: the shortest conversation that it takes.
-        opening: what a prompt begins of an answer.
-        ends: texts that end an answer.
-    """
+    """Learn the form of calls."""
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
         try:

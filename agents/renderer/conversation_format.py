@@ -109,8 +109,6 @@ def learn_format(
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
-        folder: of the model.
-        tokenizer: of the model.
         thinking: one of `Thinking`.
         tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.

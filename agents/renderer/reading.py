@@ -55,7 +55,6 @@ class AnswerForm:
         Args:
             text: without the token that ended it.
             tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
-            is_cut: whether a limit has ended the answer.
         """
         thought, rest = self._split(text)
         if rest is None:  # the thought has no end

@@ -57,7 +57,6 @@ async def grade(
 
     Args:
         all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
-        seed: of the order.
     """
     tests = tests_of(target)
     if not code.strip():

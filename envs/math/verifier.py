@@ -40,11 +40,7 @@ async def open_verifier() -> AsyncIterator[Verifier]:
 
 
 class Verifier(HelperProcess):
-    """The helper process.
-
-    Args:
-        cpu_seconds: processor time of one comparison.
-    """
+    """The helper process."""
 
     def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
         super().__init__(str(Path(__file__).with_name("worker.py")), name=_NAME)

@@ -34,7 +34,6 @@ def describe(
     Args:
         entry: target, options and folder; its name may be empty.
         kind: the kind that it must be; "auto" detects it.
-        to_register: see above.
 
     Returns:
         name: the entry's, or the default name of the target.

@@ -21,7 +21,6 @@ def result_text(value: Any, where: str) -> str:
     """Return a result as the text that a model reads: a text as it is, data as JSON, other values by their own str().
 
     Args:
-        value: any.
         where: begins the message of an error, such as "the tool look".
     """
     try:

@@ -219,12 +219,7 @@ def _checked(mark: str, target: Any, example: str) -> Any:
 
 
 def without_self(what: str, parameters: Sequence[inspect.Parameter]) -> Sequence[inspect.Parameter]:
-    """Return the parameters of a method but the first, which is the instance.
-
-    Args:
-        what: the method, for the error message.
-        parameters: of the function in its class.
-    """
+    """Return the parameters of a method but the first, which is the instance."""
     if [p.name for p in parameters[:1]] != ["self"]:
         raise UserError(f"{what} has no parameter self: write it as a method, without @staticmethod or @classmethod")
     return parameters[1:]
@@ -395,8 +390,6 @@ def _supported(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
     """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12.
 
     Args:
-        annotation: of a parameter.
-        tool: name of the tool, for errors.
         within: the TypedDicts that the annotation is a part of.
     """
     if _PYDANTIC_TAKES_ALL:

@@ -65,9 +65,6 @@ def record_usage(role: Role, usage: Usage, *, calls: int = 1, cached: int = 0) -
     """Add what a model has used to the running episode. Without one, nothing is recorded.
 
     Args:
-        role: what the model is in the episode.
-        usage: of these calls.
-        calls: answers that the model was asked for.
         cached: answers that were known, so that the model was not asked.
     """
     info = _info.get()

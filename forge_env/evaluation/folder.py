@@ -39,7 +39,6 @@ class EvalFolder:
 
     Args:
         path: of the folder, which is created if it is missing.
-        plan: settings, as JSON data.
         extends: the plan with fewer tasks that the folder may hold, too; its results are kept.
     """
 

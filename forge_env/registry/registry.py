@@ -175,7 +175,6 @@ def check_registered(name: str, recorded: object) -> None:
     """Check that a name which a run recorded is known here.
 
     Args:
-        name: of the run's environment.
         recorded: its `registration` when the run began, as the run's folder has it.
     """
     if not isinstance(recorded, Mapping) or not {"target", "file"} <= recorded.keys():

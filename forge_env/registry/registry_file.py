@@ -141,7 +141,6 @@ class RegistryFile:
     """A file of entries, which need not exist.
 
     Args:
-        path: the file.
         source: "project" or "user".
         below: only this user may be able to write to this folder and everything below it on the way to the file, see
             `problem`; None for a file that the user has named, which is not checked.

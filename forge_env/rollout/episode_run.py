@@ -162,8 +162,6 @@ class EpisodeRun:
         """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
 
         Args:
-            place: of the current task.
-            conversation: to be continued.
             tools: that the model may call.
         """
         if conversation.asked is not None:
@@ -275,9 +273,6 @@ class EpisodeRun:
         """Call the environment within the limits of the step and the episode, and check its result.
 
         Args:
-            place: of the current task.
-            part: "reset", "step" or "on_limit".
-            read: checks the result.
             method: to call, with the other arguments; the code is inside of the gate of its instance.
         """
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left

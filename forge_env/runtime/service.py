@@ -320,7 +320,6 @@ class ActorOptions(Generic[A]):
 
         Args:
             name: for people, and of the log files; the class's name without "Actor" by default.
-            **arguments: of the actor's constructor.
         """
         name = name or self.actor_class.__name__.removesuffix("Actor").lower()
         service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)

@@ -25,7 +25,6 @@ class Toolbox:
     """The tools of one episode.
 
     Args:
-        tools: tools by name.
         methods: tools that are methods of `owner`; a tool in `tools` replaces one of the same name.
         owner: the instance of `methods`.
     """

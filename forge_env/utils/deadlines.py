@@ -41,7 +41,6 @@ class Deadline:
     """A time limit for some work, on a clock that can be paused. For one use, within one task.
 
     Args:
-        seconds: the limit.
         place: of the task, for a task that uses many deadlines; looked up by default.
 
     Example::

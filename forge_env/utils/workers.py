@@ -28,13 +28,7 @@ class GivenUp(BaseException):
 
 
 class Call:
-    """One call of a function in a thread, with the context variables of the code that makes this object.
-
-    Args:
-        function: to call.
-        args: its arguments.
-        kwargs: its named arguments.
-    """
+    """One call of a function in a thread, with the context variables of the code that makes this object."""
 
     __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_loop", "_result", "_thread", "future")
 

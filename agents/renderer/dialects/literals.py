@@ -41,7 +41,6 @@ class Literals:
     """Reads values in a text.
 
     Args:
-        text: of a model.
         quote: the mark around a string; "" for the quotes of Python.
     """
 

@@ -18,7 +18,6 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 
     Args:
         seconds: None for a call without a deadline: pings find a replica that hangs.
-        call: to the actor.
         what: the name of the actor or the call, for people.
     """
     from monarch.actor import ActorError

@@ -27,7 +27,6 @@ def choose_store(wanted: str, request: StoreRequest) -> tuple[WeightStore, str]:
 
     Args:
         wanted: the name of a store; "auto" chooses the fastest that fits, and shared memory if none does.
-        request: of the run.
     """
     names = [*_STORES, *rows("stores")]  # the fastest first
     if wanted not in ("auto", *names):
