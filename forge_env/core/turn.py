@@ -297,7 +297,7 @@ def _requests(turn: Turn) -> list[tuple[int, str]]:
 
 
 def require(condition: bool, rule: str) -> None:
-    """"""
+    """Raise InvariantError unless a rule holds."""
     if not condition:
         raise broken(rule)
 

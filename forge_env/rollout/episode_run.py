@@ -31,7 +31,7 @@ from forge_env.rollout.env_results import (
     read_reset,
     read_step,
 )
-from forge_env.utils.deadlines import Deadline, Place
+from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import invoke, invoker
 
 T = TypeVar("T")
@@ -53,15 +53,13 @@ class EpisodeRun:
     """The state of one episode while it runs."""
 
     __slots__ = (
-        *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
-        "seconds_left",
+        *("agent", "ask", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left"),
     )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversations = conversations
         self.limits = limits
-        self.place = Place()
         self.ask: Callable[..., Awaitable[Any]] | None = None
         """The agent's `act`."""
         self.rewards: dict[str, float] = {}
@@ -81,7 +79,7 @@ class EpisodeRun:
                 raise LimitReached("episode_seconds")
             started = time.perf_counter()
             try:
-                turn, action = await self.act(self.place, self.conversations.current, env.tools)
+                turn, action = await self.act(self.conversations.current, env.tools)
             except ContextFull as reason:
                 full_prompts += 1
                 if full_prompts > MAX_FULL_PROMPTS:
@@ -104,7 +102,7 @@ class EpisodeRun:
     async def reset(self, env: Env, task: Task, seed: int) -> None:
         """Start the episode."""
         options = {"task": own_task(task), "limits": self.limits}
-        reset = await self.call_env(self.place, "reset", read_reset, env.reset, seed=seed, options=options)
+        reset = await self.call_env("reset", read_reset, env.reset, seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
 
@@ -124,7 +122,7 @@ class EpisodeRun:
         Returns:
             The end of the episode; None if it continues.
         """
-        step = await self.call_env(self.place, "on_limit", read_on_limit, env.on_limit, "max_tokens", reason)
+        step = await self.call_env("on_limit", read_on_limit, env.on_limit, "max_tokens", reason)
         if step is None:
             return Outcome.TRUNCATED, self.full_limit(self.conversations.current)
         self.note_full_prompt()
@@ -158,7 +156,7 @@ class EpisodeRun:
         seconds = f"{self.limits.episode_seconds:g} s of episode_seconds"
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
-    async def act(self, place: Place, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
 
         Args:
@@ -169,7 +167,7 @@ class EpisodeRun:
         deadline: Deadline | None = None
         try:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
-            deadline = Deadline(math.inf if seconds is None else seconds, place)
+            deadline = Deadline(math.inf if seconds is None else seconds)
             with deadline:
                 if self.ask is None:
                     self.ask = invoker(self.agent.act)
@@ -214,7 +212,7 @@ class EpisodeRun:
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
-        step = await self.call_env(self.place, "step", read_step, env.step, own_action(action))
+        step = await self.call_env("step", read_step, env.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)
@@ -263,7 +261,6 @@ class EpisodeRun:
 
     async def call_env(
         self,
-        place: Place,
         part: str,
         read: Callable[[Any], T],
         method: Callable[..., Any],
@@ -277,7 +274,7 @@ class EpisodeRun:
         """
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
-        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, place)
+        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)
         try:
             with deadline:
                 result = await invoke(method, *args, **kwargs)
