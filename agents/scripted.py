@@ -14,7 +14,7 @@ from forge_env.core.tokens import IDS, array_of
 from forge_env.core.turn import Turn
 from forge_env.core.types import Action, Message, ToolSpec
 from forge_env.registry.registry import env_class, load
-from forge_env.utils.threads import invoker
+from forge_env.utils.threads import call_alone
 
 if TYPE_CHECKING:
     from agents.renderer.conversation_format import Thinking, ToolsForm
@@ -109,7 +109,7 @@ class ScriptedAgent:
         name: str = "",
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._script = invoker(script)
+        self._script = script
         self._name = name or getattr(script, "__qualname__", type(script).__name__)
         self._renderer = _renderer(model, thinking, tools) if model else None
         self.answer_seconds = answer_seconds
@@ -121,7 +121,7 @@ class ScriptedAgent:
             PolicyError: the script returns no assistant message, or a message of another form than the one asked for.
             BaseException: raised by the script.
         """
-        message = _checked(self._name, await self._script(conversation.messages))
+        message = _checked(self._name, await call_alone(self._script, conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         constraint = conversation.constraint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from forge_env.core.env import Env
@@ -22,9 +22,9 @@ from forge_env.core.protocols import (
     PromptCounted,
 )
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
-from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
+from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import is_default, is_timeout
+from forge_env.rollout.env_calls import EnvTimeout, call_env, is_default
 from forge_env.rollout.env_results import (
     StepResult,
     read_on_limit,
@@ -32,7 +32,7 @@ from forge_env.rollout.env_results import (
     read_step,
 )
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.threads import invoke, invoker
+from forge_env.utils.threads import call_alone, invoke
 
 T = TypeVar("T")
 End = tuple[Outcome, str]
@@ -52,16 +52,12 @@ class LimitReached(Exception):
 class EpisodeRun:
     """The state of one episode while it runs."""
 
-    __slots__ = (
-        *("agent", "ask", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left"),
-    )
+    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversations = conversations
         self.limits = limits
-        self.ask: Callable[..., Awaitable[Any]] | None = None
-        """The agent's `act`."""
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -169,9 +165,7 @@ class EpisodeRun:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
             deadline = Deadline(math.inf if seconds is None else seconds)
             with deadline:
-                if self.ask is None:
-                    self.ask = invoker(self.agent.act)
-                answer = await self.ask(conversation, tools)
+                answer = await call_alone(self.agent.act, conversation, tools)
             return _read_answer(self.agent, answer)
         except NOT_CAUGHT as error:
             task = asyncio.current_task()
@@ -276,22 +270,15 @@ class EpisodeRun:
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
         deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)
         try:
-            with deadline:
-                result = await invoke(method, *args, **kwargs)
-        except BaseException as error:
-            if is_timeout(error, deadline):
-                raise LimitReached(limit, part) from None
-            if (env_error := fault(part, error)) is None:
+            result = await call_env(part, invoke(method, *args, **kwargs), deadline)
+        except EnvTimeout:
+            if not deadline.expired:
                 raise
-            raise env_error from error
+            raise LimitReached(limit, part) from None
         finally:
             self.seconds_left -= deadline.used
-        try:
+        with guard(f"{part} returned what cannot be read"):
             return read(result)
-        except BaseException as error:
-            if (env_error := fault(f"{part} returned what cannot be read", error)) is None:
-                raise
-            raise env_error from error
 
 
 def cut_end(step: StepResult, cut_by: str) -> End | None:

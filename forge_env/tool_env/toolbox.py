@@ -44,9 +44,6 @@ class Toolbox:
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
         """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently."""
-        if len(calls) == 1:
-            text, use = await self._call(calls[0])
-            return [answer_to(calls[0], text)], [use]
         answers: list[tuple[str, ToolUse]] = []
         for is_parallel, adjacent in groupby(calls, self._is_parallel):
             batch = list(adjacent)
