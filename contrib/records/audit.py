@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from contrib.records.run_settings import all_files, episode_line, run_settings
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome
-from forge_env.records.run_files import FAULTS, IMPORTED, all_files, episode_line, run_settings, steps_of
+from forge_env.records.run_files import FAULTS, IMPORTED, steps_of
 from forge_env.records.run_weights import run_of
 
 Decoder = Callable[[Turn], Message]
