@@ -29,7 +29,6 @@ from forge_env.utils.secret_values import FILE as SECRETS
 from forge_env.utils.secret_values import keep, masked
 
 RESULT = "eval.json"
-_BLOCK = 1 << 20
 
 
 class EvalFolder:
@@ -231,14 +230,4 @@ def _drop_partial_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        end = size = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - _BLOCK)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
