@@ -230,7 +230,6 @@ def adapter_config(lora: Lora, base: str) -> dict[str, Any]:
     """PEFT's adapter_config.json.
 
     Args:
-        lora: the adapters.
         base: the folder or hub id of the adapters' model.
     """
     return {

@@ -17,9 +17,7 @@ def check_weights(where: Path, expected: Shapes, present: Shapes) -> None:
     """Check names and shapes of tensors.
 
     Args:
-        where: the folder or the file, for errors.
         expected: of the model. Without an output layer, that is the embedding, and the files may have a copy.
-        present: in the files.
     """
     ignored = {name for name in present if name.endswith(OLD)} | ({HEAD} - expected.keys())
     for name in sorted(expected.keys() | (present.keys() - ignored)):

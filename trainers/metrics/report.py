@@ -33,7 +33,6 @@ class Report:
     summary.json, and those of observers and reports, as folders of contrib add them.
 
     Args:
-        folder: of the run.
         config: of the run, as nested dictionaries; its section `metrics` names further sinks. Without a config,
             metrics go to the files of the run and to the console only.
         began: the start of the run, in seconds since the epoch; None is now.

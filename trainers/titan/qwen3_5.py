@@ -163,7 +163,6 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: T
         value: (T, value heads, value size).
         decay: (T, value heads) float32, at most 0: logarithm of what stays of the memory.
         rate: (T, value heads), 0 to 1: how much of the new value is written.
-        borders: of the rows, on the CPU.
 
     Returns:
         (T, value heads, value size) in the dtype of the values.

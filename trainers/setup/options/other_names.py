@@ -127,8 +127,6 @@ def our_name(theirs: str, algorithm: str, known: Collection[str]) -> str:
 
     Args:
         theirs: a dotted name. Its last parts count, as many as are known; a section of ours stays.
-        algorithm: the name of the algorithm's section.
-        known: the names of all settings.
     """
     parts = theirs.split(".")
     for name in (".".join(parts[i:]) for i in range(len(parts))):
