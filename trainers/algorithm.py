@@ -154,7 +154,6 @@ def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
 
 
 def find_algorithm(target: str) -> Algorithm:
-    """Import the algorithm of a target."""
     algorithm, (source, name) = load(target), split_target(target)
     if not isinstance(algorithm, Algorithm):
         shown = algorithm.__name__ if isinstance(algorithm, type) else f"a {type(algorithm).__name__}"

@@ -36,8 +36,6 @@ _IDS = ("openai", "mistral", "kimi_k2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """The form of calls in a template."""
-
     dialect: str = "none"
     problem: str = ""
     """Why the template cannot be used with tools; "" if it can."""
@@ -50,7 +48,6 @@ class CallForm:
 
 
 def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening: str, ends: Sequence[str]) -> CallForm:
-    """Learn the form of calls."""
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
         try:

@@ -61,7 +61,6 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, add_generation_prompt: bool = False
     ) -> str:
-        """The text of a conversation."""
         values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
             return self._compiled.render(**self._tokens, **values, add_generation_prompt=add_generation_prompt)

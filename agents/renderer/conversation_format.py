@@ -98,7 +98,6 @@ class ConversationFormat:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool
     ) -> str:
-        """The text of a conversation."""
         prepared = [self.prepared(message) for message in messages]
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
 
@@ -315,7 +314,6 @@ def _conversations() -> list[tuple[list[Any], Sequence[ToolSpec]]]:
 
 
 def _renders(template: ChatTemplate, messages: Sequence[Message]) -> bool:
-    """Whether the template writes the first message."""
     try:
         return messages[0]["content"] in template.render(messages, add_generation_prompt=True)
     except TemplateError:

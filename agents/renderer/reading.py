@@ -16,8 +16,6 @@ THINK, END_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts of an answer."""
-
     content: str
     thought: str | None
     """None if the answer has no thought."""

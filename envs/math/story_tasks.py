@@ -42,7 +42,6 @@ class Story:
     """Converts the drawn numbers to those of the text, such as roots to coefficients."""
 
     def solve(self, *numbers: int) -> str:
-        """Return the answer for the numbers of the text."""
         if self.answer is not None:
             return self.answer(*numbers)
         result = 0

@@ -212,7 +212,6 @@ def fault_class(episode: Episode) -> str:
 
 
 def read_faults(path: Path) -> Iterator[Episode]:
-    """Read the episodes of a faults.jsonl."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -59,7 +59,6 @@ class Row(NamedTuple):
     """Of contrib."""
 
     def load(self) -> Any:
-        """Import the target."""
         return load(self.target, option=f"the outbuilding {self.folder}:" if self.folder else "")
 
 

@@ -187,7 +187,6 @@ class RegistryFile:
             self._write(text, entries | {entry.name: entry}, entry.name)
 
     def remove(self, name: str) -> Entry:
-        """Remove an entry and return it."""
         self._find(name, self.read())  # raises before a folder is created
         with self._change() as (text, entries):
             removed = self._find(name, entries)

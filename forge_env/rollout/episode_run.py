@@ -96,7 +96,6 @@ class EpisodeRun:
         return Outcome.TRUNCATED, "max_turns"
 
     async def reset(self, env: Env, task: Task, seed: int) -> None:
-        """Start the episode."""
         options = {"task": own_task(task), "limits": self.limits}
         reset = await self.call_env("reset", read_reset, env.reset, seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)

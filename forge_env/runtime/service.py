@@ -107,7 +107,6 @@ class Service(ServiceHandle[A]):
 
     @property
     def is_starting(self) -> bool:
-        """Whether a replica is being started."""
         return len(self._keepers) > self.client.up
 
     async def start(self) -> None:

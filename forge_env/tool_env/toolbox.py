@@ -39,7 +39,6 @@ class Toolbox:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The specs of the tools, for the model."""
         return [tool.spec for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
@@ -132,7 +131,6 @@ class Toolbox:
 
 
 def answer_to(call: ToolCall, text: str) -> Message:
-    """The message that answers a call."""
     return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 

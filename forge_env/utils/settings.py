@@ -62,8 +62,6 @@ computes, its length, and how it optimises. A run that differs in another settin
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a tree of dataclasses."""
-
     name: str
     """Dotted: "training.steps"."""
     kind: Any

@@ -106,7 +106,6 @@ def is_instant(function: Callable[..., Any]) -> bool:
 
 
 def _is_awaited(function: Callable[..., Any]) -> bool:
-    """Whether what it returns is to be awaited."""
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & _COROUTINE:  # the usual case; `inspect` takes several times as long
         return True

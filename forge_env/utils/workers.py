@@ -76,7 +76,6 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the function."""
         function = self._function.func
         return str(getattr(function, "__name__", type(function).__name__))
 

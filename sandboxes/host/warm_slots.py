@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStats:
-    """Counts of slots."""
-
     idle: int
     busy: int
     starting: int

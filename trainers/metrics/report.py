@@ -194,7 +194,6 @@ class Report:
             self._close_files()
 
     def _close_files(self) -> None:
-        """Close all but the console."""
         with ExitStack() as stack:  # if one fails, as on a full disk, the others are still closed
             stack.callback(self._metrics.close)
             stack.callback(self._trained.close)

@@ -94,7 +94,6 @@ async def unless_gone(call: Awaitable[T], gone: asyncio.Future[Any], error: type
 
 
 def is_service_error(task: asyncio.Future[Any]) -> bool:
-    """Whether a task ended with a ServiceError."""
     error = task.exception() if task.done() and not task.cancelled() else None
     return error is not None and isinstance(first_error(error), ServiceError)
 

@@ -80,7 +80,6 @@ class ServiceClient(ServiceHandle[A]):
 
     @property
     def up(self) -> int:
-        """Replicas that are up."""
         return len(self.replicas)
 
     def update(self, members: Members) -> None:

@@ -115,7 +115,6 @@ the first counts that a run has: reinforcement learning has no epochs. Nothing h
 
 
 def names_of_others() -> list[str]:
-    """All names of others."""
     return [name for names in OUR_NAMES.values() for name in names.split()]
 
 
