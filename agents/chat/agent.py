@@ -124,6 +124,7 @@ class ChatAgent:
         return turn, action
 
     def sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages in the form that the endpoint gets."""
         return [_sent(message, thoughts=self.sends_thoughts) for message in messages]
 
     async def aclose(self) -> None:

@@ -69,6 +69,7 @@ class FastTokenizer:
 
     @property
     def special_tokens(self) -> list[str]:
+        """Special tokens, as text."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
 
     @property
