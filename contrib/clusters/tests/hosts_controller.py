@@ -53,7 +53,7 @@ async def work(launcher: Launcher) -> None:
 
 
 async def team(launcher: Launcher) -> None:
-    from tests.forge_env.runtime.runtime_actors import Team
+    from runtime_actors import Team
 
     ranks = AllRanks(launcher.spawn("team", Team, procs=2, num_hosts=2))
     await launcher.start("team")
