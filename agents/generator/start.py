@@ -88,8 +88,6 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
     """The arguments of vLLM's EngineArgs for these settings, without the model and `engine_args`.
 
     Args:
-        settings: of the engine.
-        on_gpu: whether it is on a GPU.
         gpu_bytes: the GPU's memory; needed if `gpu_memory_gib` is set.
     """
     fraction, cache = settings.gpu_memory_utilization, None

@@ -36,8 +36,6 @@ _IDS = ("openai", "mistral", "kimi_k2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """The form of calls in a template."""
-
     dialect: str = "none"
     problem: str = ""
     """Why the template cannot be used with tools; "" if it can."""
@@ -52,14 +50,6 @@ class CallForm:
 
 
 def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening: str, ends: Sequence[str]) -> CallForm:
-    """Learn the form of calls.
-
-    Args:
-        template: as it is executed.
-        question: the shortest conversation that it takes.
-        opening: what a prompt begins of an answer.
-        ends: texts that end an answer.
-    """
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
         try:

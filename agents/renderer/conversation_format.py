@@ -99,7 +99,6 @@ class ConversationFormat:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool
     ) -> str:
-        """The text of a conversation."""
         prepared = [self.prepared(message) for message in messages]
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
 
@@ -110,8 +109,6 @@ def learn_format(
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
-        folder: of the model.
-        tokenizer: of the model.
         thinking: one of `Thinking`.
         tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.
@@ -319,7 +316,6 @@ def _conversations() -> list[tuple[list[Any], Sequence[ToolSpec]]]:
 
 
 def _renders(template: ChatTemplate, messages: Sequence[Message]) -> bool:
-    """Whether the template writes the first message."""
     try:
         return messages[0]["content"] in template.render(messages, add_generation_prompt=True)
     except TemplateError:

@@ -16,8 +16,6 @@ THINK, END_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts of an answer."""
-
     content: str
     thought: str | None
     """None if the answer has no thought."""
@@ -59,7 +57,6 @@ class AnswerForm:
         Args:
             text: without the token that ended it.
             tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
-            is_cut: whether a limit has ended the answer.
         """
         thought, rest = self._split(text)
         if rest is None:  # the thought has no end

@@ -25,13 +25,13 @@ from agents.model_folder import find_model, split_adapter
 from agents.renderer.chat_template import TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import GENERATION
+from contrib.common.http_server import ANY_ADDRESS, base_url
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import MANIFEST, step_of, trained_config
 from forge_env.records.run_weights import run_of
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 from forge_env.utils.exits import how_it_ended, stop
-from forge_env.utils.http_server import ANY_ADDRESS, base_url
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "contrib.serve.answer_parser"

@@ -87,7 +87,6 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
 
     Args:
         entry: a name of a table, "NAME" or "NAME:MODE", or a target.
-        option: that names it, for errors, such as "--sink".
     """
     name, _, mode = entry.partition(":")
     known = rows("sinks")

@@ -59,11 +59,6 @@ class Row(NamedTuple):
     """Of contrib."""
 
     def load(self) -> Any:
-        """Import the target.
-
-        Raises:
-            UserError: when it cannot be imported; names the folder.
-        """
         return load(self.target, option=f"the outbuilding {self.folder}:" if self.folder else "")
 
 

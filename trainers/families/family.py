@@ -77,11 +77,7 @@ class Family:
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 
     def check(self, config: Mapping[str, Any], path: Path) -> None:
-        """Check that every setting of a config is computed.
-
-        Raises:
-            UserError: one is missing, or is not computed.
-        """
+        """Check that every setting of a config is computed."""
         for name in (*self.sizes, *(name for name in OPTIONAL_SIZES if config.get(name) is not None)):
             check_size(config.get(name), name, path)
         heads, kv_heads, _ = head_sizes(config)

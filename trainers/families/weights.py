@@ -19,9 +19,7 @@ def check_weights(where: Path, expected: Shapes, present: Shapes) -> None:
     """Check names and shapes of tensors.
 
     Args:
-        where: the folder or the file, for errors.
         expected: of the model. Without an output layer, that is the embedding, and the files may have a copy.
-        present: in the files.
     """
     drafts = tuple(f"{name.removesuffix(PREDICTS)}." for name in present if name.endswith(PREDICTS))
     ignored = {name for name in present if name.endswith(OLD) or name.startswith(drafts)} | ({HEAD} - expected.keys())

@@ -44,7 +44,6 @@ class HFWeights:
 
     Args:
         module: the model; its parameters are on their device, as plain tensors or DTensors.
-        adapter: TorchTitan's, which translates names and orders of rows.
         tied: whether embedding and output layer share one weight, which is then listed once.
     """
 

@@ -40,7 +40,6 @@ class Module(nn.Module):
     """A model of transformers with the parts, and the arguments, of a TorchTitan decoder.
 
     Args:
-        config: of the module, on the meta device.
         windows: of each layer; None is no bound.
         attention: "sdpa" or "flex".
     """

@@ -27,12 +27,12 @@ from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm, ChannelForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
+from contrib.common.http_server import free_port
 from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepared
 from contrib.serve.openai_server import ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
-from forge_env.utils.http_server import free_port
 from tests.agents.renderer.test_harmony import make_gpt_oss
 
 TOOLS = Math().tools
