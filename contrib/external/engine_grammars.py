@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from contrib.external.grammar_trial import GrammarTrials
 from contrib.external.grammar_trial_process import grammar_tokens
 from forge_env.core.errors import TurnRefused
+
+_MOST_KEPT: Final = 50
+"""Grammars; one of a schema with 1,000 properties has 10 MiB."""
 
 
 class EngineGrammars(GrammarTrials):
@@ -34,8 +38,6 @@ class EngineGrammars(GrammarTrials):
 
 def _prepare(engine: Any, model: str) -> None:
     """Let a running `LLMEngine` take requests with a grammar, although it has started without a tokenizer."""
-    import xgrammar
-    from vllm import envs
     from vllm.tokenizers import get_tokenizer
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
@@ -45,16 +47,26 @@ def _prepare(engine: Any, model: str) -> None:
     tokenizer: Any = get_tokenizer(model)
     size = config.model_config.get_vocab_size()
     backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=size)
-    info = grammar_tokens(tokenizer, size)
-    backend.compiler = xgrammar.GrammarCompiler(
-        info, max_threads=8, cache_enabled=True, cache_limit_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * 2**20
-    )
+    backend.compiler = grammar_compiler(grammar_tokens(tokenizer, size))
     manager = engine.engine_core.engine_core.structured_output_manager
     manager.tokenizer = tokenizer
     manager.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
     manager.backend = backend
     # vLLM refuses grammars if its own renderer of prompts has no tokenizer.
     engine.renderer.tokenizer = tokenizer
+
+
+def grammar_compiler(info: Any) -> Any:
+    """XGrammar's compiler with a cache of whole grammars.
+
+    XGrammar's own cache has masks of rules, too. In 0.2.8 they are those of another grammar if only the ids of tokens
+    differ: 0.2.9 has mended it, and vLLM 0.32 asks for 0.2.8.
+    """
+    import xgrammar
+
+    compiler = xgrammar.GrammarCompiler(info, max_threads=8, cache_enabled=False)
+    compiler.compile_structural_tag = lru_cache(_MOST_KEPT)(compiler.compile_structural_tag)
+    return compiler
 
 
 def _check_features(grammar: str) -> None:

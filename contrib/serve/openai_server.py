@@ -40,6 +40,8 @@ _NAME: Final = "forge_env"
 _START_SECONDS: Final = 1800.0
 _STOP_SECONDS: Final = 30.0
 """A server that was asked to stop is killed after this time."""
+ENVIRON: Final = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_XGRAMMAR_CACHE_MB": "0"}
+"""Of the server. `contrib.external.engine_grammars.grammar_compiler` says why XGrammar may keep nothing."""
 _CPU_ENVIRON: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _CPU_OPTIONS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(4 * 2**30))
 """Without a size of the cache, vLLM does not start unless 92% of the machine's memory is free."""
@@ -128,8 +130,7 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
         announce: called with the model's name, the URL and vLLM's options when the server answers.
     """
     name, settings, options = server.command()
-    environ = {**({} if _on_gpu() else _CPU_ENVIRON), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-    environ |= {**os.environ, "VLLM_API_KEY": token}
+    environ = {**({} if _on_gpu() else _CPU_ENVIRON), **ENVIRON, **os.environ, "VLLM_API_KEY": token}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, str(os.getpid()), json.dumps(settings), *options),
         env=environ,

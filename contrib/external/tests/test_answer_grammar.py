@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm, ChannelForm
 from contrib.external.answer_grammar import grammar_of
 from contrib.external.constraint import Constraint
+from contrib.external.engine_grammars import grammar_compiler
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import FunctionSpec, ToolCall, ToolSpec
 
@@ -78,6 +81,37 @@ def test_a_mark_is_a_token_if_the_vocabulary_has_it() -> None:
     matcher = compiled(grammar, [*ids])
     assert all(matcher.accept_token(token) for token in (257, *inner.encode(), 258, END))
     assert not accepts(matcher, written), "the mark's text is another sequence of tokens"
+
+
+def check_masks(
+    compiler: Any, encode: Callable[[str], list[int]], token_id: Callable[[str], int | None], size: int
+) -> None:
+    """Check that grammars of one compiler allow each token of answers in channels, whatever was compiled before."""
+    mask, call = xgrammar.allocate_token_bitmask(1, size), ToolCall(id="", name="look_up", arguments={"word": "a"})
+    cases = ((Constraint(schema="{}"), {"content": "1"}), (Constraint(tools=("look_up",)), [call]))
+    for constraint, answer in (*cases, *cases):
+        grammar, text = (
+            grammar_of(constraint, TOOLS, ChannelForm(dialect="harmony"), token_id),
+            write(answer, "harmony"),
+        )
+        matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(grammar))
+        for token in encode(text):
+            matcher.fill_next_token_bitmask(mask)
+            assert int(mask[0, token // 32]) >> token % 32 & 1, (text, token)
+            assert matcher.accept_token(token)
+
+
+def test_a_mark_is_allowed_after_other_grammars() -> None:
+    """XGrammar's own cache would allow the mark of another grammar in its place."""
+    ids = {"<|channel|>": 257, "<|message|>": 258}
+    vocabulary = [*(bytes([byte]) for byte in range(256)), b"</s>", *(mark.encode() for mark in ids)]
+    info = xgrammar.TokenizerInfo(vocabulary, vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[END])
+
+    def encode(text: str) -> list[int]:
+        parts = re.split(r"(<\|\w+\|>)", text)
+        return [token for part in parts for token in ([ids[part]] if part in ids else part.encode())]
+
+    check_masks(grammar_compiler(info), encode, ids.get, len(vocabulary))
 
 
 @pytest.mark.parametrize("form", [AnswerForm(dialect="hermes"), ChannelForm(dialect="harmony")])

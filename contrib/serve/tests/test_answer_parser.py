@@ -14,9 +14,11 @@ import httpx
 import pytest
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
+from vllm.config import VllmConfig
 from vllm.entrypoints.generate.base.protocol import ToolCall as ServedCall
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatMessage
 from vllm.reasoning import ReasoningParserManager
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from agents.chat.agent import ChatAgent, _action
 from agents.chat.reply import read_reply
@@ -28,8 +30,9 @@ from agents.renderer.reading import AnswerForm, ChannelForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
 from contrib.common.http_server import free_port
+from contrib.external.tests.test_answer_grammar import check_masks
 from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepared
-from contrib.serve.openai_server import ModelServer, serve_model
+from contrib.serve.openai_server import ENVIRON, ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
@@ -233,6 +236,16 @@ def test_a_grammar_begins_behind_the_thought(renderer: Renderer, tiny_model: Pat
     assert ThoughtParser(PreTrainedTokenizerFast(tokenizer_file=str(tiny_model / "tokenizer.json"))).is_reasoning_end(
         closed
     )
+
+
+def test_a_mark_is_allowed_after_other_requests_with_grammars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In vLLM's engine, with the environment that its server gets."""
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    channels = Renderer(make_gpt_oss(tmp_path / "model"), thinking="on")
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "model" / "tokenizer.json"))
+    engine = XgrammarBackend(VllmConfig(), tokenizer=tokenizer, vocab_size=len(tokenizer))
+    check_masks(engine.compiler, channels.encode, channels.token_id, len(tokenizer))
 
 
 def test_a_stop_text_of_the_client_is_no_limit(renderer: Renderer) -> None:
