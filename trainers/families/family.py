@@ -31,15 +31,19 @@ class Experts:
     """Whether the router's scores of the chosen experts are divided by their sum."""
     shared: int = 0
     """The width of an MLP that computes every token beside them, with a gate of its own; 0 is none."""
+    setting: str = "num_experts"
+    """The name of their number in config.json."""
 
     def check(self, path: Path) -> None:
         """Check the numbers; `path` is the config.json that says them."""
         count, active = self.count, self.active
-        named = {"num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
+        named = {self.setting: count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
         for name, size in named.items():
             check_size(size, name, path)
         if active > count:
-            raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
+            raise UserError(
+                f"{path} has num_experts_per_tok={active}, which cannot be more than {self.setting}={count}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +211,12 @@ def check_size(value: Any, name: str, path: Path) -> None:
     """Check that a setting is a whole number above 0."""
     if not is_size(value):
         raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
+
+
+def number_of_experts(config: Mapping[str, Any], *spellings: str) -> dict[str, Any]:
+    """Fields of `Experts` from the spelling of transformers' versions that a config has, or else the first."""
+    setting = next((name for name in spellings if config.get(name)), spellings[0])
+    return {"setting": setting, "count": config.get(setting)}
 
 
 def is_size(value: Any) -> bool:

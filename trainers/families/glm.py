@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainers.families.family import Experts, gated_mlp, is_size, sizes
+from trainers.families.family import Experts, gated_mlp, is_size, number_of_experts, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 from trainers.families.transformers import PREDICTIONS, ModuleFamily
@@ -46,7 +46,7 @@ class Glm4Moe(ModuleFamily):
     def experts(self, config: Mapping[str, Any]) -> Experts:
         value: Any = config.get
         return Experts(
-            count=value("n_routed_experts") or value("num_local_experts"),  # transformers has both names
+            **number_of_experts(config, "n_routed_experts", "num_local_experts"),
             active=value("num_experts_per_tok"),
             size=value("moe_intermediate_size"),
             normalised=bool(value("norm_topk_prob", True)),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainers.families.family import Experts, Family, sizes
+from trainers.families.family import Experts, Family, number_of_experts, sizes
 from trainers.families.rope import rope_parameters
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
@@ -68,7 +68,7 @@ class GptOss(Family):
     def experts(self, config: Mapping[str, Any]) -> Experts:
         value: Any = config.get
         return Experts(
-            count=value("num_local_experts") or value("num_experts"),  # transformers has both names
+            **number_of_experts(config, "num_local_experts", "num_experts"),
             active=value("num_experts_per_tok"),
             size=value("intermediate_size"),
             normalised=True,

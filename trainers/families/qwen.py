@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.families.family import Experts, Family, sizes
+from trainers.families.family import Experts, Family, number_of_experts, sizes
 from trainers.families.settings import names
 
 _WINDOWS = names("sliding_window use_sliding_window max_window_layers")
@@ -61,7 +61,7 @@ class Qwen3Moe(Family):
     def experts(self, config: Mapping[str, Any]) -> Experts:
         value: Any = config.get
         return Experts(
-            count=value("num_experts") or value("num_local_experts"),  # names of two versions of transformers
+            **number_of_experts(config, "num_experts", "num_local_experts"),
             active=value("num_experts_per_tok"),
             size=value("moe_intermediate_size"),
             normalised=bool(value("norm_topk_prob", False)),

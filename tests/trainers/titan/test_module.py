@@ -176,6 +176,7 @@ def test_published_folders_have_other_names(
         ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "sliding_window 8"),
         ("smollm3", {"layer_types": ["sliding_attention"] * 4}, "layer_types .*sliding"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias True"),
+        ("glm4-moe", {"n_routed_experts": ...}, "n_routed_experts = None: a language model has a whole number"),
         ("glm4-moe", {"n_group": 5}, "2 of 5 groups of 12 experts"),
         ("glm4-moe", {"topk_group": 8}, "8 of 4 groups of 12 experts"),
         ("glm4-moe", {"n_shared_experts": 0}, "n_shared_experts 0"),
