@@ -210,6 +210,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.lora:
         given.only = "rl"
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # as a run's trainer has them
     with tempfile.TemporaryDirectory() as temp:
         folder = given.model or Path(temp) / "model"
         if given.model is None:

@@ -11,7 +11,7 @@ import math
 
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
-from trainers.families.shape import ModelShape
+from trainers.families.shape import LinearAttention, ModelShape
 from trainers.lora import Lora, target_sizes
 from trainers.setup.card import GIB, Memory
 from trainers.setup.run_plan import RunPlan
@@ -82,8 +82,8 @@ def _attention_numbers(shape: ModelShape) -> tuple[float, float, float]:
     product and attention's own, and attention's own.
 
     2q + 2k (before and after rotation) + k (values) + q (attention's output); 2q more of a gate. A gated delta rule of
-    mixed size x and value size v has 5x (projected, spread, convolved, gathered, activated), 6v (output, norm, gate in
-    float32 and products), and 64 numbers a head, of each chunk. These were counted, not measured.
+    mixed size x and value size v has 2x (projected, convolved and activated), 3v (output, gate, their product), and 4 a
+    head (of decay and rate). These were counted, not measured.
     """
     q, k, linear = shape.query_size, shape.key_value_size, shape.linear
     gate = 2 * q * shape.gated_attention
@@ -91,10 +91,21 @@ def _attention_numbers(shape: ModelShape) -> tuple[float, float, float]:
     if linear is None:
         return of_keys
     x, v = linear.mixed_size, linear.value_size
-    of_rule = 5 * x + 6 * v + 64 * linear.value_heads, x + v, 0
+    of_rule = 2 * x + 3 * v + 4 * linear.value_heads, x + v, 0
     part = shape.attention_layers / shape.num_hidden_layers
     everything, outputs, own = (part * a + (1 - part) * b for a, b in zip(of_keys, of_rule, strict=True))
     return everything, outputs, own
+
+
+def _rule_numbers(linear: LinearAttention) -> int:
+    """Numbers a token while a gated delta rule of x mixed and v values has its gradients, with fla 0.6 in chunks of 64.
+
+    It computes again, with k numbers of the keys of all value heads: normed queries and keys (x - v), 64 a head,
+    k + 2v, and a state of each chunk. The gradients are 4k + 3v, another state, and x + v of the two that come and go.
+    """
+    x, v, heads = linear.mixed_size, linear.value_size, linear.value_heads
+    keys, states = heads * linear.key_dim, 2 * v * linear.key_dim // 64
+    return 2 * x + 5 * v + 5 * keys + 64 * heads + states
 
 
 def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
@@ -256,18 +267,19 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     """Numbers a token of a block's forward pass, and of the gradients of its activations.
 
     4h (both norms, in and out; one more for each further norm) + `_attention_numbers` + 4m (gate, up, the activated
-    gate, the product; see `ModelShape.mlp_numbers`). Gradients are at most 2m + h: the block's output, the product, the
-    gate and its factor, less the product itself. For each expert that computes it, a token also has the h of the input
-    and, in float32, the h of the output; the router has float32 scores of all experts, and the gate of a shared expert
-    keeps its output, h. Norms in plain torch keep what they take and what they make of it in float32, see
-    `ModelShape.plain_norms`.
+    gate, the product; see `ModelShape.mlp_numbers`). Gradients are at most 2m + h (the block's output, the product, the
+    gate and its factor, less the product itself), or `_rule_numbers`. For each expert that computes it, a token also
+    has the h of the input and, in float32, the h of the output; the router has float32 scores of all experts, and the
+    gate of a shared expert keeps its output, h. Norms in plain torch keep what they take and what they make of it in
+    float32, see `ModelShape.plain_norms`.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
     norms = (2 + shape.norms) * h + (2 * FLOAT32 / compute - 1) * shape.plain_norms
     of_gates = shape.num_experts * FLOAT32 / compute + h * shape.shared_gate
     of_mlp = shape.mlp_numbers * m + routed + of_gates
-    return norms + attention + of_mlp, 2 * m + h + routed
+    of_rule = _rule_numbers(shape.linear) if shape.linear else 0
+    return norms + attention + of_mlp, max(2 * m + h + routed, of_rule)
 
 
 def reference_memory(plan: RunPlan) -> Memory:
