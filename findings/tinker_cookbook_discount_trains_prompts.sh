@@ -11,7 +11,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check tinker-cookbook==0.6.1 tinker==0.38.0 torch==2.13.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check tinker==0.38.0 torch==2.13.0 transformers==5.19.0 \
+        datasets==4.7.0 chz==0.4.0 blobfile==3.3.0 termcolor==3.3.0 pillow==12.0.0 orjson==3.13.0 cloudpickle==3.1.2 rich==15.0.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
     PYTHON="$folder/venv/bin/python"
 fi
 HF_HUB_OFFLINE=1 HF_HOME="$folder/hf" "$PYTHON" -W ignore - <<'EOP'
