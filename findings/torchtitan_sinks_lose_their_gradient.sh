@@ -13,7 +13,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check torchtitan==0.3.0 torch==2.13.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check torchtitan==0.3.0 torch==2.13.0 triton==3.9.0
     PYTHON="$folder/venv/bin/python"
 fi
 "$PYTHON" -W ignore - <<'EOP'
