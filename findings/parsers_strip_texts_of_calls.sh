@@ -1,19 +1,18 @@
 #!/bin/sh
-# The parsers that TRL's trainers with tools set for known chat templates, on calls as these templates, and gpt-oss, write them.
-# Packages: trl 1.16.0, transformers 5.19.0, torch 2.13.0; the templates are TRL's own copies. Guess: a call of the template is read as it
-# was written, so a tool gets the text that the model chose.
-# Seen: for Qwen3.5, 3.6 and 3.8, Nemotron 3 and GLM-4.5 all white space around a text is dropped: "    return 1\n", a line of a file, is
-# "return 1" for the tool, and " " is empty. For LFM2.5 a text ends at its first apostrophe, without a word. Qwen3, Llama 3.1, Gemma 4
-# read all of them. For gpt-oss only the form that the template gives a call in the history is read. The two forms of
-# Harmony's guide, which the model samples, with the recipient in the channel or <|constrain|> before json, are no calls, and their
-# text is lost too: the episode ends with an empty answer.
+# Two readers of calls that trainers use: TRL's, for known chat templates, and renderers, of verifiers, prime-rl and TorchTitan.
+# Packages: trl 1.16.0, renderers 0.1.12, transformers 5.19.0, torch 2.13.0; the templates are TRL's own copies. Guess: a call is read
+# as the template has written it, so a tool gets the text that the model chose.
+# Seen: for Qwen3.5, 3.6 and 3.8, Nemotron 3 and GLM-4.5 TRL drops all white space around a text: "    return 1\n", a line of a file, is
+# "return 1" for the tool, and " " is empty. renderers does so for Qwen3.5, and says that the call is ok. The line ends of the form itself
+# are only one on each side. For LFM2.5 TRL ends a text at its first apostrophe. Qwen3, Llama 3.1 and Gemma 4 are read right.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check trl==1.16.0 transformers==5.19.0 torch==2.13.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check trl==1.16.0 transformers==5.19.0 torch==2.13.0 \
+        renderers==0.1.12
     PYTHON="$folder/venv/bin/python"
 fi
 HF_HUB_OFFLINE=1 HF_HOME="$folder/hf" "$PYTHON" -W ignore - 2>"$folder/log" <<'EOP' || { cat "$folder/log"; exit 1; }
@@ -22,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import trl
+from renderers.qwen35 import Qwen35Renderer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import add_response_schema, parse_response
@@ -57,20 +57,18 @@ def read_back(template, text):
     return arguments["text"]
 
 
+marks = [f"<{mark}>" for mark in ("think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response")]
+marks += [f"<|{mark}|>" for mark in ("im_start", "im_end", "endoftext", "vision_start", "vision_end", "image_pad", "video_pad")]
+qwen = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", additional_special_tokens=marks)
+for text, read in (("    return 1\n", "return 1"), (" ", ""), ("it's so", "it's so")):
+    form = f"<tool_call>\n<function=write>\n<parameter=text>\n{text}\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    (call,) = Qwen35Renderer(qwen).parse_response(qwen(form)["input_ids"], tools=TOOLS).tool_calls
+    print(f"renderers, Qwen3.5: {text!r} is read as {call.arguments['text']!r}, status {call.status.value}")
+    assert call.arguments == {"text": read} and call.status.value == "ok"
 stripping = ("qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "nemotron_3_ultra", "glm4moe")
 for template in (*stripping, "qwen3", "llama3_1", "gemma4", "lfm2_2_5"):
     read = [read_back(template, text) for text in ("    return 1\n", " ", "it's so")]
-    print(f"{template}: {read}")
+    print(f"TRL, {template}: {read}")
     strips, cuts = template in stripping, template == "lfm2_2_5"
     assert read == ["return 1" if strips else "    return 1\n", "" if strips else " ", "it" if cuts else "it's so"]
-gpt_oss = reader("gptoss")
-prompt = gpt_oss.apply_chat_template(GO, tools=TOOLS, tokenize=False, add_generation_prompt=True)
-for text, found in (
-    (' to=functions.write<|channel|>commentary json<|message|>{"text": "a"}<|call|>', True),
-    (' to=functions.write<|channel|>commentary <|constrain|>json<|message|>{"text": "a"}<|call|>', False),
-    ('<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "a"}<|call|>', False),
-):
-    seen = calls(gpt_oss, prompt, text)
-    print(f"gpt-oss: {text}: calls and content {seen}")
-    assert seen == ([{"text": "a"}] if found else [], "")
 EOP
