@@ -4,8 +4,8 @@
 # Seen: eight answers with the reward 0.7 have the advantage +10 each, four times as much as the one right answer of eight. The
 # mean of the group is rounded to 0.69999994, torch's deviation of its rows is exactly 0, and 6e-8 / 1e-9 is 59.6, which the
 # default clip of rewards (-10, 10) cuts. (Of one group alone the deviation is rounded, too: 0.92.) 0.9 gives -10, so a task that
-# is always solved well is unlearned; 0.5, 0 and 1 give 0. Dynamic filtering asks whether the mean is strictly between 0 and 1,
-# so it keeps such groups.
+# is always solved well is unlearned; 0.5, 0 and 1 give 0. Dynamic filtering asks whether the mean is strictly between 0 and 1, so
+# it keeps such groups.
 # flash-attn and deepspeed cannot be built without CUDA; they are stand-ins here, and nothing of them runs.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Two readers of calls that trainers use: TRL's, for known chat templates, and renderers, of verifiers, prime-rl and TorchTitan.
-# Packages: trl 1.16.0, renderers 0.1.12, transformers 5.19.0, torch 2.13.0; the templates are TRL's own copies. Guess: a call is read
-# as the template has written it, so a tool gets the text that the model chose.
-# Seen: for Qwen3.5, 3.6 and 3.8, Nemotron 3 and GLM-4.5 TRL drops all white space around a text: "    return 1\n", a line of a file, is
-# "return 1" for the tool, and " " is empty. renderers does so for Qwen3.5, and says that the call is ok. The line ends of the form itself
-# are only one on each side. For LFM2.5 TRL ends a text at its first apostrophe. Qwen3, Llama 3.1 and Gemma 4 are read right.
+# Two readers of calls that trainers use: TRL's, for known chat templates, and renderers, of verifiers and TorchTitan.
+# Packages: trl 1.16.0, renderers 0.1.12, transformers 5.19.0, torch 2.13.0; the templates are TRL's own copies. Guess: a call is
+# read as the template has written it, so a tool gets the text that the model chose.
+# Seen: for Qwen3.5, 3.6 and 3.8, Nemotron 3 and GLM-4.5 TRL drops all white space around a text: "    return 1\n", a line of a
+# file, is "return 1" for the tool, and " " is empty. renderers does so for Qwen3.5, and says that the call is ok. The line ends
+# of the form itself are only one on each side. For LFM2.5 TRL ends a text at its first apostrophe. Qwen3, Llama 3.1 and Gemma 4
+# are read right.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

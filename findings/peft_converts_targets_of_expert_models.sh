@@ -3,10 +3,10 @@
 # Packages: peft 0.21.2, transformers 5.19.0, torch 2.13.0. Guess: as with a dense model, each linear layer of these names gets an
 # adapter; the routed experts, which transformers 5 keeps as one tensor, get one too or are refused; a folder loads what it holds.
 # Seen: for GLM-4.5, DeepSeek-V3 and Qwen3-Next the names are turned into parameters of the routed experts, and nothing else: the
-# shared expert and the dense layers have no adapter. For Qwen3.5's experts it is the other way round. The same folder,
-# with adapters for the dense layers and shared experts as other trainers write them, loads without effect: not one of its
-# tensors is used, with whole paths as targets too. The warnings speak of other names: of keys that are missing, and of a
-# rank_pattern that PEFT itself has set and calls ignored, though it holds.
+# shared expert and the dense layers have no adapter. For Qwen3.5's experts it is the other way round. The same folder, with
+# adapters for the dense layers and shared experts as other trainers write them, loads without effect: not one of its tensors is
+# used, with whole paths as targets too. The warnings speak of other names: of keys that are missing, and of a rank_pattern that
+# PEFT itself has set and calls ignored, though it holds.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -44,7 +44,8 @@ def model(kind):
 
 
 def linears(module):
-    return {name: layer for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear) and name.endswith(tuple(NAMES))}
+    layers = module.named_modules()
+    return {name: layer for name, layer in layers if isinstance(layer, torch.nn.Linear) and name.endswith(tuple(NAMES))}
 
 
 for kind, routed in (("Glm4Moe", True), ("DeepseekV3", True), ("Qwen3Next", True), ("Qwen3_5MoeText", False)):

@@ -1,13 +1,13 @@
 #!/bin/sh
-# SkyRL's dynamic sampling (DAPO's "filter", POLARIS' "replace") on episodes of several turns with `step_wise_trajectories`, where each
-# turn is a row of its own, and on a batch without signal. validate_cfg allows each combination.
+# SkyRL's dynamic sampling (DAPO's "filter", POLARIS' "replace") on episodes of several turns with `step_wise_trajectories`, where
+# each turn is a row of its own, and on a batch without signal. validate_cfg allows each combination.
 # Package: skyrl 0.4.0 (made for Python 3.12; typing.TypedDict is set for 3.11 here) and what its trainer_utils imports.
 # Guess: a task that all episodes solve is dropped; whole episodes stay; a batch with no signal is sampled again.
 # Seen: 1. The deviation is taken over rows, and only the last row of an episode has the reward: a solved task of two turns has
-# rewards 0, 1, 0, 1 and is not dropped. 2. The batch is cut at prompts x samples rows, not episodes: of 2 x 2 episodes
-# with three turns, one and a third are left, the last one without its end. 3. "replace" copies a good group over a bad one row by row
-# until the shorter is used up: rows of a bad episode stay as an episode of their own, under the bad task's id. 4. If no group
-# of a batch has signal, as late in training, "filter" raises AssertionError instead of sampling again.
+# rewards 0, 1, 0, 1 and is not dropped. 2. The batch is cut at prompts x samples rows, not episodes: of 2 x 2 episodes with three
+# turns, one and a third are left, the last one without its end. 3. "replace" copies a good group over a bad one row by row until
+# the shorter is used up: rows of a bad episode stay as an episode of their own, under the bad task's id. 4. If no group of a
+# batch has signal, as late in training, "filter" raises AssertionError instead of sampling again.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -35,7 +35,9 @@ assert version("skyrl") == "0.4.0", version("skyrl")
 
 def batch(*episodes):
     """Rows of episodes, each (task, name, number of turns, reward of the last turn)."""
-    rows = [(task, f"{name}{turn + 1}/{turns}", turn == turns - 1, reward) for task, name, turns, reward in episodes for turn in range(turns)]
+    rows = []
+    for task, name, turns, reward in episodes:
+        rows += [(task, f"{name}{turn + 1}/{turns}", turn == turns - 1, reward) for turn in range(turns)]
     output = {
         "prompt_token_ids": [[1] for _ in rows],
         "response_ids": [[2, 3] for _ in rows],

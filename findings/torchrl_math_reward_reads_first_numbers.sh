@@ -1,6 +1,7 @@
 #!/bin/sh
 # TorchRL's MATHRewardParser, its reward for Hendrycks' MATH, on the answers of that data set.
-# Packages: torchrl 0.14.1, math-verify 0.9.0, torch 2.13.0. Guess: what stands in the data set's own box, given back as it is, earns 1.0.
+# Packages: torchrl 0.14.1, math-verify 0.9.0, torch 2.13.0. Guess: what stands in the data set's own box, given back as it is,
+# earns 1.0.
 # Seen: target and answer are parsed without the dollars or the box that math-verify looks for, so of most answers that are more
 # than a number or a fraction nothing is read, or one number. x^2+1, \pi, [1,2] and \text{even} earn 0.1 (a wrong answer in the
 # right format) against themselves. Only the 4 is read of (3, 4), so (7, 4) and 4 earn 1.0, as do 2\sqrt{5} for 2\sqrt{3}, 10^{-5}

@@ -2,11 +2,11 @@
 # Attention with sinks in TorchTitan, as gpt-oss has it, with `attn_backend="varlen"`, the default of its gpt_oss models.
 # Packages: torchtitan 0.3.0, torch 2.13.0. Guess: the gradient is that of the forward pass, as with flex attention.
 # Seen: the sinks rescale the output by sigmoid(lse - sink), so queries and keys have a gradient through lse too. torch's
-# varlen_attn returns an lse that requires a gradient, and its backward pass ignores the gradient of it. So the loss and the gradients
-# of the values and the sinks are right, and those of queries and keys are wrong: here by 14% of their norm, and by more with larger
-# sinks. Nothing warns. Without sinks all are right.
-# torch has no kernel of varlen_attn for the CPU: the two operators get plain ones here, with FlashAttention's formulas.
-# What is wrong is between them, in torch's own autograd formula.
+# varlen_attn returns an lse that requires a gradient, and its backward pass ignores the gradient of it. So the loss and the
+# gradients of the values and the sinks are right, and those of queries and keys are wrong: here by 14% of their norm, and by more
+# with larger sinks. Nothing warns. Without sinks all are right.
+# torch has no kernel of varlen_attn for the CPU: the two operators get plain ones here, with FlashAttention's formulas. What is
+# wrong is between them, in torch's own autograd formula.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,10 +1,10 @@
 #!/bin/sh
 # TRL's reader of calls for gpt-oss, in a GRPO run with tools.
-# Packages: trl 1.16.0, transformers 5.19.0, torch 2.13.0; the template is TRL's own copy. Guess: it reads the calls that gpt-oss makes: by
-# Harmony's guide the recipient stands in the role or in the channel, and <|constrain|> before json.
-# Seen: only the form that the chat template gives to a call in the history is read, with the recipient in the role and no <|constrain|>.
-# The other forms are no calls, and their text is lost too, since only the channel "final" is content: the episode ends with an empty answer.
-# No tool ever runs, and nothing says so; a line of commentary before a call is lost as well.
+# Packages: trl 1.16.0, transformers 5.19.0, torch 2.13.0; the template is TRL's own copy. Guess: it reads the calls that gpt-oss
+# makes: by Harmony's guide the recipient stands in the role or in the channel, and <|constrain|> before json.
+# Seen: only the form that the chat template gives to a call in the history is read, with the recipient in the role and no
+# <|constrain|>. The other forms are no calls, and their text is lost too, since only the channel "final" is content: the episode
+# ends with an empty answer. No tool ever runs, and nothing says so; a line of commentary before a call is lost as well.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

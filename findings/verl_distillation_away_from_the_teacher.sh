@@ -2,12 +2,12 @@
 # verl's on-policy distillation, its own losses on a student of one softmax, as a user of its configuration class has them.
 # Packages: verl 0.9.1, tensordict 0.15.3, torch 2.13.0. Guess: with the defaults the student comes to its teacher; a student that
 # is far from it has a gradient, and one that is equal has none.
-# Seen: 1. DistillationLossConfig's defaults are loss_mode "k3" as a reward (its YAML file has other ones: k3, and no reward). k3 of
-# a sampled token is never negative, so each sample is punished, also where the student is below the teacher: the gradients of the
-# two KL divergences cancel. The forward KL grows, and the reverse one stops at 0.77; with "k1", and with k3 as a loss, both go to 0. The
-# docstring recommends k1 for a reward; nothing warns. 2. "forward_kl_topk" is over k tokens that are not normalised, and cut at 0. Where they
-# hold 70% of the teacher, a student that gives them all its mass, one of them three times too much, has loss 0 and no gradient;
-# a student that is equal to the teacher has one, which takes mass from all other tokens.
+# Seen: 1. DistillationLossConfig's defaults are loss_mode "k3" as a reward (its YAML file has other ones: k3, and no reward). k3
+# of a sampled token is never negative, so each sample is punished, also where the student is below the teacher: the gradients of
+# the two KL divergences cancel. The forward KL grows, and the reverse one stops at 0.77; with "k1", and with k3 as a loss, both
+# go to 0. The docstring recommends k1 for a reward; nothing warns. 2. "forward_kl_topk" is over k tokens that are not normalised,
+# and cut at 0. Where they hold 70% of the teacher, a student that gives them all its mass, one of them three times too much, has
+# loss 0 and no gradient; a student that is equal to the teacher has one, which takes mass from all other tokens.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -71,6 +71,7 @@ for name, student in (("far", torch.tensor([0.5, 0.3, 0.15, 0.05, 1e-6, 1e-6, 1e
     output = compute_forward_kl_topk(logits.expand(1, 2, 8), *nested, config, "thd")
     loss = loss_of(settings, torch.zeros(1, dtype=torch.long), {key: value[0] for key, value in output.items()})
     (gradient,) = torch.autograd.grad(loss, logits)
-    print(f"2. {name}: KL {divergences(student.log_softmax(-1), teacher)}, loss {loss.item():.3f}, gradient {[round(g, 3) for g in gradient.tolist()]}")
+    sizes = [round(value, 3) for value in gradient.tolist()]
+    print(f"2. {name}: KL {divergences(student.log_softmax(-1), teacher)}, loss {loss.item():.3f}, gradient {sizes}")
     assert abs(loss) < 1e-6 and (gradient.abs().max() == 0) == (name == "far")
 EOP
