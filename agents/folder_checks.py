@@ -13,8 +13,6 @@ from agents.served_tokenizer import ServedTokenizer
 
 @dataclass(frozen=True, slots=True)
 class CheckedFolder:
-    """A folder that can be used."""
-
     renderer: Renderer
     tokenizer: str
     """How programs that serve the folder tokenise otherwise, see `ServedTokenizer.check`; "" if they do not."""

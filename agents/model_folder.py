@@ -28,7 +28,6 @@ def find_model(name: str, *, option: str = "--model") -> Path:
 
     Args:
         name: a Hugging Face folder, weights of a training run (see `run_weights`), or a hub id.
-        option: the option that named it, for error messages.
     """
     if run_of(name) is not None:
         return trained_model(name)
@@ -84,7 +83,6 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
     """The model and its adapter. The name may be an adapter's folder, which names its model.
 
     Args:
-        name: a folder or a hub id.
         adapter: the folder of an adapter that is given in addition; "" is none.
     """
     folder = Path(name).expanduser()

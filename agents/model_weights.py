@@ -69,8 +69,6 @@ def write_rows(path: Path, name: str, new: Mapping[int, Tensor]) -> None:
     """Replace rows of a matrix in a safetensors file, where they are in it.
 
     Args:
-        path: of the file, which nobody reads meanwhile.
-        name: of the matrix.
         new: the rows by number, each (columns,).
     """
     import torch

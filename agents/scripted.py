@@ -14,7 +14,7 @@ from forge_env.core.tokens import IDS, array_of
 from forge_env.core.turn import Turn
 from forge_env.core.types import Action, Message, ToolSpec
 from forge_env.registry.registry import env_class, load
-from forge_env.utils.threads import invoker
+from forge_env.utils.threads import call_alone
 
 if TYPE_CHECKING:
     from agents.renderer.conversation_format import Thinking, ToolsForm
@@ -69,9 +69,6 @@ async def say_nothing(messages: list[Message]) -> Message:
     return {"role": "assistant", "content": ""}
 
 
-_CHECKED_KEYS = frozenset({"role", "content", "tool_calls"})
-_CALL_KEYS = frozenset({"id", "type", "function"})
-_TEXT = frozenset({str})
 _OBJECT = (dict, Mapping)  # dict first: asking an abstract class is slow
 _ARGUMENTS = (str, *_OBJECT)
 _CALL_FORM = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
@@ -112,7 +109,7 @@ class ScriptedAgent:
         name: str = "",
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._script = invoker(script)
+        self._script = script
         self._name = name or getattr(script, "__qualname__", type(script).__name__)
         self._renderer = _renderer(model, thinking, tools) if model else None
         self.answer_seconds = answer_seconds
@@ -124,7 +121,7 @@ class ScriptedAgent:
             PolicyError: the script returns no assistant message, or a message of another form than the one asked for.
             BaseException: raised by the script.
         """
-        message = _checked(self._name, await self._script(conversation.messages))
+        message = _checked(self._name, await call_alone(self._script, conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         constraint = conversation.constraint
@@ -132,76 +129,24 @@ class ScriptedAgent:
         if constraint is not None:
             label = constraint.label
             constraint.check(action, f"the script {self._name}")
-        if self._renderer is None:
-            turn = Turn(
-                kind="text",
-                observation=conversation.observation,
-                message=message,
-                tool_calls=calls,
-                constraint=label,
-            )
-            return turn, action
-        row, new = self._renderer.next_prompt(conversation, tools)
-        turn = Turn(
-            kind="tokens",
-            observation=conversation.observation,
-            message=message,
-            tool_calls=calls,
-            prompt_ids=array_of(new, IDS),
-            token_ids=array_of(self._renderer.write(message, tools), IDS),
-            starts_row=not len(row),
-            constraint=label,
-        )
+        tokens: dict[str, Any] = {"kind": "text"}
+        if self._renderer is not None:
+            row, new = self._renderer.next_prompt(conversation, tools)
+            written = self._renderer.write(message, tools)
+            tokens = {"kind": "tokens", "starts_row": not len(row), "prompt_ids": array_of(new, IDS)}
+            tokens["token_ids"] = array_of(written, IDS)
+        turn = Turn(**tokens, observation=conversation.observation, message=message, tool_calls=calls, constraint=label)
         return turn, action
 
 
 def _checked(script: str, value: Any) -> Message:
-    """A copy of the script's message, which may be a constant.
-
-    Raises:
-        PolicyError: it is no assistant message.
-    """
-    if (message := _plain_copy(value)) is not None:
-        return message
+    """A copy of the script's message, which may be a constant."""
     if wrong := _wrong_with(value):
         raise PolicyError(
             f"the script {script} returned {value!r:.80}, and {wrong}; it must return an assistant message, such as "
             "{'role': 'assistant', 'content': '4'}"
         )
     return own_copy(cast(Message, value))
-
-
-def _plain_copy(value: Any) -> Message | None:
-    """A copy of an assistant message that holds only texts and calls of texts, which JSON can hold.
-
-    None for any other message. This is several times as fast as a check and a copy of any message.
-    """
-    if type(value) is not dict or not value.keys() <= _CHECKED_KEYS:
-        return None
-    if value.get("role") != "assistant" or type(value.get("content")) is not str:
-        return None
-    message = value.copy()
-    if "tool_calls" in message:
-        calls, message["tool_calls"] = message["tool_calls"], (copies := [])
-        if type(calls) is not list:
-            return None
-        for call in calls:
-            function = call.get("function") if type(call) is dict else None
-            if type(function) is not dict or not call.keys() <= _CALL_KEYS or len(function) != 2:
-                return None
-            arguments: Any = function.get("arguments")
-            texts = [function.get("name"), call.get("id", ""), call.get("type", "")]
-            is_object = type(arguments) is dict
-            texts += [*arguments, *arguments.values()] if is_object else [arguments]
-            if {*map(type, texts)} != _TEXT:
-                return None
-            function = function.copy()
-            if is_object:
-                function["arguments"] = arguments.copy()
-            call = call.copy()
-            call["function"] = function
-            copies.append(call)
-    return cast(Message, message)
 
 
 def _wrong_with(value: Any) -> str:

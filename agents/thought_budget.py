@@ -30,8 +30,6 @@ async def sample_within(
     `budget` tokens, `close` and an answer, there is one request, and the budget has no effect.
 
     Args:
-        ask: samples a completion.
-        prompt: of the turn.
         sampling: `max_tokens` is the limit of the full turn, inserted tokens included.
         budget: tokens of a thought, including its opening token; 0 is no limit.
         close: the tokens that end a thought.

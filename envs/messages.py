@@ -8,7 +8,6 @@ from forge_env.core.types import Message
 
 
 def call(name: str, /, **arguments: Any) -> Message:
-    """Return a message that calls one tool."""
     function = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [function]}
 

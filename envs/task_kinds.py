@@ -12,7 +12,6 @@ def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
     """Return the `Task.kind` of a row: its value in `column`, as a text; by default in "kind", if there is that column.
 
     Args:
-        row: the row, by column.
         column: name of the column, or of a field as `field_of` has it; "" is "kind", which a row may lack.
     """
     kind = field_of(row, column, what="kind") if column else row.get("kind")

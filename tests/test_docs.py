@@ -50,7 +50,7 @@ EXAMPLES = sorted(
     for path in ROOT.glob(pattern)
     if path.stem not in ELSEWHERE
 )
-SLOW = {"README.md", "docs/python.md", "contrib/harbor/coding_agent.md", "examples/own_loop.py"}
+SLOW = {"README.md", "docs/python.md", "contrib/harbor/coding_agent.md", "contrib/torchforge/examples/own_loop.py"}
 """Examples and pages that train."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",

@@ -35,7 +35,7 @@ ROOMS = {
     "agents": """model_folder model_weights stop_strings thought_budget renderer served_tokenizer
         folder_checks token_agent chat scripted factories generator""",
     "sandboxes": "settings guest host",
-    "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
+    "envs": "messages task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints families model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
     "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out card

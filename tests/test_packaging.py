@@ -23,6 +23,7 @@ from hatch_build import MOVED, OF_CONTRIB, with_long_names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+HAS_DOCKER = (REPOSITORY / "contrib" / "docker").is_dir()
 PINS = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
 
 
@@ -57,7 +58,8 @@ def test_the_wheel_holds_every_source_and_data_file(wheel: Path) -> None:
         if package != "contrib"
         or not any(fnmatch(part, left) for part in path.relative_to(REPOSITORY).parts for left in OF_CONTRIB)
     }
-    sources.add("forge_env/contrib/docker/Dockerfile.sandbox")  # built from there where forge_env is installed
+    if HAS_DOCKER:
+        sources.add("forge_env/contrib/docker/Dockerfile.sandbox")  # built from there where forge_env is installed
     assert {name for name in names_in(wheel) if name.startswith("forge_env/")} == sources
     assert "forge_env/agents/renderer/qwen3_chat_template.jinja" in sources
     assert "forge_env/cli/template/tests/test_my_env.py.template" in sources
@@ -67,13 +69,11 @@ def test_no_module_of_the_wheel_imports_by_a_short_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = [name for name in archive.namelist() if name.endswith(".py")]
         nodes = [(name, node) for name in files for node in ast.walk(ast.parse(archive.read(name)))]
-        dockerfile = archive.read("forge_env/contrib/docker/Dockerfile.sandbox").decode()
     imported = [
         (name, node.module or "") for name, node in nodes if isinstance(node, ast.ImportFrom) and not node.level
     ]
     imported += [(name, alias.name) for name, node in nodes if isinstance(node, ast.Import) for alias in node.names]
     assert [found for found in imported if found[1].partition(".")[0] in MOVED] == []
-    assert '"forge_env.contrib.docker.agent"' in dockerfile
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,16 @@ def test_it_works_beside_a_package_of_others_named_agents(
     assert left.returncode == 0, left.stderr
 
 
+@pytest.mark.skipif(not HAS_DOCKER, reason="contrib/docker was taken away")
 def test_the_docker_sandbox_finds_what_its_image_is_made_of(installed: Installed, wheel: Path) -> None:
     installed.link_packages()
     installed.install(wheel)
     script = """
 import io, tarfile
 from forge_env.contrib.docker.image import build_context
-print(*tarfile.open(fileobj=io.BytesIO(build_context())).getnames())
+files = tarfile.open(fileobj=io.BytesIO(build_context()))
+assert b'"forge_env.contrib.docker.agent"' in files.extractfile("Dockerfile.sandbox").read()
+print(*files.getnames())
 """
     done = installed.run("-c", script)
     assert done.returncode == 0, done.stderr
@@ -210,8 +213,8 @@ assert sandboxes.open_sandbox is forge_env.sandboxes.open_sandbox
 """
     done = installed.run("-c", script)
     assert done.returncode == 0, done.stderr
-    program = installed.run("-m", "contrib.workspaces.bug_fix.to_harbor", "--help")
-    assert program.stdout.startswith("usage: python -m contrib.workspaces.bug_fix.to_harbor"), program.stderr
+    program = installed.run("-m", "trainers.grpo", "--help")
+    assert "--grpo.clip_high" in program.stdout, program.stderr
 
 
 @pytest.mark.parametrize("files", [("envs/__init__.py", "envs/mine.py"), ("envs/mine.py",)])

@@ -154,11 +154,6 @@ def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
 
 
 def find_algorithm(target: str) -> Algorithm:
-    """Import the algorithm of a target.
-
-    Raises:
-        UserError: the target cannot be imported, is no Algorithm, or cannot be used.
-    """
     algorithm, (source, name) = load(target), split_target(target)
     if not isinstance(algorithm, Algorithm):
         shown = algorithm.__name__ if isinstance(algorithm, type) else f"a {type(algorithm).__name__}"
@@ -177,10 +172,6 @@ def find_algorithm(target: str) -> Algorithm:
 
 
 def check_unchanged(algorithm: Algorithm) -> None:
-    """Check that processes which have imported a user's algorithm by now have the version of the start.
-
-    Raises:
-        UserError: its file has changed.
-    """
+    """Check that processes which have imported a user's algorithm by now have the version of the start."""
     if find_algorithm(algorithm.target) != algorithm:
         raise UserError(f"{algorithm.target} has changed while the run started: start it again")

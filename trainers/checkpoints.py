@@ -54,11 +54,7 @@ def path_of(run: Path, step: int) -> Path:
 
 
 def find(run: Path, step: int = 0) -> Checkpoint:
-    """Find the checkpoint of a step, or the newest for 0, and check that no file is missing or damaged.
-
-    Raises:
-        UserError: there is none, or it is damaged; the sentence names what can be used instead.
-    """
+    """Find the checkpoint of a step, or the newest for 0, and check that no file is missing or damaged."""
     folders = steps_of(run)
     if not folders:
         raise UserError(
@@ -109,11 +105,7 @@ def remove(path: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's manifest and compare it with the files that are there.
-
-    Raises:
-        UserError: the folder is missing, truncated, or not a checkpoint of this trainer.
-    """
+    """Read a checkpoint's manifest and compare it with the files that are there."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a checkpoint: there is no such folder.")
     try:

@@ -74,9 +74,6 @@ class OverlongPunishment:
     >>> punishment = OverlongPunishment(length=100, buffer=0.2)
     >>> [punishment(tokens) for tokens in (80, 90, 100, 200)]
     [0.0, -0.5, -1.0, -1.0]
-
-    Raises:
-        UserError: a setting is out of range.
     """
 
     length: int

@@ -180,9 +180,6 @@ def check_adapter(folder: Path, lora: Lora) -> None:
     """Check that a PEFT folder has a plain adapter with the rank and alpha of `lora`.
 
     `check_adapter_shapes` checks its tensors.
-
-    Raises:
-        UserError: it has not.
     """
     saved = read_config(folder, option="--lora.adapter")
     for key in SCALES:
@@ -213,11 +210,7 @@ def adapter_shapes(lora: Lora, shape: ModelShape) -> dict[str, tuple[int, ...]]:
 def check_adapter_shapes(
     folder: Path, lora: Lora, expected: Mapping[str, tuple[int, ...]], present: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Check the tensors of an adapter's file against those that the model and the targets ask for.
-
-    Raises:
-        UserError: a tensor is missing, superfluous, or of another shape.
-    """
+    """Check the tensors of an adapter's file against those that the model and the targets ask for."""
     for name in sorted(expected.keys() | present.keys()):
         if name not in present or name not in expected:
             state = "lacks" if name not in present else "has"
@@ -237,7 +230,6 @@ def adapter_config(lora: Lora, base: str) -> dict[str, Any]:
     """PEFT's adapter_config.json.
 
     Args:
-        lora: the adapters.
         base: the folder or hub id of the adapters' model.
     """
     return {

@@ -81,12 +81,7 @@ _ASKED = re.compile(
 
 
 def says_context_full(data: Any, status: int = 400) -> bool:
-    """Whether a refusal is about the length of the conversation.
-
-    Args:
-        data: the body.
-        status: of the response.
-    """
+    """Whether a refusal is about the length of the conversation."""
     words = list(_words(data))
     text = " ".join(" ".join(words).split())[:20_000]
     is_limit = not _ACCOUNT.isdisjoint((str(status), *words)) or _LIMITED.search(text)

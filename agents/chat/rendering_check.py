@@ -26,8 +26,6 @@ async def compare_rendering(
 
     Args:
         agent: of the endpoint.
-        prompt: of the first task.
-        tools: of the environment.
         like: the folder of the run; "" is the folder that the endpoint names as its model's, if it is on this machine.
     """
     if importlib.util.find_spec("tokenizers") is None:  # an endpoint can be evaluated without it

@@ -17,8 +17,6 @@ _SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer of the endpoint."""
-
     message: Mapping[str, Any]
     """The message. A `function_call` is one of its `tool_calls`."""
     finish_reason: str

@@ -162,7 +162,6 @@ def _begins(known: dict[str, Any], id_: str, name: str, text: str, *, is_numbere
 
 
 def _is_object(text: str) -> bool:
-    """Whether a text is a whole JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

@@ -68,8 +68,6 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
     """Check an adapter's folder against its model.
 
     Args:
-        path: the folder.
-        model: the Hugging Face folder of the model.
         option: the option that named the folder, for error messages.
     """
     if not path.is_dir():

@@ -86,9 +86,6 @@ class VLLMEngine:
         Cancelling the call aborts the request.
 
         Args:
-            prompt_ids: token ids.
-            sampling: its parameters.
-            request_id: unique among the requests in flight.
             adapter: the name of an adapter that `load_adapter` has loaded; the completion then has its versions. "" is
                 the model, with the published adapter if there is one.
         """
@@ -163,10 +160,8 @@ class VLLMEngine:
         """Load new weights between two steps; every worker process fetches them from the store. Wakes the engine.
 
         Args:
-            version: of the weights.
             store: a store that needs no actor, see `WeightStore.actors_only`.
             stored_as: their version in the store, if it differs.
-            seconds: time limit.
 
         Returns:
             Seconds of fetching and of swapping, of the slowest process, and of waking.
@@ -182,7 +177,6 @@ class VLLMEngine:
 
         Args:
             name: letters, digits and . _ -, 64 at most.
-            version: of the adapter.
             tensors: by PEFT's names, with alpha / rank in B. `open_adapter` of adapter_folder.py reads and checks the
                 tensors of a folder.
         """

@@ -19,6 +19,7 @@ SETTINGS: dict[str, Any] = {
     "disable_cascade_attn": bool,
     "disable_custom_all_reduce": bool,
     "enable_prefix_caching": bool,
+    "gdn_prefill_backend": str,
     "kv_cache_dtype": str,
     "max_cudagraph_capture_size": int,
     "max_num_batched_tokens": int,

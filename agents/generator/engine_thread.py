@@ -364,7 +364,6 @@ class EngineThread(threading.Thread):
         self._stamp()
 
     def drop_adapter(self, name: str) -> None:
-        """Empty the slot of an adapter."""
         number = self.adapters.slot(name)
         self._check_awake()
         if count := sum(request.adapter == name for request in self.pending.values()):

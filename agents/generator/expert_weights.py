@@ -64,6 +64,6 @@ def _names(config: Any) -> Iterator[str]:
     if not experts:
         return
     matrices = [f"{expert}.{name}_proj.weight" for expert in range(experts) for name in ("gate", "up", "down")]
-    for layer in range(config.num_hidden_layers):
+    for layer in range(getattr(config, "first_k_dense_replace", 0), config.num_hidden_layers):
         for matrix in _STACKS if config.model_type == "gpt_oss" else matrices:
             yield f"model.layers.{layer}{_EXPERTS}{matrix}"

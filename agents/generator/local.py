@@ -43,7 +43,6 @@ class LocalPolicy:
     """A policy with its own engine. Use it with `async with`, on one event loop.
 
     Args:
-        model: Hugging Face folder.
         settings: of the engine; `lora_rank` is the adapter's rank.
         adapter: computes all requests; None is none.
         deterministic: run one request at a time, without the prefix cache. The other requests of a batch, and cached

@@ -59,7 +59,6 @@ def slot_rank(rank: int) -> int:
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Whether published weights are an adapter."""
     return next(iter(names), "").startswith(PREFIX)
 
 
@@ -122,7 +121,6 @@ class AdapterTable:
         return self._slots[name].number
 
     def drop(self, name: str) -> None:
-        """Forget an adapter."""
         del self._slots[name]
 
     def request(self, name: str) -> LoRARequest | None:
@@ -157,8 +155,6 @@ def load_adapter(worker: Any, number: int, tensors: Mapping[str, Tensor]) -> Non
     way takes a dozen for each matrix, 18 ms in all for a model of 8B on an H200.
 
     Args:
-        worker: vLLM's worker.
-        number: of the slot.
         tensors: by PEFT's names; they are copied. An empty mapping is an adapter that adds 0.
     """
     import torch
@@ -194,7 +190,6 @@ def load_adapter(worker: Any, number: int, tensors: Mapping[str, Tensor]) -> Non
 
 
 def drop_adapter(worker: Any, number: int) -> None:
-    """Empty a slot of a worker."""
     manager = worker.model_runner.lora_manager._adapter_manager
     _PLACES.get(manager, {}).pop(number, None)
     manager.remove_adapter(number)

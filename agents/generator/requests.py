@@ -85,9 +85,6 @@ def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar
     """The completion in vLLM's output of a finished request.
 
     Args:
-        output: of vLLM.
-        adapter: the name of the request's adapter.
-        grammar: the grammar of the request.
         routes: (tokens, layers, active) uint8 or uint16, the experts of all tokens but the last; on a GPU vLLM's output
             has them.
     """

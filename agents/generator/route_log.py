@@ -82,7 +82,6 @@ def routes_of(worker: Any, tokens: Mapping[str, int]) -> dict[str, np.ndarray]:
     """The experts of requests that have just finished: no further step may have begun.
 
     Args:
-        worker: vLLM's worker.
         tokens: by the id of each request, the number of its tokens.
 
     Returns:

@@ -66,6 +66,8 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
     arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
+    if is_hybrid and on_gpu:  # vLLM's choice on Hopper cards is flashinfer, which compiles for minutes
+        arguments["gdn_prefill_backend"] = "triton"
     if is_hybrid and not on_gpu:  # vLLM caches the memory of linear attention with chunked prefill only
         arguments["enable_prefix_caching"] = False
     with fork_server.vllm_forks() if settings.has_worker_processes else nullcontext():
@@ -86,8 +88,6 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
     """The arguments of vLLM's EngineArgs for these settings, without the model and `engine_args`.
 
     Args:
-        settings: of the engine.
-        on_gpu: whether it is on a GPU.
         gpu_bytes: the GPU's memory; needed if `gpu_memory_gib` is set.
     """
     fraction, cache = settings.gpu_memory_utilization, None

@@ -43,7 +43,6 @@ class CacheCounters:
         self._manager.prefix_cache_stats = PrefixCacheStats()
 
     def step(self, stats: EngineStats, seconds: float) -> None:
-        """Add a step to the sums."""
         stats.steps += 1
         stats.step_seconds += seconds
         stats.cache_steps += self._manager.usage

@@ -29,7 +29,6 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     """Put weights, or an adapter, into the model of a worker.
 
     Args:
-        worker: vLLM's worker.
         weights: full tensors by their Hugging Face names, or an adapter's by PEFT's, on any device and in any dtype. In
             the model's dtype they need no cast, and no memory for one. Weights of experts must be complete.
     """
@@ -55,7 +54,11 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     # tensor by tensor: vLLM would log a warning for each of them.
     if worker.device.type == "cpu":
         forget_kernels(worker.model_runner.get_model())
-    cast = ((name, tensor.to(config.dtype)) for name, tensor in one_by_one(weights))
+    # A router's bias has its own dtype.
+    cast = (
+        (name, tensor if name.endswith("correction_bias") else tensor.to(config.dtype))
+        for name, tensor in one_by_one(weights)
+    )
     worker.reload_weights(weights_iterator=cast)
     set_sinks(worker.model_runner.get_model(), weights)
     if worker.device.type == "cpu" and config.hf_text_config.tie_word_embeddings:
@@ -66,13 +69,7 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def pull_weights(worker: Any, store: bytes, version: int) -> dict[str, float]:
-    """Fetch a published version in the worker's process, and load it; returns the seconds of both.
-
-    Args:
-        worker: vLLM's worker.
-        store: a pickled WeightStore that needs no actor.
-        version: of the weights.
-    """
+    """Fetch a published version in the worker's process, and load it; returns the seconds of both."""
     return asyncio.run(_pull(worker, _attached(store), version))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.renderer.chat_template import ChatTemplate
@@ -36,8 +36,6 @@ _IDS = ("openai", "mistral", "kimi_k2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """The form of calls in a template."""
-
     dialect: str = "none"
     problem: str = ""
     """Why the template cannot be used with tools; "" if it can."""
@@ -47,17 +45,11 @@ class CallForm:
     """Whether the template takes the arguments of a call as JSON text."""
     end: str = ""
     """What ends an answer of calls, if the template ends other answers otherwise."""
+    mark_of_results: str = ""
+    """What ends an answer of calls, if it is the mark of the results that follow (GLM-4.5)."""
 
 
 def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening: str, ends: Sequence[str]) -> CallForm:
-    """Learn the form of calls.
-
-    Args:
-        template: as it is executed.
-        question: the shortest conversation that it takes.
-        opening: what a prompt begins of an answer.
-        ends: texts that end an answer.
-    """
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
         try:
@@ -76,7 +68,9 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
             end = rest
         if count := _read_of_two(template, question, opening, dialect, end, as_text=as_text):
             other = "" if end in ends else end
-            return CallForm(dialect=dialect, one_call=count == 1, arguments_are_text=as_text, end=other)
+            mark = "" if end else _mark_of_results(template, question, trial_calls(1, ids, as_text=as_text), ends)
+            form = CallForm(dialect=dialect, one_call=count == 1, arguments_are_text=as_text, end=other)
+            return replace(form, mark_of_results="" if mark == ends[0] else mark)
     return CallForm(problem=problem)
 
 
@@ -96,6 +90,20 @@ def _written(template: ChatTemplate, question: Sequence[Message], opening: str, 
     start = template.render(question, TRIAL_TOOLS, add_generation_prompt=True)
     text = template.render([*question, answer], TRIAL_TOOLS).removeprefix(start.removesuffix(opening))
     return text.rpartition(END_THINK)[2]
+
+
+def _mark_of_results(
+    template: ChatTemplate, question: Sequence[Message], calls: Sequence[Any], ends: Sequence[str]
+) -> str:
+    """The end that a template writes behind calls only if results follow; "" if there is none."""
+    messages = [*question, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
+    result = {"role": "tool", "content": "", "tool_call_id": calls[0]["id"]}
+    before = template.render(messages, TRIAL_TOOLS)
+    try:
+        behind = template.render([*messages, result], TRIAL_TOOLS).removeprefix(before).lstrip()
+    except TemplateError:
+        return ""
+    return next((end for end in ends if behind.startswith(end)), "")
 
 
 def _read_of_two(

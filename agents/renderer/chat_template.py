@@ -38,9 +38,7 @@ class ChatTemplate:
     """A Jinja source and the variables that its tokenizer gives it.
 
     Args:
-        source: the Jinja source.
         tokens: the texts of special tokens by the names of `tokenizer_config.json`.
-        where: of the template, for errors.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
@@ -63,7 +61,6 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, add_generation_prompt: bool = False
     ) -> str:
-        """The text of a conversation."""
         values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
             return self._compiled.render(**self._tokens, **values, add_generation_prompt=add_generation_prompt)
@@ -109,7 +106,6 @@ def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
     """The chat template of a Hugging Face folder.
 
     Args:
-        folder: of the model.
         written: a file with another template for this model, as an adapter has it.
     """
     config = read_tokenizer_config(folder)
@@ -149,7 +145,6 @@ def effective(
     """The template, and before it the additions of a run.
 
     Args:
-        template: of the model.
         thinks: the value of the flags for thoughts; None leaves them to the template.
         formats: the formats of today's date, which becomes `DATE`.
         with_text_tools: whether `TEXT_TOOLS` comes before it.

@@ -37,8 +37,6 @@ ToolsForm = Literal["auto", "template", "text"]
 """Who describes the tools: the chat template, or a text in the system message; "auto" is the text if the template has
 no place for them."""
 
-CLOSE_THOUGHT = f"\n{END_THINK}{AnswerForm.after_thought}"
-"""The text of a chat template between a thought and the answer."""
 _MARK = "@probe@"
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
 _USER: Message = {"role": "user", "content": "What is it?"}
@@ -56,6 +54,9 @@ class ConversationFormat:
     """What the prompt writes of the answer: nothing, the beginning of a thought, or an empty thought."""
     ends: tuple[str, ...]
     """Texts that end an answer; the template writes the first one."""
+    mark_of_results: str = ""
+    """The one after calls, if answers end with the mark of the next message (GLM-4.5); then `ends` begins with a
+    user's."""
     tokens: frozenset[str] = frozenset()
     """Tokens that only the template writes: special ones, and other added ones that it names."""
     stop_token_ids: tuple[int, ...] = ()
@@ -98,7 +99,6 @@ class ConversationFormat:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool
     ) -> str:
-        """The text of a conversation."""
         prepared = [self.prepared(message) for message in messages]
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
 
@@ -109,8 +109,6 @@ def learn_format(
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
-        folder: of the model.
-        tokenizer: of the model.
         thinking: one of `Thinking`.
         tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.
@@ -149,6 +147,7 @@ class _Learner:
             template=template,
             opening=opening,
             ends=tuple(ends),
+            mark_of_results=calls.mark_of_results,
             tokens=frozenset(tokens),
             stop_token_ids=tuple(id_ for id_ in ids if id_ is not None),
             question=tuple(self._question),
@@ -317,7 +316,6 @@ def _conversations() -> list[tuple[list[Any], Sequence[ToolSpec]]]:
 
 
 def _renders(template: ChatTemplate, messages: Sequence[Message]) -> bool:
-    """Whether the template writes the first message."""
     try:
         return messages[0]["content"] in template.render(messages, add_generation_prompt=True)
     except TemplateError:

@@ -16,8 +16,6 @@ THINK, END_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts of an answer."""
-
     content: str
     thought: str | None
     """None if the answer has no thought."""
@@ -40,7 +38,11 @@ class AnswerForm:
     end_thought: ClassVar[str] = END_THINK
     """What ends a thought."""
     after_thought: ClassVar[str] = "\n\n"
-    """What is between the end of a thought and the content."""
+    """What is between the end of a thought and the rest of the answer."""
+    close_thought: ClassVar[str] = f"\n{END_THINK}{after_thought}"
+    """What the agent writes behind a thought that it ends: its end, and `after_thought`."""
+    begin_content: ClassVar[str] = ""
+    """What is before the content."""
 
     def is_in_thought(self, text: str) -> bool:
         """Whether a text begins with a thought, and does not end it."""
@@ -55,7 +57,6 @@ class AnswerForm:
         Args:
             text: without the token that ended it.
             tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
-            is_cut: whether a limit has ended the answer.
         """
         thought, rest = self._split(text)
         if rest is None:  # the thought has no end
@@ -114,7 +115,12 @@ class AnswerForm:
 class ChannelForm(AnswerForm):
     """Answers in channels, as of gpt-oss; see `agents.renderer.dialects.harmony`."""
 
-    end_thought, after_thought = harmony.END, f"{harmony.ANSWER}{harmony.FINAL}"
+    end_thought, after_thought, close_thought = harmony.END, harmony.ANSWER, harmony.END + harmony.ANSWER
+    begin_content = harmony.FINAL
+
+    def read(self, text: str, *, tools: Sequence[ToolSpec] | None, is_cut: bool) -> Answer:
+        """See `AnswerForm.read`; but no call ends an analysis, whose text may be a call's header."""
+        return super().read(text, tools=tools, is_cut=is_cut or self.is_in_thought(text))
 
     def begun(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
         *ended, last = [*harmony.messages(text)] or [harmony.ChannelMessage("", "", False)]

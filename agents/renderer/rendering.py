@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from agents.renderer.call_form import trial_calls
-from agents.renderer.conversation_format import CLOSE_THOUGHT, Thinking, ToolsForm, learn_format
+from agents.renderer.conversation_format import Thinking, ToolsForm, learn_format
 from agents.renderer.dialects import begin_of, to_openai
 from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK, ChannelForm
@@ -68,17 +68,13 @@ class Renderer:
         marks = [mark for mark in _MARKS if mark in self.format.template.source]
         special = sorted({*self.format.tokens, *marks, *self.stop}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        answers, has_channels = self.format.answers, isinstance(self.format.answers, ChannelForm)
+        answers = self.format.answers
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
-        closed = answers.end_thought + answers.after_thought if has_channels else CLOSE_THOUGHT
-        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closed)) if self.thinks else ()
+        closed = answers.close_thought + answers.begin_content if self.thinks else ""
+        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closed))
         """The tokens that end a thought; the answer comes next."""
         self.end_thought: int = -1 if self._end_think is None else self._end_think
         """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
-        self.after_thought: tuple[int, ...] = (
-            tuple(self._tokenizer.encode(answers.after_thought)) if self.thinks else ()
-        )
-        """The tokens between `end_thought` and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
@@ -165,20 +161,21 @@ class Renderer:
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
         _, end = self._first_end(answer)
-        answer = answer[:end] if end else answer + self.format.ends[0]
+        answer = answer[:end] if end else answer + self._end_before("tool" if message.get("tool_calls") else "user")
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         return self._tokenizer.encode(self._after_opening(answer))
 
     def _after_opening(self, answer: str) -> str:
         """An answer as a conversation holds it, without what the prompt has begun of it."""
         opening = self.format.opening
+        close = self.format.answers.close_thought if self.format.answers.opens_thought else ""
         if answer.startswith(opening):
             answer = answer[len(opening) :]
-            return CLOSE_THOUGHT + answer if self.format.answers.opens_thought and END_THINK not in answer else answer
+            return answer if END_THINK in answer else close + answer
         content = (
             answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
         )
-        return (CLOSE_THOUGHT if self.format.answers.opens_thought else "") + content
+        return close + content
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; special tokens in it are recognised."""
@@ -334,11 +331,15 @@ class Renderer:
 
     def _is_plain(self, role: str, sampled: Sequence[int]) -> bool:
         """Whether what follows depends on the new messages only: the turn has ended, and no thought may be dropped."""
-        is_ended = bool(self.stop_token_ids) and sampled[-1] == self.stop_token_ids[0] and not self.stop
+        is_ended = not self.stop and sampled[-1] == self._tokenizer.token_id(self._end_before(role))
         if not self.thinks:
             return is_ended and self._think not in sampled
         has_thought = self.format.opening or self._think in sampled or self._end_think in sampled
         return is_ended and role == "tool" and not has_thought
+
+    def _end_before(self, role: str) -> str:
+        """What ends an answer before a message of this role."""
+        return (role == "tool" and self.format.mark_of_results) or self.format.ends[0]
 
     def _behind(
         self, before: Sequence[Any], answer: Mapping[str, Any], new: Sequence[Any], tools: Sequence[ToolSpec], text: str
@@ -355,6 +356,8 @@ class Renderer:
         start, end = self._first_end(written)
         if not end:
             return None
+        if text and self.format.mark_of_results and not text.endswith(written[start:end]):
+            return None  # it ended with another mark
         thought = str(answer.get("reasoning_content") or "").strip()
         has_end = END_THINK not in text or END_THINK[1:] in written[:start]  # it may be defused
         if thought not in written[:start] or not has_end:
@@ -395,7 +398,8 @@ class Renderer:
             except TemplateError:
                 return None
             text = texts.pop()
-            return None if text is None or texts else self._tokens_behind([self.stop_token_ids[0]], text)
+            end = self._tokenizer.token_id(self._end_before(role))
+            return None if text is None or texts or end is None else self._tokens_behind([end], text)
 
         if self.stop or not self.stop_token_ids:
             return None

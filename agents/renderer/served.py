@@ -48,10 +48,7 @@ def texts_of_export(
     """Files for the folder of a trained model, so that other programs render and sample as the training did.
 
     Args:
-        model: the folder of the model that was trained.
-        thinking: of the training.
         tools: `renderer.tools` of the training.
-        temperature: of the training's sampling.
 
     Returns:
         The texts by file name, and the first difference of what Transformers renders, for a warning; "" if there is
@@ -83,9 +80,6 @@ def with_template(renderer: Renderer, tokenizer: Any, template: str, tools: Sequ
 
     Args:
         renderer: prepares messages as a server does: the arguments of a call are an object.
-        tokenizer: of Transformers.
-        template: the Jinja source.
-        tools: of every prompt.
     """
     tools = () if renderer.format.tools_problem else tools
 

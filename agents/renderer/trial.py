@@ -21,7 +21,6 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
     """Play a conversation of calls, answers and questions, as a rollout would; returns its turns.
 
     Args:
-        renderer: of the model.
         prompt: the first messages; if empty, the trial's own.
         tools: the first one is called; without tools there are answers only. None is a tool of the trial, if the
             template can be used with tools.

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -35,19 +36,32 @@ DEPTHS = (0, 2048, 4096, 8192, 16384)
 PROMPT = 64
 
 
-async def sample(folder: Path, *, rows: int, length: int, routes: bool) -> list[Completion]:
-    """Sample rows of at most `length` tokens in all, with the experts of each token if there are any."""
+async def sample(folder: Path, given: argparse.Namespace, *, routes: bool) -> tuple[list[Completion], float]:
+    """Sample rows of at most --length tokens in all, with the experts of each token if there are any; also tokens/s."""
+    rows, length = given.rows, given.length
+    args = {"gdn_prefill_backend": given.prefill} if given.prefill else {}
     settings = EngineSettings(
-        max_model_len=length, max_requests=rows, dtype="bfloat16", kv_cache_gib=24.0, cuda_graphs=True, gather_s=0.0
+        max_model_len=length,
+        max_requests=rows,
+        dtype="bfloat16",
+        kv_cache_gib=24.0,
+        cuda_graphs=True,
+        gather_s=0.0,
+        engine_args=args,
+        return_routes=routes,
     )
-    engine = VLLMEngine(str(folder), replace(settings, return_routes=routes))
+    engine = VLLMEngine(str(folder), settings)
     await engine.start()
     try:
-        sampling = Sampling(max_tokens=length - PROMPT)
-        prompts = ([1000 + 7 * row + i for i in range(PROMPT)] for row in range(rows))
-        return await asyncio.gather(
+        sampling = Sampling(max_tokens=given.sampled or length - PROMPT)
+        longest = length - given.sampled if given.sampled else PROMPT
+        sizes = (PROMPT + row * (longest - PROMPT) // max(1, rows - 1) for row in range(rows))
+        prompts = ([1000 + (7 * row + i) % 20_000 for i in range(size)] for row, size in enumerate(sizes))
+        started = time.perf_counter()
+        found = await asyncio.gather(
             *(engine.generate(prompt, sampling, f"row/{row}") for row, prompt in enumerate(prompts))
         )
+        return found, sum(len(each.token_ids) for each in found) / (time.perf_counter() - started)
     finally:
         await engine.close()
 
@@ -68,11 +82,12 @@ def row_of(completion: Completion) -> Row:
     return Episode(**ids, logprobs=completion.logprobs, reward=0.0).rows[0]
 
 
-def by_depth(rows: list[np.ndarray]) -> list[dict[str, float]]:
-    """The mean difference and K3, in nats, of each part of the rows."""
+def by_depth(rows: list[np.ndarray], prompts: list[int]) -> list[dict[str, float]]:
+    """The mean difference and K3, in nats, of each part of the rows, which begin with prompts of these sizes."""
     parts = []
     for start, end in pairwise(DEPTHS):
-        part = np.concatenate([row[max(0, start - PROMPT) : end - PROMPT] for row in rows])
+        sampled = zip(rows, prompts, strict=True)
+        part = np.concatenate([row[max(0, start - prompt) : max(0, end - prompt)] for row, prompt in sampled])
         if part.size:
             k3 = float((np.exp(part) - 1 - part).mean())
             sizes = {"from": start, "to": end, "tokens": part.size}
@@ -86,16 +101,20 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of the model; 0 is as many as its shape has")
     parser.add_argument("--length", type=int, default=16384, help="tokens of the longest row")
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--sampled", type=int, default=0, help="tokens after prompts up to --length; 0: short prompts")
+    parser.add_argument("--prefill", default="", help="gdn_prefill_backend of vLLM, for linear attention")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
         parameters = make_random_model(given.shape, make_tokenizer(Path(temp) / "t"), folder, layers=given.layers)
         has_experts = read_shape(folder).num_experts > 0
-        completions = asyncio.run(sample(folder, rows=given.rows, length=given.length, routes=has_experts))
+        completions, speed = asyncio.run(sample(folder, given, routes=has_experts))
         result: dict[str, Any] = {"machine": describe(), "shape": given.shape, "parameters": parameters}
+        result |= {"prefill": given.prefill or "default", "engine_tokens_per_second": speed}
         for name, replay in ({"depths": False} | ({"depths_replayed": True} if has_experts else {})).items():
-            result[name] = by_depth(differences(folder, completions, replay=replay))
+            found = differences(folder, completions, replay=replay)
+            result[name] = by_depth(found, [len(each.prompt_ids) for each in completions])
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -13,9 +13,9 @@ def step_flops(shape: ModelShape, rows: Sequence[int], sampled: float, *, adapte
     """Operations of the forward and the backward pass, each multiplication and addition of a matrix product counted.
 
     6 x the parameters of all layers for each token, of the experts only those that compute it, 6 x those of the output
-    layer for each sampled token, for no other has logits, and 6 x layers x query_size x length^2 for causal attention
-    within each row, half of the square. Of frozen weights it is 4 x, for they have no gradients. What is computed a
-    second time because of activation checkpointing is not counted.
+    layer for each sampled token, for no other has logits, and 6 x layers with attention x query_size x length^2 for
+    causal attention within each row, half of the square. Of frozen weights it is 4 x, for they have no gradients. What
+    is computed a second time because of activation checkpointing is not counted.
 
     Args:
         shape: of the model.
@@ -26,5 +26,5 @@ def step_flops(shape: ModelShape, rows: Sequence[int], sampled: float, *, adapte
     of_weight = 4 if adapters else 6
     layers = (of_weight * shape.num_hidden_layers * shape.active_layer_parameters + 6 * adapters) * sum(rows)
     head = of_weight * shape.hidden_size * shape.vocab_size * sampled
-    attention = 6 * shape.num_hidden_layers * shape.query_size * sum(length**2 for length in rows)
+    attention = 6 * shape.attention_layers * shape.query_size * sum(length**2 for length in rows)
     return float(layers + head + attention)

@@ -39,8 +39,13 @@ from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
 from trainers.families.table import read_shape
+from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
+from trainers.model.find import FoundModel
+from trainers.setup.memory import trainer_memory
+from trainers.setup.options.read_config import read_config
+from trainers.setup.run_plan import RunPlan
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip
@@ -144,12 +149,27 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
             "tokens_per_second": size / found["seconds"],
             "mfu": flops / found["seconds"] / PEAK_FLOPS,
             "parameters": parameters,
+            "planned_bytes": planned_bytes(folder, given),
         }
     finally:
         trainer.close()
         del trainer
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def planned_bytes(folder: Path, given: argparse.Namespace) -> float:
+    """What a run's plan counts for tensors: without CUDA's context and libraries."""
+    options = [
+        "--trainer.with_gpus",
+        f"--training.max_tokens_per_micro_batch={given.micro_batch or given.sequences * given.length}",
+        f"--training.activation_checkpoint={given.checkpoint}",
+        *([f"--lora.rank={given.lora}"] if given.lora else []),
+    ]
+    model = FoundModel(shape=read_shape(folder), where="")
+    config = read_config(Config, options)
+    memory = trainer_memory(RunPlan(config=config, defaults={}, algorithm=GRPO, model=model, objective=None))
+    return memory.total - memory.held["runtime"]
 
 
 def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> Callable[[], object]:

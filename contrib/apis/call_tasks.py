@@ -16,13 +16,13 @@ from typing import Any
 
 from contrib.apis.answers import same_answer
 from contrib.apis.json_schema.sampling import LARGEST, draw_arguments
+from contrib.common.loop_thread import LoopThread
 from envs.messages import call, say
 from envs.task_splits import bucket, check_split
 from forge_env.core.errors import ForgeError, TooFewTasks, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task, ToolCall
 from forge_env.tool_env.toolbox import Toolbox
-from forge_env.utils.loop_thread import LoopThread
 
 SECONDS = 300.0  # limit for making all tasks
 _PROMPT = "Call {name} with {arguments} and answer with what it returns."

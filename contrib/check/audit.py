@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from contrib.check.report import AuditReport, TaskReport
 from contrib.check.strategies import Strategy, StrategyAgent, actions_in_order, as_action, follow_expert
+from contrib.common.task_audit import TaskAudit
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.reward_value import are_same, reaches
-from forge_env.core.task_audit import TaskAudit
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.options import select_options
 from forge_env.rollout.rollout import run_episode

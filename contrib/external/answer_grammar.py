@@ -13,6 +13,7 @@ from forge_env.core.errors import TurnRefused
 from forge_env.core.types import FunctionSpec, ToolSpec
 
 if TYPE_CHECKING:
+    from agents.renderer.reading import AnswerForm
     from contrib.external.constraint import Constraint
 
 _MOST_WHITESPACE = 32
@@ -22,13 +23,13 @@ _Format = dict[str, Any]
 _TokenId = Callable[[str], int | None]
 
 
-def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], dialect: str, token_id: _TokenId) -> str:
+def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], form: AnswerForm, token_id: _TokenId) -> str:
     """A structural tag of XGrammar, as JSON, for `Sampling.grammar`. An answer's JSON follows the order of its schema.
 
     Args:
         constraint: the form of the answer.
         tools: the tools that it may name; the arguments of a call fit the parameters of its tool.
-        dialect: of the model's calls.
+        form: how the model writes its answers.
         token_id: the id of a text that is one token of the vocabulary, such as a mark; otherwise None.
 
     Raises:
@@ -40,9 +41,9 @@ def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], dialect: str, 
         raise TurnRefused(
             f"the tool {missing[0]!r:.80} has to be called, and is no tool of the request; they are {offered}"
         )
-    choices = [_call(functions[name], dialect, token_id) for name in constraint.tools]
+    choices = [_call(functions[name], form.dialect, token_id) for name in constraint.tools]
     if constraint.schema:
-        choices.append(_json(json.loads(constraint.schema)))
+        choices.append(_sequence([form.begin_content, (json.loads(constraint.schema), "json")], token_id))
     answer = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
     return json.dumps({"type": "structural_tag", "format": answer})
 
@@ -54,13 +55,19 @@ def _call(function: FunctionSpec, dialect: str, token_id: _TokenId) -> _Format:
             f"the tool {function['name']!r:.80} has to be called, and no grammar can say the calls of the model's "
             f"dialect, {dialect}: let the model choose"
         )
-    return {"type": "sequence", "elements": [element for piece in pieces for element in _elements(piece, token_id)]}
+    return _sequence(pieces, token_id)
+
+
+def _sequence(pieces: Sequence[Piece], token_id: _TokenId) -> _Format:
+    elements = [element for piece in pieces for element in _elements(piece, token_id)]
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
 def _elements(piece: Piece, token_id: _TokenId) -> list[_Format]:
     if not isinstance(piece, str):
         schema, style = piece
-        return [_json(schema) | ({} if style == "json" else {"style": style})]
+        json_ = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
+        return [json_ | ({} if style == "json" else {"style": style})]
     parts = [(part, token_id(part) if _MARK.fullmatch(part) else None) for part in _MARK.split(piece) if part]
     elements: list[_Format] = []
     for text, id_ in parts:
@@ -71,7 +78,3 @@ def _elements(piece: Piece, token_id: _TokenId) -> list[_Format]:
         else:
             elements.append({"type": "const_string", "value": text})
     return elements
-
-
-def _json(schema: Any) -> _Format:
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}

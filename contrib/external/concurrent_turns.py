@@ -21,7 +21,6 @@ from forge_env.core.types import Action, Outcome, Task, ToolSpec
 from forge_env.rollout.env_results import StepResult as ReadStep
 from forge_env.rollout.env_results import read_step
 from forge_env.rollout.episode_run import MAX_FULL_PROMPTS, End, EpisodeRun, LimitReached, cut_end
-from forge_env.utils.deadlines import Place
 
 
 async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, seed: int) -> End:
@@ -132,7 +131,7 @@ class _ConcurrentTurns:
                 raise LimitReached("episode_seconds")
             self._begin(tasks)
             started = time.perf_counter()
-            step = await run.call_env(run.place, "step", read_step, env.listen)
+            step = await run.call_env("step", read_step, env.listen)
             end = self._apply(step, started)
             if end is not None:
                 return end
@@ -157,23 +156,23 @@ class _ConcurrentTurns:
         task.add_done_callback(self._running.discard)
 
     async def _take_turn(self, begun: int, number: int, conversation: Conversation, tools: Sequence[ToolSpec]) -> None:
-        run, place, started = self._run, Place(), time.perf_counter()
+        run, started = self._run, time.perf_counter()
         try:
-            turn, action = await run.act(place, conversation, tools)
+            turn, action = await run.act(conversation, tools)
         except ContextFull as reason:
             self._no_turn(number, conversation)
             run.note_full_prompt()
-            await run.call_env(place, "on_limit", _nothing, self._env.no_room, number, str(reason))
+            await run.call_env("on_limit", _nothing, self._env.no_room, number, str(reason))
             return
         except PromptCounted as count:
             self._answering.remove(number)
             self._turns -= not conversation.auxiliary
             conversation.observation = ()
-            await run.call_env(place, "counted", _nothing, self._env.counted, number, count.tokens)
+            await run.call_env("counted", _nothing, self._env.counted, number, count.tokens)
             return
         except TurnRefused as reason:
             self._no_turn(number, conversation)
-            await run.call_env(place, "refused", _nothing, self._env.refused, number, str(reason))
+            await run.call_env("refused", _nothing, self._env.refused, number, str(reason))
             return
         answered = time.perf_counter()
         self._answering.remove(number)  # the environment may ask for the next one before `answer` has returned
@@ -183,7 +182,7 @@ class _ConcurrentTurns:
             self._note_other()
         elif self._last is None or begun > self._last[0]:
             self._last = begun, run.cutting_limit(conversation, turn, action)
-        await run.call_env(place, "step", _nothing, self._env.answer, number, own_action(action))
+        await run.call_env("step", _nothing, self._env.answer, number, own_action(action))
         self._answered = time.perf_counter(), turn
         turn.env_seconds += self._answered[0] - answered
 

@@ -91,7 +91,7 @@ class Constraint:
         dropped, and the answer is sampled without one. This depends on its tokens alone. So the tokens of a thought
         that is kept were sampled as if nothing else could have come.
         """
-        grammar = grammar_of(self, tools, renderer.format.answers.dialect, renderer.token_id)
+        grammar = grammar_of(self, tools, renderer.format.answers, renderer.token_id)
         sampling = replace(sampling, grammar=grammar)
         first = await _thought(ask, prompt, sampling, renderer, budget) if thinks else None
         if first is None:
@@ -99,7 +99,8 @@ class Constraint:
             return answer, [answer.prompt_ids]
         sampled = first.token_ids.tolist()
         is_ended = sampled[-1] == renderer.end_thought
-        inserted = renderer.after_thought if is_ended else renderer.close_thought
+        form = renderer.format.answers
+        inserted = tuple(renderer.encode(form.after_thought if is_ended else form.close_thought))
         room = sampling.max_tokens - len(sampled) - len(inserted)
         if room < 1 or not (is_ended or budget):
             return replace(first, finish_reason="length"), [first.prompt_ids]

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.concurrent_turns import ConcurrentEnv
 from contrib.external.conversations import ProgramConversation, ProgramConversations
 from contrib.external.inside import InsideProgram, score_inside, start_in_room, start_inside
@@ -36,7 +37,6 @@ from forge_env.core.errors import EnvError
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
 from forge_env.utils.deadlines import Deadline, queued
-from forge_env.utils.http_server import RequestRefused
 
 T = TypeVar("T")
 LAST_WORDS_SECONDS = 1.0

@@ -15,14 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from contrib.external.dialects.dialect import Dialect, dump
-from contrib.external.dialects.reading import media_in
-from contrib.external.dialects.table import DIALECTS, default_dialect, list_of_models
-from contrib.external.session import PendingRequest, ProgramSession
-from contrib.external.told import RULES, Rule, told
-from forge_env.core.errors import UserError
-from forge_env.core.types import ToolSpec
-from forge_env.utils.http_server import (
+from contrib.common.http_server import (
     ANY_ADDRESS,
     MAX_REQUEST_BYTES,
     NO_STORE,
@@ -34,6 +27,13 @@ from forge_env.utils.http_server import (
     parse_json,
     read_body,
 )
+from contrib.external.dialects.dialect import Dialect, dump
+from contrib.external.dialects.reading import media_in
+from contrib.external.dialects.table import DIALECTS, default_dialect, list_of_models
+from contrib.external.session import PendingRequest, ProgramSession
+from contrib.external.told import RULES, Rule, told
+from forge_env.core.errors import UserError
+from forge_env.core.types import ToolSpec
 
 MODEL = "policy"
 """The name of the only model; requests for other names are accepted too."""

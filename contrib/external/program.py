@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contrib.common.guard import guarded
 from contrib.external.confined import check_shown, confined, installation, listener_of
 from contrib.external.output import TAIL_BYTES, ProgramOutput
 from contrib.external.scoring import Result, read_result, text_of
-from envs.processes.guard import guarded
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.utils.exits import read_tail, stop
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.gateway import Gateway
 from contrib.external.player import Player
 from contrib.external.session import ProgramSession
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.http_server import RequestRefused
 
 
 class PlayerRecord:

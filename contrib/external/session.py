@@ -10,10 +10,10 @@ import asyncio
 import secrets
 from collections import Counter, deque
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from forge_env.core.types import Action, Message
-from forge_env.utils.http_server import RequestRefused
 
 SHOWN = 4
 """Reasons of refusals that the message of a fault names."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from contrib.common.http_server import MAX_REQUEST_BYTES, open_server
+from contrib.common.server_settings import TOKEN_VARIABLE, ServeSettings, read_token
 from contrib.external.env import External
 from contrib.external.gateway import Gateway
 from contrib.external.player import Player
@@ -30,8 +32,6 @@ from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Task
 from forge_env.utils.deadlines import queued
-from forge_env.utils.http_server import MAX_REQUEST_BYTES, open_server
-from forge_env.utils.server_settings import TOKEN_VARIABLE, ServeSettings, read_token
 
 
 class Sessions(External):

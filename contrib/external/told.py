@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contrib.common.patterns import linear_pattern
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
-from forge_env.utils.patterns import linear_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def read_rules(text: str) -> tuple[Rule, ...]:
     """Read the rules of a user, one a line: `FIELD: PATTERN`, or `!FIELD: PATTERN` for requests that are not auxiliary.
 
     Args:
-        text: a pattern is a regular expression of `forge_env.utils.patterns`, which may match anywhere in the field.
+        text: a pattern is a regular expression of `contrib.common.patterns`, which may match anywhere in the field.
     """
     rules = []
     for line in filter(None, map(str.strip, text.splitlines())):

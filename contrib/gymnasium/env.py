@@ -25,13 +25,13 @@ from gymnasium.error import ResetNeeded
 
 from agents.renderer.dialects import to_openai
 from agents.renderer.reading import AnswerForm
+from contrib.common.loop_thread import LoopThread
 from contrib.gymnasium.env_runner import CLOSE_SECONDS, OPEN_SECONDS, EnvRunner, StepOutcome
 from contrib.gymnasium.message_space import MessageSpace
 from forge_env.core.env import Env
 from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.utils.loop_thread import LoopThread
 
 
 class SyncEnv(gymnasium.Env[str, str]):

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium.logger
 
+from contrib.common.loop_thread import LoopThread
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, ForgeError, InfraError
 from forge_env.core.own_copies import own_containers, own_task
@@ -18,7 +19,6 @@ from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
 from forge_env.rollout.env_results import read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.loop_thread import LoopThread
 from forge_env.utils.threads import call_on
 
 OPEN_SECONDS = 600.0

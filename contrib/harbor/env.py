@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from contrib.common.task_audit import TaskAudit
 from contrib.harbor.config import (
     Environment,
     HarborTask,
@@ -64,7 +65,6 @@ from contrib.workspaces.machines.workspace import Snapshot, Workspace
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError
-from forge_env.core.task_audit import TaskAudit
 from forge_env.core.tools import Tool
 from forge_env.core.types import Action, Message, Task
 from forge_env.utils.deadlines import Deadline, queued

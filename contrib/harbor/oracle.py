@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contrib.common.task_audit import TaskAudit
 from contrib.harbor.config import HarborTask, find_tasks, resolved
 from contrib.harbor.needs import verifier_fetches
 from contrib.workspaces.env.cheats import named_cheats
 from envs.messages import call, say
 from forge_env.core.errors import UserError
-from forge_env.core.task_audit import TaskAudit
 from forge_env.core.types import Message, Task
 
 _SECONDS = 600.0

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_jsonable_python
 
+from contrib.common.drawn_solutions import expert_of, remember
 from contrib.reasoning_gym.process import require_reasoning_gym, worker
-from envs.drawn_solutions import expert_of, remember
 from envs.messages import say
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import Env, StepResult, after_reset, task_of

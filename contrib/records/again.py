@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from contrib.records.replay import Replay, replay_in
+from contrib.records.run_settings import RunSettings
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Outcome, Task
-from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.task_list import TASKS_SECONDS
 

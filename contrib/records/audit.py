@@ -21,15 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from contrib.records.run_settings import all_files, episode_line, run_settings
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome
-from forge_env.records.run_files import FAULTS, IMPORTED, all_files, episode_line, run_settings, steps_of
+from forge_env.records.run_files import FAULTS, IMPORTED, steps_of
 from forge_env.records.run_weights import run_of
 
 Decoder = Callable[[Turn], Message]
 """Returns the message that a turn's tokens decode to."""
-DECODER = "agents.renderer.decoding:open_decoder"
+DECODER = "contrib.records.decoding:open_decoder"
 OF_ENGINES = frozenset({"before", "train", "evaluation", "after", "tool_off"})
 """Phases of a training run in which engines sample each turn; an expert plays its demonstrations alone."""
 
@@ -49,7 +50,7 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
 
     Args:
         run: a file of episodes, or the folder of an evaluation or a training run.
-        decode: checks the tokens too; made by `agents.renderer.decoding` from the model's tokenizer.
+        decode: checks the tokens too; made by `contrib.records.decoding` from the model's tokenizer.
     """
     result = Audit()
     for phase, path in all_files(run).items():

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from contrib.records.run_settings import FAULTED, all_files, episode_line
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError, nearest
-from forge_env.records.run_files import FAULTED, all_files, episode_line
 
 MAX_LISTED = 4
 

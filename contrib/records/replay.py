@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from contrib.records.run_settings import RunSettings
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, TurnRefused, UserError
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, Outcome, ToolSpec, ToolUse
-from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 

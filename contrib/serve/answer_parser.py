@@ -15,6 +15,7 @@ from typing import Any
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall, FunctionCall
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.parser import Parser, ParserManager
 from vllm.reasoning import ReasoningParser, ReasoningParserManager
@@ -25,7 +26,7 @@ from vllm.tool_parsers import ToolParser, ToolParserManager
 
 from agents.renderer.dialects import to_openai
 from agents.renderer.model_json import decode_all
-from agents.renderer.reading import END_THINK, THINK, Answer
+from agents.renderer.reading import THINK, Answer, AnswerForm, ChannelForm
 from agents.renderer.rendering import Renderer
 from contrib.external.answer_grammar import grammar_of
 from contrib.external.constraint import Constraint
@@ -45,15 +46,27 @@ class CallParser(ToolParser):
     """The name for vLLM's option; `AnswerParser` reads the calls."""
 
 
-@ReasoningParserManager.register_module(NAME)
+@ReasoningParserManager.register_module(AnswerForm.__name__)
 class ThoughtParser(ReasoningParser):
-    """Tells vLLM's engine when a thought has ended, so that a grammar begins there."""
+    """Tells vLLM's engine, which has the tokenizer only, when a thought has ended, so that a grammar begins there."""
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        return self.vocab[END_THINK] in input_ids[-_OPENING:]
+        return self.vocab[AnswerForm.end_thought] in input_ids[-_OPENING:]
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
-        return self.vocab[END_THINK] in delta_ids
+        return self.vocab[AnswerForm.end_thought] in delta_ids
+
+
+@ReasoningParserManager.register_module(ChannelForm.__name__)
+class ChannelParser(ReasoningParser):
+    """The same for answers in channels: a prompt ends as a thought does, and begins none."""
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        return False
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        end = ChannelForm.close_thought
+        return self.model_tokenizer.decode(input_ids[-len(end) :]).endswith(end)
 
 
 class AnswerParser(Parser):
@@ -83,8 +96,8 @@ class AnswerParser(Parser):
         request.stop = [*dict.fromkeys([*_stops(request), *self.renderer.stop])]
         if constraint := _constraint(request):
             try:
-                dialect, token_id = self.renderer.format.answers.dialect, self.renderer.token_id
-                grammar = grammar_of(constraint, _tools(request), dialect, token_id)
+                form = self.renderer.format.answers
+                grammar = grammar_of(constraint, _tools(request), form, self.renderer.token_id)
             except TurnRefused as error:
                 raise VLLMValidationError(str(error), parameter="tool_choice") from None
             request.structured_outputs = StructuredOutputsParams(structural_tag=grammar)
@@ -97,13 +110,12 @@ class AnswerParser(Parser):
         self._form = replace(self._form, opens_thought=end.endswith(THINK))
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        return self.renderer.end_thought in input_ids[-_OPENING:]
+        return self.reasoning_parser is None or self.reasoning_parser.is_reasoning_end(input_ids)
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        ids = list(token_ids)
-        if self.renderer.end_thought in ids:
-            return ids.index(self.renderer.end_thought)
-        return len(ids) if self.renderer.is_in_thought(ids) else 0
+        ids, end = list(token_ids), self.renderer.end_thought
+        first = ids[: ids.index(end)] if end in ids else ids
+        return len(first) if self._form.is_in_thought(self.renderer.decode(first)) else 0
 
     def parse(
         self,
@@ -165,10 +177,13 @@ class AnswerParser(Parser):
 
 def install(renderer: Renderer) -> None:
     """Let vLLM's server in this process read and render with `renderer`."""
-    reasoning = ThoughtParser if renderer.thinks else None
+    name = type(renderer.format.answers).__name__
+    reasoning = ReasoningParserManager.get_reasoning_parser(name) if renderer.thinks else None
     parser = type("Parser", (AnswerParser,), {"renderer": renderer, "reasoning_parser_cls": reasoning})
     ParserManager.get_parser = classmethod(lambda cls, **options: parser)
     chat_utils._postprocess_messages = lambda messages: None  # it would parse what is prepared already
+    for server in (OnlineRenderer, OpenAIServingResponses):  # gpt-oss would have other prompts than its template's
+        server.use_harmony = property(lambda self: False, lambda self, value: None)
     preprocess, full = OnlineRenderer.preprocess_chat, OpenAIServingChat.chat_completion_full_generator
 
     async def preprocess_chat(

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from contrib.common.server_settings import ServeSettings
 from contrib.serve.client_episode import ClientEpisode
 from forge_env import __version__
 from forge_env.core.episode import Episode
@@ -26,7 +27,6 @@ from forge_env.evaluation.plan import PLAN_VERSION, task_list_digest
 from forge_env.rollout.env_calls import close_env
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import value_digest
-from forge_env.utils.server_settings import ServeSettings
 from forge_env.utils.threads import invoke
 
 SPLITS = ("train", "test")

@@ -11,17 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from contrib.serve.remote import wire
-from contrib.serve.remote.wire import About, Answer
-from contrib.serve.session import Session
-from forge_env.core.env import Env
-from forge_env.core.errors import ForgeError, UserError
-from forge_env.core.user_code import guard
-from forge_env.evaluation.digests import environment_digests
-from forge_env.registry.registry import env_class
-from forge_env.rollout.factory import EnvFactory, make
-from forge_env.utils.digests import value_digest
-from forge_env.utils.http_server import (
+from contrib.common.http_server import (
     JSON_TYPE,
     NO_STORE,
     Receive,
@@ -33,7 +23,17 @@ from forge_env.utils.http_server import (
     read_object,
     send_json,
 )
-from forge_env.utils.server_settings import ServeSettings
+from contrib.common.server_settings import ServeSettings
+from contrib.serve.remote import wire
+from contrib.serve.remote.wire import About, Answer
+from contrib.serve.session import Session
+from forge_env.core.env import Env
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.user_code import guard
+from forge_env.evaluation.digests import environment_digests
+from forge_env.registry.registry import env_class
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.utils.digests import value_digest
 from forge_env.utils.threads import invoke
 
 CLOSE_SECONDS = 30.0

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from contrib.common.http_server import Receive, Send, has_token, send_json
+from contrib.common.server_settings import ServeSettings
 from contrib.serve.client_episode import ClientEpisode, EpisodeFault, EpisodeOver, Shown
 from contrib.serve.desk import Desk, PlayOptions, open_desk
 from contrib.serve.tool_face import action_of, free_name, names_of, text_of, tool_list
@@ -21,8 +23,6 @@ from forge_env import __version__
 from forge_env.core.errors import UserError
 from forge_env.core.types import ToolSpec
 from forge_env.rollout.factory import EnvFactory
-from forge_env.utils.http_server import Receive, Send, has_token, send_json
-from forge_env.utils.server_settings import ServeSettings
 
 PATH = "/mcp"
 START = "start_task"

@@ -25,13 +25,13 @@ from agents.model_folder import find_model, split_adapter
 from agents.renderer.chat_template import TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import GENERATION
+from contrib.common.http_server import ANY_ADDRESS, base_url
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import MANIFEST, step_of, trained_config
 from forge_env.records.run_weights import run_of
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 from forge_env.utils.exits import how_it_ended, stop
-from forge_env.utils.http_server import ANY_ADDRESS, base_url
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "contrib.serve.answer_parser"
@@ -82,8 +82,10 @@ class ModelServer:
         options += self._adapters(folder, adapters, trained)
         settings = self._format(folder, trained[0] if trained else None)
         options += ["--enable-auto-tool-choice", "--tool-call-parser", _NAME, "--tool-parser-plugin", PARSER]
-        if open_renderer(settings).thinks:
-            options += ["--reasoning-parser", _NAME, "--reasoning-parser-plugin", PARSER]
+        renderer = open_renderer(settings)
+        if renderer.thinks:
+            options += ["--reasoning-parser", type(renderer.format.answers).__name__]
+            options += ["--reasoning-parser-plugin", PARSER]
         return name, settings, options
 
     def _model(self) -> tuple[Path, str]:

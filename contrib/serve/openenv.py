@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from contrib.common.http_server import Receive, RequestRefused, Send, exact_json, has_token, read_object, send_json
+from contrib.common.server_settings import ServeSettings
 from contrib.serve.client_episode import EpisodeFault
 from contrib.serve.desk import Desk, PlayOptions, open_desk
 from contrib.serve.openenv_session import OpenEnvSession, Refused, fault_code
@@ -30,8 +32,6 @@ from contrib.serve.tool_face import tool_list
 from forge_env import __version__
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-from forge_env.utils.http_server import Receive, RequestRefused, Send, exact_json, has_token, read_object, send_json
-from forge_env.utils.server_settings import ServeSettings
 
 logger = logging.getLogger(__name__)
 SCHEMAS = json.loads(Path(__file__).with_name("openenv_schemas.json").read_text(encoding="utf-8"))

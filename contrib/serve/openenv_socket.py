@@ -8,10 +8,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from contrib.common.http_server import Receive, Send
 from contrib.serve.client_episode import EpisodeFault
 from contrib.serve.openenv_session import OpenEnvSession, Refused, fault_code
 from forge_env.core.json_text import read
-from forge_env.utils.http_server import Receive, Send
 
 if TYPE_CHECKING:
     from contrib.serve.openenv import OpenEnvApp

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.serve.remote import wire
 from contrib.serve.remote.wire import Answer
 from forge_env.core.env import Env
@@ -20,7 +21,6 @@ from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import gate_of
-from forge_env.utils.http_server import RequestRefused
 from forge_env.utils.threads import call_on
 
 STATE = ("tools", "truncation_reward", "time_spent_by")

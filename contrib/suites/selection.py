@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from envs.drawn_solutions import Script, prompt_key, remember
+from contrib.common.drawn_solutions import Script, prompt_key, remember
 from envs.task_splits import bucket, check_split
 from forge_env.core.errors import TooFewTasks
 from forge_env.core.types import Task

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from contrib.common.task_audit import TaskAudit
 from contrib.swe.cheats import named_cheats_of
 from contrib.swe.repository import limits_of, prepare_repository
 from contrib.swe.rows import Instance, instance_of, read_instance
@@ -26,7 +27,6 @@ from envs.data_tasks import data_tasks
 from envs.messages import call, say
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.task_audit import TaskAudit
 from forge_env.core.types import Message, Task
 
 _LISTED = 20

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from contrib.common.guard import guarded
 from contrib.verifiers import worker
-from envs.processes.guard import guarded
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import json_object
 from forge_env.utils.exits import last_words

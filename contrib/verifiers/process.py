@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contrib.common.guard import guarded
 from contrib.external.output import ProgramOutput, how_it_ended
 from contrib.external.scoring import Result
 from contrib.verifiers.interpreter import Settings, environment, read_line
-from envs.processes.guard import guarded
 from forge_env.core.errors import EnvError, ServiceError
 from forge_env.utils.deadlines import queued
 from forge_env.utils.exits import last_words, read_tail, stop

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from contrib.common.transaction import transaction
 from contrib.viewer.index_row import COLUMNS, ScannedBlock, scan_file
 from contrib.viewer.stored_runs import RunFile, StoredRun
-from forge_env.utils.transaction import transaction
 
 FIRST_BYTES = 256 << 10
 """How much of each file is read before the rest of any, so that the first page appears at once."""

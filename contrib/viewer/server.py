@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from contrib.common.http_server import ANY_ADDRESS, base_url, open_listener
 from contrib.viewer.library import Library
 from contrib.viewer.page import render_page, security_policy, to_json
 from contrib.viewer.views import NotThere
 from forge_env.core.errors import UserError
-from forge_env.utils.http_server import ANY_ADDRESS, base_url, open_listener
 
 IDLE_SECONDS = 60.0
 """A connection without a request is closed after these."""

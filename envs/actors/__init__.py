@@ -1,1 +1,1 @@
-"""Services that environments run in: `env` runs episodes, `reward` scores responses, `task_source` hands out tasks."""
+"""Services that environments run in: `env` plays groups of episodes."""

@@ -57,7 +57,6 @@ async def grade(
 
     Args:
         all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
-        seed: of the order.
     """
     tests = tests_of(target)
     if not code.strip():
@@ -69,7 +68,6 @@ async def grade(
 
 
 def tests_of(target: Any) -> list[Test]:
-    """Return the tests of a task's target."""
     if isinstance(target, Mapping):
         return list(target["tests"])
     return [{"type": "pairs", "pairs": target}]
@@ -90,8 +88,6 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 class _Run:
-    """Runs the tests of one answer."""
-
     def __init__(self, sandbox: Sandbox, code: str, prelude: str, limits: Limits, all_or_nothing: bool) -> None:
         self._sandbox = sandbox
         self._code = code

@@ -41,7 +41,7 @@ class Story:
     """A text with the numbers {0}, {1}, .. in this order, and the program that solves it."""
 
     text: str
-    ranges: Sequence[tuple[int, int]]
+    ranges: Sequence[tuple[int, int]] = ((5, 80), (2, 40))
     """From where the numbers are drawn, both ends included."""
     solution: str
     """Source of f(x), or of solve(text) -> text, with the numbers and, as {r[0]} and {r[1]}, the looked-up values."""
@@ -188,51 +188,37 @@ def _records(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[str
     return ["".join(line() + "\n" for _ in range(count)) for count in (5, 0, 1, 12, 60)]
 
 
-_INDEX = (0, 99)
+def _look_up(text: str, solution: str, inputs: Inputs) -> Story:
+    places = ", ".join(re.findall(r"[tw]\[\{.\}\]", text))
+    return Story(text=text, ranges=((0, 99), (0, 99)), look=f"print({places})", solution=solution, inputs=inputs)
+
 
 STORIES: dict[int, dict[str, Story]] = {
     2: {
-        "sum": Story(
-            text="Write f(x): x times t[{0}] plus t[{1}].",
-            ranges=(_INDEX, _INDEX),
-            look="print(t[{0}], t[{1}])",
-            solution="def f(x): return x * {r[0]} + {r[1]}",
-            inputs=_integers,
+        "sum": _look_up("Write f(x): x times t[{0}] plus t[{1}].", "def f(x): return x * {r[0]} + {r[1]}", _integers),
+        "rest": _look_up(
+            "Write f(x): x times t[{0}] modulo t[{1}].", "def f(x): return x * {r[0]} % {r[1]}", _integers
         ),
-        "rest": Story(
-            text="Write f(x): x times t[{0}] modulo t[{1}].",
-            ranges=(_INDEX, _INDEX),
-            look="print(t[{0}], t[{1}])",
-            solution="def f(x): return x * {r[0]} % {r[1]}",
-            inputs=_integers,
+        "frame": _look_up(
+            "Write f(s): the text w[{0}], then s in capitals, then w[{1}].",
+            "def f(s): return '{r[0]}' + s.upper() + '{r[1]}'",
+            _sentences,
         ),
-        "frame": Story(
-            text="Write f(s): the text w[{0}], then s in capitals, then w[{1}].",
-            ranges=(_INDEX, _INDEX),
-            look="print(w[{0}], w[{1}])",
-            solution="def f(s): return '{r[0]}' + s.upper() + '{r[1]}'",
-            inputs=_sentences,
+        "swap": _look_up(
+            "Write f(s): the text s with each w[{0}] replaced by w[{1}].",
+            "def f(s): return s.replace('{r[0]}', '{r[1]}')",
+            _sentences,
         ),
-        "swap": Story(
-            text="Write f(s): the text s with each w[{0}] replaced by w[{1}].",
-            ranges=(_INDEX, _INDEX),
-            look="print(w[{0}], w[{1}])",
-            solution="def f(s): return s.replace('{r[0]}', '{r[1]}')",
-            inputs=_sentences,
-        ),
-        "join": Story(
-            text="Write f(s): the words of s joined by w[{0}] instead of spaces, then the number t[{1}].",
-            ranges=(_INDEX, _INDEX),
-            look="print(w[{0}], t[{1}])",
-            solution="def f(s): return '{r[0]}'.join(s.split()) + '{r[1]}'",
-            inputs=_sentences,
+        "join": _look_up(
+            "Write f(s): the words of s joined by w[{0}] instead of spaces, then the number t[{1}].",
+            "def f(s): return '{r[0]}'.join(s.split()) + '{r[1]}'",
+            _sentences,
         ),
     },
     3: {
         "run": Story(
             text="Write f(xs) for a list xs of integers: the length of its longest run of neighbours that are all "
             "greater than {0} and not divisible by {1}; 0 when there is none.",
-            ranges=((5, 80), (2, 40)),
             solution="""def f(xs):
     best = run = 0
     for x in xs:
@@ -244,14 +230,12 @@ STORIES: dict[int, dict[str, Story]] = {
         "unique": Story(
             text="Write f(xs) for a list xs of integers: the list without numbers below {0}, each number only the "
             "first time it occurs, cut to its first {1} numbers.",
-            ranges=((5, 80), (2, 40)),
             solution="def f(xs): return list(dict.fromkeys(x for x in xs if x >= {0}))[:{1}]",
             inputs=_lists,
         ),
         "turn": Story(
             text="Write f(xs) for a list xs: turn it to the right by {0} places, so that its last number comes first "
             "after one place, and return its numbers at the indexes that are multiples of {1}.",
-            ranges=((5, 80), (2, 40)),
             solution="""def f(xs):
     places = {0} % len(xs) if xs else 0
     return (xs[len(xs) - places:] + xs[:len(xs) - places])[::{1}]""",
@@ -260,7 +244,6 @@ STORIES: dict[int, dict[str, Story]] = {
         "filter": Story(
             text="Write a program. It reads a line with a number n and then n lines with an integer each. It prints "
             "the sum of the integers that are at least {0} or divisible by {1}, or NONE when there are none.",
-            ranges=((5, 80), (2, 40)),
             solution="""def solve(text):
     chosen = [x for x in map(int, text.split()[1:]) if x >= {0} or x % {1} == 0]
     return str(sum(chosen)) if chosen else 'NONE'""",
@@ -281,7 +264,6 @@ STORIES: dict[int, dict[str, Story]] = {
             text="Write a program. It reads lines of a name and an integer to the end of the input. It prints, in "
             "order of the names, each name and the sum of its integers, without the names whose sum is below {0}; and "
             "in the end the number of all lines times {1}.",
-            ranges=((5, 80), (2, 40)),
             solution="""def solve(text):
     sums = dict()
     for line in text.splitlines():

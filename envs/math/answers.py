@@ -114,8 +114,6 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
     symbols. A target that math-verify cannot read is compared as text.
 
     Args:
-        answer: as the model wrote it.
-        target: the right answer.
         tolerance: relative to the target.
         unevaluated: whether an answer may have operations that the target does not have: \\sqrt{16} for 4.
     """

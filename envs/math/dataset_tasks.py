@@ -102,7 +102,6 @@ def _column(values: Values, wanted: str, usual: Sequence[str], *, what: str) -> 
 
 
 def _text(value: Any, column: str) -> str:
-    """Return an answer as text."""
     if isinstance(value, str) and value.startswith('["'):
         with suppress(ValueError):
             value = json.loads(value)

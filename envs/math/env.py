@@ -194,7 +194,7 @@ def _solve_story(
     if calculator and not failed and len(results) < len(story.steps):
         last = results[-1] if results else ""
         return call("calculator", expression=story.steps[len(results)].format(*numbers, r=last))
-    answer = results[-1] if results and not failed else story.answer(*numbers)
+    answer = results[-1] if results and not failed else story.solve(*numbers)
     return say(f"\\boxed{{{answer}}}" if level == 4 else answer)
 
 

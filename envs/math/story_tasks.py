@@ -32,13 +32,22 @@ class Story:
     text: str
     ranges: Sequence[tuple[int, int]]
     """From where the numbers are drawn, both ends included."""
-    answer: Callable[..., str]
     steps: tuple[str, ...] = ()
-    """Expressions for a calculator, one after the other; {r} is the result of the one before."""
+    """Expressions for a calculator; {r} is the result of the one before, and the last result the answer."""
+    answer: Callable[..., str] | None = None
+    """The answer of a story without steps."""
     fits: Callable[..., bool] = lambda *numbers: True
     """Whether drawn numbers make sense together."""
     change: Callable[..., tuple[int, ...]] = lambda *numbers: numbers
     """Converts the drawn numbers to those of the text, such as roots to coefficients."""
+
+    def solve(self, *numbers: int) -> str:
+        if self.answer is not None:
+            return self.answer(*numbers)
+        result = 0
+        for step in self.steps:
+            result = eval(step.format(*numbers, r=result))  # steps are of this file
+        return str(result)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -76,7 +85,7 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
         question = story.text.format(*numbers, **dict(zip(story.words, words, strict=True)))
         return Task(
             prompt=({"role": "user", "content": question},),
-            target=story.answer(*numbers),
+            target=story.solve(*numbers),
             metadata=metadata,
             kind=name,
         )
@@ -106,46 +115,6 @@ def _patterns() -> list[tuple[int, Story, re.Pattern[str]]]:
     return [(level, story, story.pattern) for level, stories in STORIES.items() for story in stories.values()]
 
 
-def _stock(a: int, b: int, c: int, d: int) -> str:
-    return str(a * b + c - d)
-
-
-def _rows(a: int, b: int, c: int, d: int) -> str:
-    return str((a * b - c) * d)
-
-
-def _shares(a: int, b: int, c: int, d: int) -> str:
-    return str(a * b // c + d)
-
-
-def _bags(a: int, b: int, c: int, d: int) -> str:
-    return str((a + b) * c - d)
-
-
-def _price(a: int, b: int, c: int) -> str:
-    return str(Fraction(a * (100 + b) * (100 - c), 10_000))
-
-
-def _pump(a: int, b: int, c: int) -> str:
-    return str(Fraction(a * c, b))
-
-
-def _rest(a: int, b: int, c: int, d: int, e: int) -> str:
-    return str(a * (1 - Fraction(b, c)) * (1 - Fraction(d, e)))
-
-
-def _together(a: int, b: int) -> str:
-    return str(Fraction(a * b, a + b))
-
-
-def _speed(a: int, b: int) -> str:
-    return str(Fraction(2 * a * b, a + b))
-
-
-def _linear(a: int, b: int, c: int, d: int) -> str:
-    return str(Fraction(d - b, a - c))
-
-
 def _system(a: int, b: int, c: int, d: int, e: int, f: int) -> str:
     determinant = a * e - b * d
     return f"({Fraction(c * e - b * f, determinant)}, {Fraction(a * f - c * d, determinant)})"
@@ -159,21 +128,6 @@ def _roots(b: int, c: int) -> tuple[int, int]:
 
 def _coefficients(first: int, second: int) -> tuple[int, int]:
     return -(first + second), first * second
-
-
-def _quadratic(b: int, c: int) -> str:
-    low, high = _roots(b, c)
-    return f"\\{{{low}, {high}\\}}"
-
-
-def _between(b: int, c: int) -> str:
-    low, high = _roots(b, c)
-    return f"({low}, {high})"
-
-
-def _outside(b: int, c: int) -> str:
-    low, high = _roots(b, c)
-    return f"(-\\infty, {low}] \\cup [{high}, \\infty)"
 
 
 def _line(a: int, b: int, c: int, d: int) -> str:
@@ -190,25 +144,14 @@ def _latex(value: Fraction) -> str:
 
 
 WORDS = {
-    "name": ["Anna", "Ben", "Ella", "Hugo", "Leo", "Mia", "Nina", "Omar", "Paul", "Tom"],
-    "friend": ["Emma", "Ivan", "Kate", "Lily", "Max", "Noah", "Ruth", "Sam", "Sara", "Zoe"],
-    "things": [
-        "apples",
-        "balls",
-        "books",
-        "cards",
-        "coins",
-        "eggs",
-        "keys",
-        "marbles",
-        "nuts",
-        "pens",
-        "shells",
-        "stamps",
-    ],
-    "boxes": ["bags", "baskets", "bowls", "boxes", "jars"],
+    kind: words.split()
+    for kind, words in {
+        "name": "Anna Ben Ella Hugo Leo Mia Nina Omar Paul Tom",
+        "friend": "Emma Ivan Kate Lily Max Noah Ruth Sam Sara Zoe",
+        "things": "apples balls books cards coins eggs keys marbles nuts pens shells stamps",
+        "boxes": "bags baskets bowls boxes jars",
+    }.items()
 }
-
 _FEW, _SMALL, _LARGE = (2, 9), (2, 19), (11, 99)
 _SIGNED = (-12, 12)
 _ROOTS = ((-40, 40), (-40, 40))
@@ -219,26 +162,22 @@ STORIES: dict[int, dict[str, Story]] = {
             text="{name} has {0} {things} and finds {1} more. How many {things} does {name} have now?",
             ranges=((2, 60), (2, 40)),
             steps=("{0} + {1}",),
-            answer=lambda a, b: str(a + b),
         ),
         "give": Story(
             text="{name} has {0} {things} and gives {1} of them to {friend}. How many {things} does {name} have left?",
             ranges=((2, 50), (2, 40)),
             steps=("{0} - {1}",),
-            answer=lambda a, b: str(a - b),
             change=lambda rest, given: (rest + given, given),
         ),
         "packs": Story(
             text="{name} has {0} {boxes} with {1} {things} in each. How many {things} does {name} have in all?",
             ranges=(_FEW, (3, 12)),
             steps=("{0} * {1}",),
-            answer=lambda a, b: str(a * b),
         ),
         "parts": Story(
             text="{name} shares {0} {things} equally among {1} friends. How many {things} does each friend get?",
             ranges=((2, 12), _FEW),
             steps=("{0} // {1}",),
-            answer=lambda a, b: str(a // b),
             change=lambda part, friends: (part * friends, friends),
         ),
         "lose": Story(
@@ -246,7 +185,6 @@ STORIES: dict[int, dict[str, Story]] = {
             "How many {things} does {name} have now?",
             ranges=((5, 50), (5, 40), (10, 95)),
             steps=("{0} + {1}", "{r} - {2}"),
-            answer=lambda a, b, c: str(a + b - c),
             change=lambda a, b, percent: (a, b, (a + b) * percent // 100),
         ),
         "gift": Story(
@@ -254,21 +192,18 @@ STORIES: dict[int, dict[str, Story]] = {
             "How many {things} does {name} have?",
             ranges=(_FEW, _FEW, _SMALL),
             steps=("{0} * {1}", "{r} + {2}"),
-            answer=lambda a, b, c: str(a * b + c),
         ),
         "both": Story(
             text="{name} has {0} {things}. {friend} has {1} more {things} than {name}. "
             "How many {things} do they have together?",
             ranges=((5, 50), (2, 30)),
             steps=("{0} + {1}", "{r} + {0}"),
-            answer=lambda a, b: str(a + a + b),
         ),
         "sell": Story(
             text="{name} fills {0} {boxes} with {1} {things} each and has {2} {things} besides. "
             "{name} then sells {3} {things}. How many {things} are left?",
             ranges=(_FEW, _FEW, _SMALL, (20, 95)),
             steps=("{0} * {1}", "{r} + {2}", "{r} - {3}"),
-            answer=lambda a, b, c, d: str(a * b + c - d),
             change=lambda a, b, c, percent: (a, b, c, (a * b + c) * percent // 100),
         ),
     },
@@ -277,21 +212,18 @@ STORIES: dict[int, dict[str, Story]] = {
             text="A shop gets {0} boxes of {1} pens and {2} loose pens. Then {3} pens are sold. How many pens remain?",
             ranges=(_LARGE, _LARGE, _LARGE, _LARGE),
             steps=("{0} * {1}", "{r} + {2} - {3}"),
-            answer=_stock,
         ),
         "rows": Story(
             text="A hall has {0} rows of {1} seats, of which {2} are broken. The others are sold for {3} days. "
             "How many tickets are there?",
             ranges=(_LARGE, _LARGE, _LARGE, _SMALL),
             steps=("{0} * {1} - {2}", "{r} * {3}"),
-            answer=_rows,
         ),
         "shares": Story(
             text="There are {0} crates of {1} apples, shared equally among {2} shops. Each shop had {3} apples before. "
             "How many apples has each shop now?",
             ranges=(_LARGE, _LARGE, _SMALL, _LARGE),
             steps=("{0} * {1}", "{r} // {2} + {3}"),
-            answer=_shares,
             fits=lambda a, b, c, d: a * b % c == 0,
         ),
         "bags": Story(
@@ -299,7 +231,6 @@ STORIES: dict[int, dict[str, Story]] = {
             "How many coins remain?",
             ranges=(_LARGE, _LARGE, _LARGE, _LARGE),
             steps=("{0} + {1}", "{r} * {2} - {3}"),
-            answer=_bags,
         ),
     },
     3: {
@@ -307,39 +238,39 @@ STORIES: dict[int, dict[str, Story]] = {
             text="A price of {0} euros rises by {1} percent and then falls by {2} percent. "
             "What is the price now, in euros?",
             ranges=((20, 900), (2, 60), (2, 60)),
-            answer=_price,
+            answer=lambda a, b, c: str(Fraction(a * (100 + b) * (100 - c), 10_000)),
         ),
         "pump": Story(
             text="A pump moves {0} litres in {1} minutes. How many litres does it move in {2} minutes? "
             "Give the exact number.",
             ranges=((20, 500), (7, 60), (7, 90)),
-            answer=_pump,
+            answer=lambda a, b, c: str(Fraction(a * c, b)),
         ),
         "rest": Story(
             text="Of {0} litres of water, {1}/{2} is used, and then {3}/{4} of the rest. How many litres are left? "
             "Give the exact number.",
             ranges=((20, 500), (1, 8), (3, 9), (1, 8), (3, 9)),
-            answer=_rest,
+            answer=lambda a, b, c, d, e: str(a * (1 - Fraction(b, c)) * (1 - Fraction(d, e))),
             fits=lambda a, b, c, d, e: b < c and d < e,
         ),
         "together": Story(
             text="One pipe fills a tank in {0} minutes and another in {1} minutes. "
             "How many minutes do both together take? Give the exact number.",
             ranges=((10, 200), (10, 200)),
-            answer=_together,
+            answer=lambda a, b: str(Fraction(a * b, a + b)),
         ),
         "speed": Story(
             text="A car drives to a town at {0} km/h and back at {1} km/h. What is its average speed in km/h? "
             "Give the exact number.",
             ranges=((20, 150), (20, 150)),
-            answer=_speed,
+            answer=lambda a, b: str(Fraction(2 * a * b, a + b)),
         ),
     },
     4: {
         "linear": Story(
             text="Solve for x: {0}x + ({1}) = {2}x + ({3}). Give the exact number.",
             ranges=(_SMALL, _SIGNED, _SMALL, _SIGNED),
-            answer=_linear,
+            answer=lambda a, b, c, d: str(Fraction(d - b, a - c)),
             fits=lambda a, b, c, d: a != c,
         ),
         "system": Story(
@@ -351,21 +282,21 @@ STORIES: dict[int, dict[str, Story]] = {
         "quadratic": Story(
             text="Find all real x with x^2 + ({0})x + ({1}) = 0. Give the set of solutions.",
             ranges=_ROOTS,
-            answer=_quadratic,
+            answer=lambda b, c: "\\{{{}, {}\\}}".format(*_roots(b, c)),
             fits=operator.lt,
             change=_coefficients,
         ),
         "between": Story(
             text="Find all real x with x^2 + ({0})x + ({1}) < 0. Give an interval.",
             ranges=_ROOTS,
-            answer=_between,
+            answer=lambda b, c: "({}, {})".format(*_roots(b, c)),
             fits=operator.lt,
             change=_coefficients,
         ),
         "outside": Story(
             text="Find all real x with x^2 + ({0})x + ({1}) >= 0. Give a union of two intervals.",
             ranges=_ROOTS,
-            answer=_outside,
+            answer=lambda b, c: "(-\\infty, {}] \\cup [{}, \\infty)".format(*_roots(b, c)),
             fits=operator.lt,
             change=_coefficients,
         ),

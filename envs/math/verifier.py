@@ -25,7 +25,6 @@ _MISSING = (
 
 
 def require_math_verify() -> None:
-    """Check that math-verify is installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise UserError(_MISSING)
 
@@ -40,12 +39,6 @@ async def open_verifier() -> AsyncIterator[Verifier]:
 
 
 class Verifier(HelperProcess):
-    """The helper process.
-
-    Args:
-        cpu_seconds: processor time of one comparison.
-    """
-
     def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
         super().__init__(str(Path(__file__).with_name("worker.py")), name=_NAME)
         self._cpu_seconds = cpu_seconds

@@ -38,7 +38,6 @@ class HelperProcess:
 
     Args:
         library_file: what the process runs, see `envs.processes.worker`.
-        name: of the process, in messages.
         environment: variables in addition to this process's.
         python: the interpreter, of Python 3.11 or newer; by default this process's.
     """

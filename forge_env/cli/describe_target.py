@@ -34,7 +34,6 @@ def describe(
     Args:
         entry: target, options and folder; its name may be empty.
         kind: the kind that it must be; "auto" detects it.
-        to_register: see above.
 
     Returns:
         name: the entry's, or the default name of the target.
@@ -44,9 +43,6 @@ def describe(
         tools: name, description, parameters (JSON schema) and options of each tool.
         options: of an environment: name, type and default of each.
         notes: what the model is not told of the tools.
-
-    Raises:
-        UserError: the target cannot be imported, is of another kind, or is refused.
     """
     try:
         if source := tool_source(entry.target):

@@ -113,7 +113,6 @@ def _evaluate_set(file: Path, out: Path, beside: Mapping[str, Any], *, as_json: 
 
 
 def is_measured(figures: Mapping[str, Any]) -> bool:
-    """Whether an evaluation has a result."""
     return bool(figures["episodes"]) and "unscored" not in figures
 
 

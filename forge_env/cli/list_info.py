@@ -65,7 +65,6 @@ def show_schemas(data: dict[str, Any]) -> None:
 
 
 def as_data(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON data."""
     return {
         "name": entry.name,
         "kind": entry.kind,

@@ -54,8 +54,6 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: 
     """Print a table as wide as the terminal; long cells are wrapped, never cut.
 
     Args:
-        columns: the head of each column.
-        rows: their cells.
         whole: the columns that no narrow terminal may wrap, as they are narrow themselves.
     """
     from rich.box import SIMPLE_HEAD

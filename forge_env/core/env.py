@@ -159,11 +159,7 @@ class Env:
 
 
 def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:
-    """Return the task among the options of a `reset`.
-
-    Raises:
-        EnvError: without one.
-    """
+    """Return the task among the options of a `reset`."""
     if options is None or "task" not in options:
         raise EnvError(f"{type(env).__name__}.reset needs options={{'task': Task(...)}}")
     task: Task = options["task"]
@@ -171,11 +167,7 @@ def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:
 
 
 def after_reset(env: Env, made: T | None) -> T:
-    """Return what `reset` has made for the `step` that calls this.
-
-    Raises:
-        EnvError: if it is None: no episode is under way.
-    """
+    """Return what `reset` has made for the `step` that calls this."""
     if made is None:
         name = type(env).__name__
         raise EnvError(f"{name}.step was called before reset or after the end of the episode: reset starts one")

@@ -65,12 +65,7 @@ def read_int(text: str) -> int:
 
 
 def read(text: str) -> Any:
-    """Return the value of a JSON text; a byte order mark before it and NUL after it are left out.
-
-    Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
-    """
+    """Return the value of a JSON text; a byte order mark before it and NUL after it are left out."""
     return json.loads(_bare(text), parse_float=read_float, parse_int=read_int)
 
 

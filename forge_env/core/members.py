@@ -18,11 +18,7 @@ _KINDS: tuple[Any, ...] = (property, bool, Real, str, Mapping, (list, tuple))
 
 
 def check_class(cls: Any, root: type) -> None:
-    """Check the names that `root` has in a subclass and its mixins; its parents were checked already.
-
-    Raises:
-        UserError: for the first value that is not of the kind that `root` has.
-    """
+    """Check the names that `root` has in a subclass and its mixins; its parents were checked already."""
     for name in (*vars(root), *inspect.get_annotations(root), *_OPTIONAL):
         owner = next((c for c in cls.__mro__ if name in vars(c)), root)
         if name.startswith("__") or (owner is not cls and (issubclass(owner, root) or issubclass(root, owner))):
@@ -57,11 +53,7 @@ def _fits(name: str, value: Any, own: Any) -> bool:
 
 
 def check_instance(env: object, root: type) -> None:
-    """Check that the constructor of an environment has called its parent's, and set no method to something else.
-
-    Raises:
-        EnvError: with the first mistake.
-    """
+    """Check that the constructor of an environment has called its parent's, and set no method to something else."""
     if hasattr(env, "_use_tools") and "_toolbox" not in vars(env):  # of ToolEnv
         raise EnvError(f"{type(env).__name__}.__init__ does not call super().__init__(): write it as its first line")
     for name, value in vars(env).items():

@@ -21,11 +21,7 @@ def result_text(value: Any, where: str) -> str:
     """Return a result as the text that a model reads: a text as it is, data as JSON, other values by their own str().
 
     Args:
-        value: any.
         where: begins the message of an error, such as "the tool look".
-
-    Raises:
-        EnvError: for a value that is no text, such as a generator or an object without a text of its own.
     """
     try:
         value = plain(value)
@@ -40,12 +36,7 @@ def result_text(value: Any, where: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as text, numbers, booleans, None, lists and dicts with text keys. Sets are sorted.
-
-    Raises:
-        ValueError: the value is no data and has no text that is the same in each process; says what it is.
-        RecursionError: for a value that is nested too deeply.
-    """
+    """Return a value as text, numbers, booleans, None, lists and dicts with text keys. Sets are sorted."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if type(value) in (list, tuple):

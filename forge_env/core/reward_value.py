@@ -51,11 +51,7 @@ def reward_value(value: Any, source: str) -> float:
     """Return a reward as a float: from a real number, a bool, or a zero-dimensional array or tensor that holds one.
 
     Args:
-        value: the reward.
         source: beginning of the error message, for example "the reward brief returned".
-
-    Raises:
-        EnvError: for nan, infinity, text, a complex number, None, and an absolute value above `MAX_REWARD`.
     """
     if type(value) is float and abs(value) <= MAX_REWARD:  # the usual case
         return value

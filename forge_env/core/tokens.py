@@ -39,10 +39,6 @@ def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
     Args:
         values: a sequence of numbers, or a one-dimensional array.
         kind: IDS, FLOATS or MASK.
-        name: of the numbers, for the message.
-
-    Raises:
-        UserError: they are no sequence of numbers of this kind.
     """
     if type(values) is _ARRAY and values.ndim == 1:
         if values.dtype == kind:

@@ -219,15 +219,7 @@ def _checked(mark: str, target: Any, example: str) -> Any:
 
 
 def without_self(what: str, parameters: Sequence[inspect.Parameter]) -> Sequence[inspect.Parameter]:
-    """Return the parameters of a method but the first, which is the instance.
-
-    Args:
-        what: the method, for the error message.
-        parameters: of the function in its class.
-
-    Raises:
-        UserError: the first one is not `self`, as of a static method, and would be lost.
-    """
+    """Return the parameters of a method but the first, which is the instance."""
     if [p.name for p in parameters[:1]] != ["self"]:
         raise UserError(f"{what} has no parameter self: write it as a method, without @staticmethod or @classmethod")
     return parameters[1:]
@@ -249,9 +241,6 @@ def make_tool(
         name: of the tool; the function's name by default.
         options: the `@tool` mark's by default.
         is_method: whether the first parameter is the instance, which is hidden from the model.
-
-    Raises:
-        UserError: when a parameter has no JSON schema, or cannot be passed by keyword.
     """
     name = name or getattr(function, "__name__", type(function).__name__)
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
@@ -401,12 +390,7 @@ def _supported(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
     """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12.
 
     Args:
-        annotation: of a parameter.
-        tool: name of the tool, for errors.
         within: the TypedDicts that the annotation is a part of.
-
-    Raises:
-        UserError: for a TypedDict that contains itself.
     """
     if _PYDANTIC_TAKES_ALL:
         return annotation

@@ -235,11 +235,7 @@ class Row(TokenRecord):
 
 
 def join(turns: Sequence[Turn]) -> Row:
-    """Join the turns of a row.
-
-    Raises:
-        InvariantError: when the engine saw another prompt than the turns before.
-    """
+    """Join the turns of a row."""
     row_hash = hashlib.blake2b(digest_size=8)  # incremental: a new `digest` at every turn would be quadratic
     ids: list[bytes] = []
     masks: list[bytes] = []
@@ -301,10 +297,7 @@ def _requests(turn: Turn) -> list[tuple[int, str]]:
 
 
 def require(condition: bool, rule: str) -> None:
-    """
-    Raises:
-        InvariantError: when the condition does not hold.
-    """
+    """Raise InvariantError unless a rule holds."""
     if not condition:
         raise broken(rule)
 

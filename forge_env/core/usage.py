@@ -22,11 +22,7 @@ INFO_KEY = "model_calls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of an endpoint for a million tokens, in any currency.
-
-    Raises:
-        UserError: for a price that is no finite number of at least 0.
-    """
+    """Prices of an endpoint for a million tokens, in any currency."""
 
     prompt: float = 0.0
     completion: float = 0.0
@@ -69,9 +65,6 @@ def record_usage(role: Role, usage: Usage, *, calls: int = 1, cached: int = 0) -
     """Add what a model has used to the running episode. Without one, nothing is recorded.
 
     Args:
-        role: what the model is in the episode.
-        usage: of these calls.
-        calls: answers that the model was asked for.
         cached: answers that were known, so that the model was not asked.
     """
     info = _info.get()

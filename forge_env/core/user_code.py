@@ -84,9 +84,6 @@ class guard:
 
         with guard("reward correct"):
             value = await invoke(function)
-
-    Raises:
-        EnvError: naming the part, file and line.
     """
 
     __slots__ = ("_part",)

@@ -41,7 +41,6 @@ def field_of(values: Mapping[str, Any], name: str, *, what: str = "") -> Any:
     A column that holds an object as JSON text is read as that object.
 
     Args:
-        values: by column.
         name: of a column, which may have points in it; or a column and the fields in it.
         what: that the value is wanted for, for the error.
     """

@@ -61,8 +61,6 @@ def read_hub(name: str, *, split: str, streaming: bool, exact: bool = False) -> 
     Files of JSON and CSV are read as local ones are: the package datasets would guess types, and make 7 of "007".
 
     Args:
-        name: "owner/name", or "owner/name:configuration".
-        split: one that the dataset has.
         streaming: download rows as they are read, and not all of them at first.
         exact: numbers of JSON files become `NumberText`.
     """

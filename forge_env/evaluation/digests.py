@@ -41,8 +41,6 @@ def depends_on(
 
     Args:
         agent: name of the agent, as on the command line.
-        factory: of the environment.
-        tasks: all tasks, in order.
         adapter: the folder of its adapter; "" is none.
         given: the function or the Agent itself, if Python's code has given it.
     """

@@ -29,7 +29,6 @@ from forge_env.utils.secret_values import FILE as SECRETS
 from forge_env.utils.secret_values import keep, masked
 
 RESULT = "eval.json"
-_BLOCK = 1 << 20
 
 
 class EvalFolder:
@@ -39,7 +38,6 @@ class EvalFolder:
 
     Args:
         path: of the folder, which is created if it is missing.
-        plan: settings, as JSON data.
         extends: the plan with fewer tasks that the folder may hold, too; its results are kept.
     """
 
@@ -214,7 +212,6 @@ def fault_class(episode: Episode) -> str:
 
 
 def read_faults(path: Path) -> Iterator[Episode]:
-    """Read the episodes of a faults.jsonl."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -232,14 +229,4 @@ def _drop_partial_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        end = size = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - _BLOCK)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))

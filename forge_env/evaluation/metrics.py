@@ -109,7 +109,6 @@ def reward_parts(episodes: Iterable[Episode], *, by_task: bool = False) -> dict[
     number: an episode that a limit has ended may have none. Of more than `MAX_PARTS`, the most frequent are returned.
 
     Args:
-        episodes: of any outcome.
         by_task: gives all tasks equal weight in the mean, as an `Evaluation` does.
     """
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -73,12 +73,8 @@ async def run_evaluation(
     evaluation of their own, in the folder greedy, and their success is the figure "greedy".
 
     Args:
-        plan: what the figures depend on.
-        path: of the folder.
         settings: the plan's, and those that no figure depends on.
-        factory: of the plan's environment.
         agent: a function or an Agent of Python's code, for the name in the plan; None opens the agent by its name.
-        open_agent: opens an agent by its name.
         warn: told what a folder of a model lacks, and where an endpoint renders prompts otherwise than the run in the
             setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
         progress: see `Progress`.

@@ -208,15 +208,6 @@ class _SharedEngine:
 
 
 def read_set(file: Path, out: Path) -> list[SetRow]:
-    """Read the evaluations of a set from its file.
-
-    Args:
-        file: the YAML file.
-        out: the folder of the set.
-
-    Raises:
-        UserError: for a file that is no set, with the place of the mistake.
-    """
     try:
         data = read_yaml(file.read_text(encoding="utf-8"), str(file))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

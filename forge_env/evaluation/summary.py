@@ -40,12 +40,8 @@ def summarise(
     """Return the result of `forge-env eval --json`; figures that were not measured are None.
 
     Args:
-        plan: the settings.
-        attempts: all attempts of the evaluation, in order.
-        episodes: the episodes with a reward, and TIMEOUTs.
         faults: the episodes that ended by a fault. The last fault of an attempt without an episode is counted by its
             class, all other faults as retried.
-        prices: adds the cost.
         unscored: why the rewards of the episodes say nothing; "" if they do.
     """
     recorded = {Attempt.of(episode): episode for episode in episodes}

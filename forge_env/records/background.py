@@ -36,10 +36,8 @@ class Background:
     and counted; a warning says so at the first one and at the end. `log` never waits.
 
     Args:
-        name: of the sink, for messages.
         make: makes the sink, in its own thread.
         say: gets the warnings, from any thread.
-        episodes: whether the sink takes episodes.
         backlog: records that may wait for the sink.
         close_seconds: how long `close` waits for it.
     """

@@ -47,9 +47,6 @@ def run_weights(name: str) -> RunWeights:
 
     Args:
         name: the folder of a run, also with "@best", "@last" or "@STEP", or of a checkpoint.
-
-    Raises:
-        UserError: there are no such weights; the sentence names the steps that there are.
     """
     folder, choice = _split(name)
     if (folder / MANIFEST).is_file():

@@ -1,8 +1,8 @@
 """The one interface of everything that gets the metrics and episodes of a run, or of an evaluation.
 
 A run's own files and the console get each record at once. So does what `--metrics.sinks` of a training run and
-`--sink` of `forge-env eval` name: a name of the tables `[sinks]` of contrib/, with a mode behind a colon where it has
-modes, or a class of your own, "my_module:MySink":
+`--sink` of `forge-env eval` name: a name of the tables `[sinks]` of contrib/, with its mode behind a colon if it
+has modes, or a class of your own, "my_module:MySink":
 
     class MySink:
         def __init__(self, folder: Path, config: dict):    # config: of the run, or the content of plan.json
@@ -87,7 +87,6 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
 
     Args:
         entry: a name of a table, "NAME" or "NAME:MODE", or a target.
-        option: that names it, for errors, such as "--sink".
     """
     name, _, mode = entry.partition(":")
     known = rows("sinks")

@@ -17,12 +17,12 @@ package names a folder of contrib, so a folder that is taken away takes its rows
 from __future__ import annotations
 
 import functools
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forge_env.core.errors import InvariantError
 from forge_env.utils.targets import load
 
 TABLES = {
@@ -59,11 +59,6 @@ class Row(NamedTuple):
     """Of contrib."""
 
     def load(self) -> Any:
-        """Import the target.
-
-        Raises:
-            UserError: when it cannot be imported; names the folder.
-        """
         return load(self.target, option=f"the outbuilding {self.folder}:" if self.folder else "")
 
 
@@ -88,7 +83,18 @@ def folders() -> Mapping[str, Folder]:
     package = Path(__file__).parents[1]
     roots = (package / "contrib", package.parent / "contrib")  # of the wheel, and of a checkout
     root = next((root for root in roots if root.is_dir()), roots[0])
-    return {file.parent.name: _read(file) for file in sorted(root.glob("*/names.toml"))}
+    return read_folders(root)
+
+
+def read_folders(root: Path) -> dict[str, Folder]:
+    """Return the folders below one, by name. One whose names.toml is wrong is left out, with a sentence on stderr."""
+    read: dict[str, Folder] = {}
+    for file in sorted(root.glob("*/names.toml")):
+        try:
+            read[file.parent.name] = _read(file)
+        except (OSError, ValueError) as error:
+            print(f"note: the outbuilding {file.parent.name} is left out: {file}: {error}", file=sys.stderr)
+    return read
 
 
 def family(name: str) -> Row | None:
@@ -102,15 +108,34 @@ def tool_source(target: str) -> Row | None:
 
 
 def _read(file: Path) -> Folder:
+    """Read a names.toml.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is wrong.
+    """
     data = tomllib.loads(file.read_text(encoding="utf-8"))
-    about, needs, extra = data.pop("about"), tuple(data.pop("needs", ())), data.pop("extra", "")
+    head: dict[str, Any] = {}
+    for key, kind, default in (("about", str, None), ("needs", list, []), ("extra", str, "")):
+        head[key] = data.pop(key, default)
+        if not isinstance(head[key], kind):
+            raise ValueError(f"{key} is {head[key]!r}, and has to be {'a list' if kind is list else 'a text'}")
     if wrong := sorted(data.keys() - set(TABLES)):
-        raise InvariantError(f"{file} has the table {wrong[0]!r}; the tables are {', '.join(TABLES)}")
+        raise ValueError(f"there is no table {wrong[0]!r}; the tables are {', '.join(TABLES)}")
+    if flat := [key for key, value in data.items() if not isinstance(value, dict)]:
+        raise ValueError(f"{flat[0]} is {data[flat[0]]!r}, and has to be a table")
     tables = {
         table: {
-            name: Row(name, **(row if isinstance(row, dict) else {"target": row}), extra=extra, folder=file.parent.name)
+            name: Row(name, **_fields(f"{table}.{name}", row), extra=head["extra"], folder=file.parent.name)
             for name, row in rows.items()
         }
         for table, rows in data.items()
     }
-    return Folder(file.parent.name, about, needs, extra, tables)
+    return Folder(file.parent.name, head["about"], tuple(head["needs"]), head["extra"], tables)
+
+
+def _fields(place: str, row: Any) -> dict[str, str]:
+    fields = row if isinstance(row, dict) else {"target": row}
+    texts = all(isinstance(value, str) for value in fields.values())
+    if not texts or "target" not in fields or not fields.keys() <= {"target", "about", "after"}:
+        raise ValueError(f"{place} is {row!r}, and has to be a target, or a table of target, about and after as texts")
+    return fields

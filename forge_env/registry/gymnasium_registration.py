@@ -29,11 +29,7 @@ def gymnasium_id(name: str) -> str:
 
 
 def register_env(name: str) -> str:
-    """Register an environment with Gymnasium by its name, without importing it, and return its id.
-
-    Raises:
-        UserError: when another environment has the same id.
-    """
+    """Register an environment with Gymnasium by its name, without importing it, and return its id."""
     import gymnasium
 
     from forge_env.core.errors import UserError
@@ -51,11 +47,7 @@ def register_env(name: str) -> str:
 
 
 def register_all(env_names: Callable[[], Iterable[str]]) -> list[str]:
-    """Register every named environment with Gymnasium, if it has an interface here; returns the ids.
-
-    Raises:
-        UserError: when two environments have the same id, or a registry file is malformed.
-    """
+    """Register every named environment with Gymnasium, if it has an interface here; returns the ids."""
     from forge_env.registry.contrib import rows
 
     return [register_env(name) for name in env_names()] if rows("gymnasium") else []

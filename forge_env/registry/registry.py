@@ -91,11 +91,7 @@ def entries() -> list[Entry]:
 
 
 def find(name: str, kind: Kind | None = None) -> Entry | None:
-    """Return the entry of a name, None if there is none; without a kind, the first entry of any kind.
-
-    Raises:
-        UserError: when two installed packages have the same name, or a registry file is malformed.
-    """
+    """Return the entry of a name, None if there is none; without a kind, the first entry of any kind."""
     for source in _sources():
         matching = [entry for entry in source if entry.name == name and kind in (None, entry.kind)]
         rivals = {f"{entry.source} ({entry.target})" for entry in matching if entry.kind == matching[0].kind}
@@ -155,11 +151,7 @@ def is_env(value: Any) -> bool:
 
 
 def resolve(name: str, kind: Kind | None = None) -> Entry:
-    """Return the entry of a name; for a target, an entry without a name.
-
-    Raises:
-        UserError: for an unknown name, with the nearest one.
-    """
+    """Return the entry of a name; for a target, an entry without a name."""
     if ":" in name:
         row = family(name)
         return Entry(name="", kind=kind or "env", target=name, source=row.target if row else "process")
@@ -174,11 +166,7 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
 
 
 def registration(name: str) -> dict[str, str]:
-    """Return what a registry file says of an environment's name: its "target" and the "file"; {} for another name.
-
-    Raises:
-        UserError: when a registry file is malformed.
-    """
+    """Return what a registry file says of an environment's name: its "target" and the "file"; {} for another name."""
     entry = find(name, "env") if ":" not in name else None
     return {"target": entry.target, "file": str(entry.file)} if entry is not None and entry.file else {}
 
@@ -187,11 +175,7 @@ def check_registered(name: str, recorded: object) -> None:
     """Check that a name which a run recorded is known here.
 
     Args:
-        name: of the run's environment.
         recorded: its `registration` when the run began, as the run's folder has it.
-
-    Raises:
-        UserError: the name is unknown; names the place of its registration.
     """
     if not isinstance(recorded, Mapping) or not {"target", "file"} <= recorded.keys():
         return
@@ -209,9 +193,6 @@ def load_entry(entry: Entry) -> Any:
     """Import the target of an entry, or make the class of a family's member.
 
     A class of Gymnasium's gives the environment over messages.
-
-    Raises:
-        UserError: when it cannot be imported, with the file that registers it.
     """
     if row := tool_source(entry.target):
         name = entry.name or entry.target

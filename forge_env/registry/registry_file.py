@@ -78,11 +78,7 @@ class Entry:
 
 
 def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: Mapping[str, Any]) -> Entry:
-    """Return an entry, with its name, kind and options checked.
-
-    Raises:
-        UserError: when one of them is wrong.
-    """
+    """Return an entry, with its name, kind and options checked."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{name!r} is no name: it starts with a letter or _, and has letters, digits, _ and - only, 64 at most"
@@ -145,7 +141,6 @@ class RegistryFile:
     """A file of entries, which need not exist.
 
     Args:
-        path: the file.
         source: "project" or "user".
         below: only this user may be able to write to this folder and everything below it on the way to the file, see
             `problem`; None for a file that the user has named, which is not checked.
@@ -192,7 +187,6 @@ class RegistryFile:
             self._write(text, entries | {entry.name: entry}, entry.name)
 
     def remove(self, name: str) -> Entry:
-        """Remove an entry and return it."""
         self._find(name, self.read())  # raises before a folder is created
         with self._change() as (text, entries):
             removed = self._find(name, entries)

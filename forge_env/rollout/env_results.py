@@ -21,8 +21,6 @@ _MAPPING = (dict, Mapping)  # an abstract class is slow to ask, and a dict is fo
 
 
 class ResetResult(NamedTuple):
-    """The checked result of `reset`."""
-
     observation: tuple[Message, ...]
     next_turn: NextTurn | None
     info: Mapping[str, Any]
@@ -30,8 +28,6 @@ class ResetResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The checked result of `step`."""
-
     observation: tuple[Message, ...]
     reward: float
     terminated: bool
@@ -46,13 +42,11 @@ class StepResult(NamedTuple):
 
 
 def read_reset(result: Any) -> ResetResult:
-    """Check what `reset` returned."""
     observation, info = result
     return ResetResult(_messages(observation), info.get("next"), recorded_info(info))
 
 
 def read_step(result: Any) -> StepResult:
-    """Check what `step` returned."""
     observation, reward, terminated, truncated, info = result
     return StepResult(
         _messages(observation),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from forge_env.core.env import Env
@@ -22,17 +22,17 @@ from forge_env.core.protocols import (
     PromptCounted,
 )
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
-from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
+from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import is_default, is_timeout
+from forge_env.rollout.env_calls import EnvTimeout, call_env, is_default
 from forge_env.rollout.env_results import (
     StepResult,
     read_on_limit,
     read_reset,
     read_step,
 )
-from forge_env.utils.deadlines import Deadline, Place
-from forge_env.utils.threads import invoke, invoker
+from forge_env.utils.deadlines import Deadline
+from forge_env.utils.threads import call_alone, invoke
 
 T = TypeVar("T")
 End = tuple[Outcome, str]
@@ -52,18 +52,12 @@ class LimitReached(Exception):
 class EpisodeRun:
     """The state of one episode while it runs."""
 
-    __slots__ = (
-        *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
-        "seconds_left",
-    )
+    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversations = conversations
         self.limits = limits
-        self.place = Place()
-        self.ask: Callable[..., Awaitable[Any]] | None = None
-        """The agent's `act`."""
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -81,7 +75,7 @@ class EpisodeRun:
                 raise LimitReached("episode_seconds")
             started = time.perf_counter()
             try:
-                turn, action = await self.act(self.place, self.conversations.current, env.tools)
+                turn, action = await self.act(self.conversations.current, env.tools)
             except ContextFull as reason:
                 full_prompts += 1
                 if full_prompts > MAX_FULL_PROMPTS:
@@ -102,9 +96,8 @@ class EpisodeRun:
         return Outcome.TRUNCATED, "max_turns"
 
     async def reset(self, env: Env, task: Task, seed: int) -> None:
-        """Start the episode."""
         options = {"task": own_task(task), "limits": self.limits}
-        reset = await self.call_env(self.place, "reset", read_reset, env.reset, seed=seed, options=options)
+        reset = await self.call_env("reset", read_reset, env.reset, seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
 
@@ -124,7 +117,7 @@ class EpisodeRun:
         Returns:
             The end of the episode; None if it continues.
         """
-        step = await self.call_env(self.place, "on_limit", read_on_limit, env.on_limit, "max_tokens", reason)
+        step = await self.call_env("on_limit", read_on_limit, env.on_limit, "max_tokens", reason)
         if step is None:
             return Outcome.TRUNCATED, self.full_limit(self.conversations.current)
         self.note_full_prompt()
@@ -158,12 +151,10 @@ class EpisodeRun:
         seconds = f"{self.limits.episode_seconds:g} s of episode_seconds"
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
-    async def act(self, place: Place, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
 
         Args:
-            place: of the current task.
-            conversation: to be continued.
             tools: that the model may call.
         """
         if conversation.asked is not None:
@@ -171,11 +162,9 @@ class EpisodeRun:
         deadline: Deadline | None = None
         try:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
-            deadline = Deadline(math.inf if seconds is None else seconds, place)
+            deadline = Deadline(math.inf if seconds is None else seconds)
             with deadline:
-                if self.ask is None:
-                    self.ask = invoker(self.agent.act)
-                answer = await self.ask(conversation, tools)
+                answer = await call_alone(self.agent.act, conversation, tools)
             return _read_answer(self.agent, answer)
         except NOT_CAUGHT as error:
             task = asyncio.current_task()
@@ -216,7 +205,7 @@ class EpisodeRun:
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
-        step = await self.call_env(self.place, "step", read_step, env.step, own_action(action))
+        step = await self.call_env("step", read_step, env.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)
@@ -265,7 +254,6 @@ class EpisodeRun:
 
     async def call_env(
         self,
-        place: Place,
         part: str,
         read: Callable[[Any], T],
         method: Callable[..., Any],
@@ -275,31 +263,21 @@ class EpisodeRun:
         """Call the environment within the limits of the step and the episode, and check its result.
 
         Args:
-            place: of the current task.
-            part: "reset", "step" or "on_limit".
-            read: checks the result.
             method: to call, with the other arguments; the code is inside of the gate of its instance.
         """
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
-        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, place)
+        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)
         try:
-            with deadline:
-                result = await invoke(method, *args, **kwargs)
-        except BaseException as error:
-            if is_timeout(error, deadline):
-                raise LimitReached(limit, part) from None
-            if (env_error := fault(part, error)) is None:
+            result = await call_env(part, invoke(method, *args, **kwargs), deadline)
+        except EnvTimeout:
+            if not deadline.expired:
                 raise
-            raise env_error from error
+            raise LimitReached(limit, part) from None
         finally:
             self.seconds_left -= deadline.used
-        try:
+        with guard(f"{part} returned what cannot be read"):
             return read(result)
-        except BaseException as error:
-            if (env_error := fault(f"{part} returned what cannot be read", error)) is None:
-                raise
-            raise env_error from error
 
 
 def cut_end(step: StepResult, cut_by: str) -> End | None:

@@ -220,11 +220,7 @@ def name_env(factory: EnvFactory, file: Path) -> str:
     """Return the name by which every process finds the environment of a factory.
 
     Args:
-        factory: of a name or of a class.
         file: of a class that no other process can import, such as one of a notebook; `by_value.write` writes it.
-
-    Raises:
-        UserError: the class cannot reach another process.
     """
     value = factory.env_class
     if factory.target and not is_of_process(factory.target):
@@ -236,12 +232,7 @@ def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: s
     """Return the limits of an episode that an environment declares, by the fields of `EpisodeLimits`.
 
     Args:
-        env_class: the environment.
         options: its options; `limits` is called with those that it names.
-        name: of the environment, for error messages.
-
-    Raises:
-        UserError: for an unknown limit, or one that is no number within its bounds.
     """
     name, function = name or env_class.__name__, env_class.limits
     kinds = kinds_of(EpisodeLimits)

@@ -27,8 +27,6 @@ from forge_env.utils.deadlines import queued
 
 
 class Request(NamedTuple):
-    """The arguments of one completion."""
-
     prompt_ids: np.ndarray
     sampling: Sampling
     request_id: str

@@ -17,7 +17,6 @@ _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function that are options."""
     if function is object.__init__:
         return []
     parameters = inspect.signature(function).parameters.values()

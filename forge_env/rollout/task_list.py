@@ -33,10 +33,7 @@ def read_tasks(
     """Call `tasks` and return the checked result: from 1 to `count` tasks.
 
     Args:
-        name: of the environment.
         call: `tasks` with its arguments.
-        split: the requested split, for error messages.
-        count: the requested number of tasks.
         seconds: time limit of the call. Python code is interrupted; a C call such as time.sleep first returns.
     """
     call_text = f"tasks({split!r}, count={count})"

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.core.errors import ForgeError, ServiceError, UserError
-from forge_env.runtime.calls import answers
-from forge_env.runtime.calls.answers import is_service_error, quietly, unless_gone, within
+from forge_env.runtime.calls.answers import quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.machines import Machines
 from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
@@ -254,19 +253,7 @@ class Launcher:
             ServiceError: names the actor that died.
         """
         assert self._failure is not None
-        task = asyncio.ensure_future(work)
-        try:
-            either: set[asyncio.Future[Any]] = {task, self._failure}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if is_service_error(task):  # the name of the dead process explains more than the broken call
-                await asyncio.wait({self._failure}, timeout=answers.GRACE_S)
-            if self._failure.done() and (not task.done() or is_service_error(task)):
-                self._failure.result()
-            return await task
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        return await unless_gone(work, self._failure)
 
     async def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
         if self.hosts:
@@ -373,11 +360,7 @@ _numbers = itertools.count()  # Monarch takes a name only once
 
 
 def open_launcher() -> Launcher:
-    """The innermost launcher that is open in this process.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The innermost launcher that is open in this process."""
     if not _open:
         raise UserError("there is no open Launcher to start actors with: write `async with Launcher():` around it")
     return _open[-1]

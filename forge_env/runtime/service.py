@@ -35,11 +35,7 @@ DEATHS_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """How an actor is run. `ForgeActor.options` makes it.
-
-    Raises:
-        UserError: a number is out of range.
-    """
+    """How an actor is run. `ForgeActor.options` makes it."""
 
     procs: int = 1
     """Processes of one replica, each with a rank."""
@@ -111,7 +107,6 @@ class Service(ServiceHandle[A]):
 
     @property
     def is_starting(self) -> bool:
-        """Whether a replica is being started."""
         return len(self._keepers) > self.client.up
 
     async def start(self) -> None:
@@ -324,11 +319,6 @@ class ActorOptions(Generic[A]):
 
         Args:
             name: for people, and of the log files; the class's name without "Actor" by default.
-            **arguments: of the actor's constructor.
-
-        Raises:
-            UserError: no launcher is open, or a replica's own start raised it.
-            ServiceError: a replica died, or did not start in time.
         """
         name = name or self.actor_class.__name__.removesuffix("Actor").lower()
         service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)
@@ -336,11 +326,7 @@ class ActorOptions(Generic[A]):
         return service
 
     async def as_actor(self, *, name: str = "", **arguments: Any) -> Service[A]:
-        """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it.
-
-        Raises:
-            UserError: more than one replica is asked for; and see `as_service`.
-        """
+        """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it."""
         if self.options.num_replicas != 1:
             raise UserError(f"num_replicas is {self.options.num_replicas}: an actor is one; use .as_service()")
         return await ActorOptions(self.actor_class, replace(self.options, respawn=False)).as_service(
@@ -349,11 +335,7 @@ class ActorOptions(Generic[A]):
 
 
 def make_options(options: Mapping[str, Any]) -> ServiceOptions:
-    """Make the options of a service from names and values.
-
-    Raises:
-        UserError: a name is unknown, or a number out of range.
-    """
+    """Make the options of a service from names and values."""
     for name in options:
         if name not in ServiceOptions.__dataclass_fields__:
             raise UserError(f"a service has no option {name!r}. {nearest(name, ServiceOptions.__dataclass_fields__)}")

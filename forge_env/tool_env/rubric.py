@@ -73,7 +73,6 @@ def numbered(parts: Sequence[RewardPart], taken: Collection[str] = ()) -> list[R
 
     Args:
         parts: their names may be the same, as for two lambdas.
-        taken: names that are no part's.
     """
     names = {*taken, *(part.name for part in parts)}
     used, found = set(taken), []

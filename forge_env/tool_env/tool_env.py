@@ -155,8 +155,6 @@ def why_unscored(env_class: type[Env], tasks: Sequence[Task], rewards: Iterable[
     """Why these rewards say nothing about an agent; "" if they do.
 
     Args:
-        env_class: of the environment.
-        tasks: that were played.
         rewards: of all episodes; None counts as 0.
     """
     if not issubclass(env_class, ToolEnv) or any(rewards):

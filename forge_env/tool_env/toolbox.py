@@ -25,7 +25,6 @@ class Toolbox:
     """The tools of one episode.
 
     Args:
-        tools: tools by name.
         methods: tools that are methods of `owner`; a tool in `tools` replaces one of the same name.
         owner: the instance of `methods`.
     """
@@ -40,14 +39,10 @@ class Toolbox:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The specs of the tools, for the model."""
         return [tool.spec for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
         """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently."""
-        if len(calls) == 1:
-            text, use = await self._call(calls[0])
-            return [answer_to(calls[0], text)], [use]
         answers: list[tuple[str, ToolUse]] = []
         for is_parallel, adjacent in groupby(calls, self._is_parallel):
             batch = list(adjacent)
@@ -136,7 +131,6 @@ class Toolbox:
 
 
 def answer_to(call: ToolCall, text: str) -> Message:
-    """The message that answers a call."""
     return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 

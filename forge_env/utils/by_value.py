@@ -114,7 +114,6 @@ def write(target: str) -> None:
 
 
 def read(target: str, file: Path, name: str) -> type:
-    """Load the class of a target."""
     content = _unwritten.get(file.expanduser().absolute())
     try:
         saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)

@@ -27,7 +27,6 @@ def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
     loop: there the coroutine has a loop in another thread.
 
     Args:
-        work: the coroutine.
         insists: one signal is enough to interrupt a blocked loop; otherwise it takes a second one.
     """
     received: list[int] = []

@@ -194,7 +194,6 @@ def check_present(settings: Mapping[str, Any], give: str) -> None:
     """Check that no secret among settings is missing; sentences of this process do not repeat those that are there.
 
     Args:
-        settings: as they were recorded, or read back.
         give: how a setting is given, with {} for its name.
     """
     masked(settings)

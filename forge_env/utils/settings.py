@@ -62,8 +62,6 @@ computes, its length, and how it optimises. A run that differs in another settin
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a tree of dataclasses."""
-
     name: str
     """Dotted: "training.steps"."""
     kind: Any
@@ -89,7 +87,6 @@ def with_values(config: T, values: Mapping[str, Any]) -> T:
     """A copy of a tree of dataclasses with other values; the original stays as it is.
 
     Args:
-        config: the tree.
         values: by the dotted names of settings, and of entries of settings that are dictionaries.
     """
     changes = {name: value for name, value in values.items() if "." not in name}
@@ -231,9 +228,7 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
     are true and false.
 
     Args:
-        value: to convert.
         kind: a type such as `int`, `list[str]`, `Literal["a", "b"]` or `Annotated[int, Ge(1)]`.
-        where: the setting, as the error names it.
     """
     plain, marks = _plain(kind)
     value = plain_number(value)

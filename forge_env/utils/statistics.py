@@ -142,8 +142,6 @@ def clustered_share(values: Sequence[float], *, attempts: int, level: float = LE
 
     Args:
         values: one for each task, from 0 to 1.
-        attempts: total number of attempts of all tasks.
-        level: the chance that the interval misses the truth.
     """
     tasks = len(values)
     if not tasks:

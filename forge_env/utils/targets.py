@@ -34,7 +34,6 @@ def load(target: str, *, option: str = "") -> Any:
     A file is loaded once, and again after a change.
 
     Args:
-        target: to import.
         option: the option that names the target, for errors, such as "--loss".
     """
     try:

@@ -35,8 +35,7 @@ def call_on(instance: Any, function: Callable[..., Any], /, *args: Any, **kwargs
     """Return a call as `invoke` does, of a function that belongs to an instance: they never overlap, see
     `forge_env.utils.gates`.
     """
-    gate = gate_of(instance)
-    return _made(gate, function, args, kwargs) if inside.get() is gate else _inside(gate, function, args, kwargs)
+    return call_in(gate_of(instance), function, *args, **kwargs)
 
 
 def call_in(gate: Gate, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
@@ -65,17 +64,9 @@ async def _inside(gate: Gate, function: Callable[..., Any], args: Sequence[Any],
         inside.reset(token)
 
 
-def invoker(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return what makes the calls that `invoke` makes, for a function that is called many times and belongs to no
-    instance: an agent.
-
-    It is the function itself, if that returns something to await; an exception of a call is then raised at once.
-    """
-    return function if _is_awaited(function) else functools.partial(_call_in_thread, function)
-
-
-def _call_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-    return _in_thread(function, args, kwargs, None)
+def call_alone(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    """Return a call as `invoke` does, of a function that belongs to no instance: an agent's."""
+    return _made(None, function, args, kwargs)
 
 
 async def _raise(error: BaseException) -> Any:
@@ -115,7 +106,6 @@ def is_instant(function: Callable[..., Any]) -> bool:
 
 
 def _is_awaited(function: Callable[..., Any]) -> bool:
-    """Whether what it returns is to be awaited."""
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & _COROUTINE:  # the usual case; `inspect` takes several times as long
         return True

@@ -28,13 +28,7 @@ class GivenUp(BaseException):
 
 
 class Call:
-    """One call of a function in a thread, with the context variables of the code that makes this object.
-
-    Args:
-        function: to call.
-        args: its arguments.
-        kwargs: its named arguments.
-    """
+    """One call of a function in a thread, with the context variables of the code that makes this object."""
 
     __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_loop", "_result", "_thread", "future")
 
@@ -82,7 +76,6 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the function."""
         function = self._function.func
         return str(getattr(function, "__name__", type(function).__name__))
 
@@ -167,9 +160,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def start(call: Call, *, in_new_thread: bool = False) -> None:
-    """Make a call in a thread.
-
-    Raises:
-        RuntimeError: it needs a new thread, and the user or the machine may have no more.
-    """
+    """Make a call in a thread."""
     (_Workers() if in_new_thread else _workers).start(call)

@@ -249,7 +249,6 @@ def enter_minimal_root(packages: Sequence[tuple[str, str]], programs: Mapping[st
 
     Args:
         packages: pairs of a path and the path below PACKAGES at which it is shown.
-        programs: further executables, by their paths.
     """
     interpreter = _interpreter_paths()
     _enter_new_root()

@@ -79,7 +79,6 @@ class Controlled(Generic[End]):
         return self._process.pid
 
     def kill_all(self) -> None:
-        """Kill the process, and with it all of its work."""
         self._process.kill()
         self._lose(f"{self.who} was killed because it did not answer")
 

@@ -134,11 +134,9 @@ class NamespaceSandbox:
     """A `Sandbox` with one zygote, `slots` slots and the sessions. Created by `open_namespace_sandbox`.
 
     Args:
-        zygote: starts the processes.
         groups: the control groups, which are closed with the sandbox, or the reason for having none.
         warm: slots that are kept warm. None: runs share nothing that could be warmed up.
         start: starts a new zygote after the last one died.
-        backend: the name of the backend in results.
     """
 
     capabilities: Capabilities

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStats:
-    """Counts of slots."""
-
     idle: int
     busy: int
     starting: int
@@ -39,11 +37,8 @@ class WarmSlots(Generic[T]):
     """The slots of one sandbox. The owner limits the requests at once to at most `most`.
 
     Args:
-        name: of the backend, for errors.
         start: starts a slot and makes it warm. It is never cancelled.
-        end: frees a slot that serves no more requests.
         is_warm: whether a slot can serve a request at once. One that cannot is ended.
-        warm: slots that are kept, busy or idle.
         most: slots at most, busy, idle and starting.
     """
 

@@ -18,10 +18,13 @@ from benchmarks.gpu.runs import memory_of, mismatch_of, plan_of, seconds_of
 from forge_env.core.episode import Episode
 from forge_env.core.turn import Completion
 from forge_env.core.types import EpisodeLimits, Sampling
+from forge_env.registry.contrib import rows
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from trainers.families.shape import ModelShape
 from trainers.families.table import read_shape
+
+MEASURED = pytest.mark.skipif(not rows("observers"), reason="no part that measures the machine is installed")
 
 
 class Sampler:
@@ -76,6 +79,7 @@ def given(*options: str) -> Any:
     return large.read_arguments(["shared", *options])
 
 
+@MEASURED
 @pytest.mark.parametrize("shape", ["8B", "14B"])
 def test_a_trainer_over_two_gpus_and_two_engines_beside_it_can_be_planned(shape: str) -> None:
     options = [f"--model=Qwen/Qwen3-{shape}", "--launcher.gpus_per_host=4", "--launcher.gpu_memory_gib=141"]
@@ -86,6 +90,7 @@ def test_a_trainer_over_two_gpus_and_two_engines_beside_it_can_be_planned(shape:
     assert [card.where for card in plan.cards] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
 
 
+@MEASURED
 @pytest.mark.parametrize("cards, gib", [(1, 141), (2, 80), (2, 141)])
 def test_the_runs_of_an_8b_shape_can_be_planned(cards: int, gib: int) -> None:
     """On two cards of 80 GB with offload, and on two of 141 GB; one card of 141 GB is too small for float32 moments."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import uvicorn
 
-from forge_env.utils.http_server import open_listener
-
 
 class _Server(uvicorn.Server):
     """Ends when it is told to. uvicorn's own asks ten times a second, and then waits for the clients."""
@@ -44,7 +42,12 @@ class _Server(uvicorn.Server):
 @contextmanager
 def serve(app: Any, *, address: str = "127.0.0.1", **options: Any) -> Iterator[str]:
     """Run an app until left; gives its base URL."""
-    listener = open_listener(address, 0)  # another one would answer 40 ms late
+    # The protocol is named: asyncio sets TCP_NODELAY only then, and without it an answer comes 40 ms late.
+    listener = socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
+    listener.bind((address, 0))
+    listener.listen()
     server = _Server(uvicorn.Config(app, log_level="critical", access_log=False, **options))
     server.ready = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="serve")

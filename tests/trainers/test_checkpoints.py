@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import MANIFEST, run_settings, steps_of
+from forge_env.records.run_files import MANIFEST, env_here, steps_of
 from forge_env.utils.settings import BY_CASE, with_values
 from trainers import sft
 from trainers.checkpoints import clean, find, path_of, prune, write_manifest
@@ -131,10 +131,8 @@ def test_the_environment_in_a_run_moves_with_its_folder(tmp_path: Path) -> None:
     save(tmp_path, 40, config_with(env__name=before))
     assert find(tmp_path).extra["config"]["env"]["name"] == before  # of another run, whose environment this one took
     (tmp_path / "environment.pkl").touch()
-    (tmp_path / "config.yaml").write_text(f"env: {{name: '{before}', options: {{}}}}\n")
-    settings = run_settings(tmp_path)
-    assert settings is not None and settings.env == f"{tmp_path}/environment.pkl:Larger"
-    assert find(tmp_path).extra["config"]["env"]["name"] == settings.env
+    assert env_here(before, tmp_path) == f"{tmp_path}/environment.pkl:Larger"
+    assert find(tmp_path).extra["config"]["env"]["name"] == env_here(before, tmp_path)
 
 
 # ---- whether it fits ----

@@ -149,7 +149,7 @@ _OPTIONAL = ("reference_logprobs", "old_logprobs")
 
 
 def by_sample(samples: Sequence[Sample], values: Tensor) -> list[np.ndarray]:
-    """Cut values of all sampled targets of the samples, in order of their `numbers`, into one array for each sample."""
+    """Cut values of all sampled targets, in the order of `target_index`, into one array for each sample."""
     return [part.numpy().copy() for part in values.cpu().split([sample.num_targets for sample in samples])]
 
 

@@ -65,7 +65,6 @@ class DropCounts:
         """Count the episodes of a group that the user's reward function was asked about.
 
         Args:
-            episodes: their number.
             errors: why it gave no number, of those that are left out.
         """
         self.judged, self.unjudged = self.judged + episodes, self.unjudged + len(errors)
@@ -94,8 +93,6 @@ class DropCounts:
         """Count a group that dynamic sampling drops, which ends a row of faulty groups.
 
         Args:
-            fate: of the group.
-            reward: of all its episodes.
             most: of such groups in a row, in a run that has not learned yet; 0 is without end, in any run.
         """
         self.faulty_in_a_row = 0
@@ -110,8 +107,6 @@ class DropCounts:
         """Count an optimizer step.
 
         Args:
-            metrics: of the step.
-            has_gradient: whether it learned something.
             most: of the first steps without a gradient; 0 is without end.
         """
         if self.has_learned:

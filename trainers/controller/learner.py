@@ -161,7 +161,6 @@ class Learner:
         """Save a checkpoint if one is due, or if no evaluation before was as good.
 
         Args:
-            step: that is done and recorded.
             state: of the loop; None inside of a window, where groups are taken that no step has trained on.
         """
         if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):

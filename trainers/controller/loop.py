@@ -38,10 +38,7 @@ class Loop:
     """One run of a policy-gradient algorithm.
 
     Args:
-        rollouts: runs groups.
         learner: chooses the tasks, takes optimizer steps on groups, and records them.
-        weights: moves weights from the trainer to the engines.
-        settings: how the loop goes.
         state: from a checkpoint; the loop owns it from now on.
     """
 

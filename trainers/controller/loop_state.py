@@ -15,8 +15,6 @@ from trainers.metrics.length_bias import LengthBias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """The settings of a loop."""
-
     steps: int
     """Optimizer steps in all, those before a checkpoint among them."""
     batch_size: int

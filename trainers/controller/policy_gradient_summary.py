@@ -17,11 +17,7 @@ def summarise(
     """Write the summary of a run that is done.
 
     Args:
-        run: that is done.
-        before: the headline before the training.
-        after: the headline after it.
         tool_off: the headline before it without tools; None for an environment that has none.
-        train_seconds: of the training alone.
     """
     record, algorithm = run.record, run.plan.algorithm.name
     record.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])

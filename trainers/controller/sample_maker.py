@@ -35,7 +35,6 @@ class SampleMaker:
         """Return the samples of a step, the training rewards of its groups, and metrics.
 
         Args:
-            groups: of the step.
             old_logprobs: of its samples, in order, if they were computed before; None for a sample that needs none.
 
         Returns:

@@ -26,9 +26,7 @@ class Schedule(Generic[K]):
     """The open groups of a run, by any key, and their deadlines. All methods take time in S, and none waits.
 
     Args:
-        batch_size: groups of one step.
         staleness: S, in optimizer steps; 0 is synchronous.
-        step: the step that is taken next.
     """
 
     def __init__(self, *, batch_size: int, staleness: int, step: int = 0) -> None:

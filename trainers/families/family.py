@@ -29,6 +29,8 @@ class Experts:
     """The width of one expert's MLP."""
     normalised: bool
     """Whether the router's scores of the chosen experts are divided by their sum."""
+    shared: int = 0
+    """The width of an MLP that computes every token beside them, with a gate of its own; 0 is none."""
 
     def check(self, path: Path) -> None:
         """Check the numbers; `path` is the config.json that says them."""
@@ -50,6 +52,8 @@ class Family:
     """Its name among the architectures in config.json."""
     builder: str
     """The class that builds its models, as "module:name"; a `Builder` of trainers/titan/builder.py."""
+    sizes: tuple[str, ...] = SIZES
+    """Whole numbers above 0 that every config has."""
     rope_types: tuple[str, ...] = ("default",)
     rope_fields: frozenset[str] = frozenset()
     """Further fields of its position embedding that it computes, or that change nothing of text."""
@@ -65,18 +69,16 @@ class Family:
     """Settings that change nothing, and would be refused in another family."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Further settings with the one value that is computed."""
+    left_out: frozenset[str] = frozenset()
+    """Settings of weights that it does not read, which an export has not."""
     gpu_packages: Mapping[str, str] = field(default_factory=dict)
     """Modules that its trainer needs on a GPU, with the name under which each is installed."""
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 
     def check(self, config: Mapping[str, Any], path: Path) -> None:
-        """Check that every setting of a config is computed.
-
-        Raises:
-            UserError: one is missing, or is not computed.
-        """
-        for name in (*SIZES, *(name for name in OPTIONAL_SIZES if config.get(name) is not None)):
+        """Check that every setting of a config is computed."""
+        for name in (*self.sizes, *(name for name in OPTIONAL_SIZES if config.get(name) is not None)):
             check_size(config.get(name), name, path)
         heads, kv_heads, _ = head_sizes(config)
         if heads % kv_heads:
@@ -130,7 +132,7 @@ class Family:
         heads, key_value_heads, head_dim = head_sizes(config)
         return ModelShape(
             hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
+            intermediate_size=config.get("intermediate_size", 0),
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=heads,
             num_key_value_heads=key_value_heads,
@@ -143,7 +145,13 @@ class Family:
             num_experts=experts.count if experts else 0,
             num_experts_per_tok=experts.active if experts else 0,
             moe_intermediate_size=experts.size if experts else 0,
+            shared_size=experts.shared if experts else 0,
+            shared_gate=bool(experts and experts.shared),
         )
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """The tensors of `weights` that a tensor of a folder holds one after the other; none if no one reads it."""
+        return {name: shape}
 
     def weights(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """The name and the shape of every tensor in Hugging Face's form; an output layer that is the embedding is
@@ -174,8 +182,16 @@ class Family:
         return weights | self.mlp_weights(shape)
 
     def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        """The tensors of a layer's MLP."""
-        return gated_mlp("mlp", shape.hidden_size, shape.intermediate_size)
+        """The tensors of a layer's MLP, or of its router and experts."""
+        width, shared = shape.hidden_size, shape.shared_size
+        if not shape.num_experts:
+            return gated_mlp("mlp", width, shape.intermediate_size)
+        weights: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (shape.num_experts, width)}
+        for expert in range(shape.num_experts):
+            weights |= gated_mlp(f"mlp.experts.{expert}", width, shape.moe_intermediate_size)
+        if shared:
+            weights |= {"mlp.shared_expert_gate.weight": (1, width), **gated_mlp("mlp.shared_expert", width, shared)}
+        return weights
 
 
 def gated_mlp(name: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:

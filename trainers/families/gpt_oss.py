@@ -78,7 +78,8 @@ class GptOss(Family):
         shape = super().shape(config)
         of_experts = shape.num_experts * (1 + 2 * shape.moe_intermediate_size + shape.hidden_size)
         others = shape.num_attention_heads + shape.hidden_size + of_experts  # sinks, and the bias of the output
-        return replace(shape, vectors_of_layer=shape.vectors_of_layer + others, gate_up=True)
+        # Gate and up, both clamped, the sigmoid, the activated gate, the product.
+        return replace(shape, vectors_of_layer=shape.vectors_of_layer + others, gate_up=True, mlp_numbers=7)
 
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         weights = super().weights_of_layer(config, layer)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.families.family import Experts, Family, gated_mlp, sizes
+from trainers.families.family import Experts, Family, sizes
 from trainers.families.settings import names
-from trainers.families.shape import ModelShape
 
 _WINDOWS = names("sliding_window use_sliding_window max_window_layers")
 
@@ -67,12 +66,6 @@ class Qwen3Moe(Family):
             size=value("moe_intermediate_size"),
             normalised=bool(value("norm_topk_prob", False)),
         )
-
-    def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        weights: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (shape.num_experts, shape.hidden_size)}
-        for expert in range(shape.num_experts):
-            weights |= gated_mlp(f"mlp.experts.{expert}", shape.hidden_size, shape.moe_intermediate_size)
-        return weights
 
 
 FAMILIES = (

@@ -1,16 +1,19 @@
-"""Qwen3.5, dense, without its vision: three layers of a gated delta rule (arXiv 2412.06464) for each with attention."""
+"""Qwen3.5 without its vision: three layers of a gated delta rule (arXiv 2412.06464) for each with attention.
+
+Published folders hold `mtp.*` weights beside the model, which guess further tokens. Nobody here reads them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from forge_env.core.errors import UserError
-from trainers.families.family import Family, check_size
+from trainers.families.family import Experts, Family, check_size
 from trainers.families.rope import rope_parameters
-from trainers.families.settings import names
+from trainers.families.settings import SIZES, names
 from trainers.families.shape import LinearAttention, ModelShape
 
 _SIZES = {
@@ -22,6 +25,14 @@ _SIZES = {
     "linear_conv_kernel_dim": 4,
 }
 """Sizes that a config may leave out, with the values of transformers."""
+_EXPERTS = {
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Tensors of all experts of a layer in published folders: (experts, rows of these matrices, columns)."""
 _FACTOR = 0.25  # of a head that is rotated, if a config does not say it
 _EVERY = 4  # the last of so many layers has attention, if a config does not say it
 
@@ -30,12 +41,14 @@ _EVERY = 4  # the last of so many layers has attention, if a config does not say
 class Qwen35(Family):
     """Layers with gated attention and layers with a gated delta rule, in any order."""
 
+    optional: ClassVar[Mapping[str, int]] = _SIZES
     computed: frozenset[str] = names("full_attention_interval").union(_SIZES)
     rope_fields: frozenset[str] = names("partial_rotary_factor mrope_section mrope_interleaved")
+    left_out: frozenset[str] = names("mtp_num_hidden_layers mtp_use_dedicated_embeddings")
 
     def check(self, config: Mapping[str, Any], path: Path) -> None:
-        given = {**_SIZES, **config}
-        for name in _SIZES:
+        given = {**self.optional, **config}
+        for name in self.optional:
             check_size(given[name], name, path)
         super().check(config, path)
         keys, values = given["linear_num_key_heads"], given["linear_num_value_heads"]
@@ -90,6 +103,9 @@ class Qwen35(Family):
         sized = {"head_dim": _SIZES["head_dim"], **config}
         return replace(super().shape(sized), gated_attention=True, linear=self.linear(config))
 
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {} if name.startswith("mtp.") else {name: shape}
+
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         shape, linear = self.shape(config), self.linear(config)
         weights = super().weights_of_layer({"head_dim": shape.head_dim, **config}, layer)
@@ -112,6 +128,34 @@ class Qwen35(Family):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Qwen35Moe(Qwen35):
+    """The same with a router, experts and a shared expert in the place of each MLP."""
+
+    optional: ClassVar[Mapping[str, int]] = {**_SIZES, **_EXPERTS}
+    sizes: tuple[str, ...] = tuple(name for name in SIZES if name != "intermediate_size")
+    computed: frozenset[str] = Qwen35.computed.union(_EXPERTS)
+
+    def experts(self, config: Mapping[str, Any]) -> Experts:
+        count, active, size, shared = (config.get(name, usual) for name, usual in _EXPERTS.items())
+        return Experts(count=count, active=active, size=size, normalised=True, shared=shared)
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        whole, (layer, _, stack) = super().parts(name, shape), name.rpartition(".mlp.experts.")
+        matrices = _STACKS.get(stack, ())
+        if not whole or not matrices or len(shape) != 3 or shape[1] % len(matrices):
+            return whole
+        size = shape[1] // len(matrices), shape[2]
+        return {
+            f"{layer}.mlp.experts.{expert}.{matrix}.weight": size for expert in range(shape[0]) for matrix in matrices
+        }
+
+
+_ONLY = {"attn_output_gate": True, "layer_scale": False}
+_VISION = names(
+    """image_token_id video_token_id vision_start_token_id vision_end_token_id depth in_channels num_heads
+    num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size decoder_sparse_step"""
+)
 FAMILIES = (
     Qwen35(
         model_type="qwen3_5_text",
@@ -119,13 +163,18 @@ FAMILIES = (
         builder="trainers.titan.qwen3_5:Qwen35Builder",
         qk_norm=True,
         thinks=True,
-        only={"attn_output_gate": True, "layer_scale": False},
-        # Of its vision, and of its kin with experts.
-        harmless=names(
-            """image_token_id video_token_id vision_start_token_id vision_end_token_id depth in_channels num_heads
-            num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size
-            decoder_sparse_step moe_intermediate_size norm_topk_prob num_experts"""
-        ),
+        only=_ONLY,
+        harmless=_VISION | names("moe_intermediate_size norm_topk_prob num_experts"),
+        gpu_packages={"fla": "flash-linear-attention"},
+    ),
+    Qwen35Moe(
+        model_type="qwen3_5_moe_text",
+        architecture="Qwen3_5MoeForCausalLM",
+        builder="trainers.titan.qwen3_5:Qwen35Builder",
+        qk_norm=True,
+        thinks=True,
+        only={**_ONLY, "norm_topk_prob": True},
+        harmless=_VISION,
         gpu_packages={"fla": "flash-linear-attention"},
     ),
 )

@@ -48,7 +48,6 @@ def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozen
     """What the rope settings ask for, in words, and the trainer does not compute.
 
     Args:
-        config: of a model, whose sizes were checked.
         types: the rope types that the family computes.
         fields: further ones that it computes, or that change nothing of text.
     """

@@ -68,12 +68,24 @@ class ModelShape:
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
     """Width of one expert's MLP."""
+    shared_size: int = 0
+    """Width of the MLP beside the experts, which computes every token; 0 is none."""
+    shared_gate: bool = False
+    """Whether that MLP's output is multiplied with a gate of its own."""
+    dense_layers: int = 0
+    """The first layers, which have an MLP of `intermediate_size` instead of experts."""
     gated_attention: bool = False
     """Whether the projection of queries also gives a gate of attention's output."""
     linear: LinearAttention | None = None
     """Layers without keys of all tokens; None if all layers have such keys."""
     gate_up: bool = False
     """Whether the gates and the ups of all experts are one matrix."""
+    norms: int = 2
+    """Norms of a block over its whole width."""
+    plain_norms: int = 0
+    """Numbers a token that norms in plain torch take, which keep their input and what they made of it in float32."""
+    mlp_numbers: int = 4
+    """Numbers that an MLP keeps for each of its hidden ones: the gate, activated too, the up, and the product."""
 
     @property
     def query_size(self) -> int:
@@ -90,13 +102,14 @@ class ModelShape:
 
         Of two kinds of attention, the larger one counts.
         """
-        return self._parameters_beside_attention + max(self._attention_parameters, self._linear_parameters)
+        return self._mlp_parameters + 2 * self.hidden_size + max(self._attention_parameters, self._linear_parameters)
 
     @property
-    def _parameters_beside_attention(self) -> int:
-        width = self.hidden_size
-        mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
-        return mlp + 2 * width
+    def _mlp_parameters(self) -> int:
+        """Parameters of an MLP, or of a router, its experts and the MLP beside them with its gate."""
+        if not self.num_experts:
+            return 3 * self.hidden_size * self.intermediate_size
+        return self.hidden_size * (self.num_experts + self.shared_gate + 3 * self.shared_size) + self.expert_parameters
 
     @property
     def _attention_parameters(self) -> int:
@@ -124,9 +137,16 @@ class ModelShape:
         return self.layer_parameters - 3 * self.hidden_size * self.moe_intermediate_size * idle
 
     @property
+    def dense_mlp_size(self) -> int:
+        """Hidden numbers of a token in the MLP of a block that computes all tokens; 0 is none."""
+        return self.shared_size if self.num_experts else self.intermediate_size
+
+    @property
     def mlp_size(self) -> int:
         """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
-        return self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        if not self.num_experts:
+            return self.intermediate_size
+        return self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
 
     @property
     def embedding_parameters(self) -> int:
@@ -136,10 +156,10 @@ class ModelShape:
     @property
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
-        projection."""
+        projection, which gated attention has not."""
         mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
         linear = self.linear.mixed_size if self.linear else 0
-        fused = (1 + self.gated_attention) * self.query_size + 2 * self.key_value_size
+        fused = 2 * self.query_size if self.gated_attention else self.query_size + 2 * self.key_value_size
         return self.hidden_size * max(self.vocab_size, mlp, linear, fused)
 
     def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:
@@ -161,8 +181,10 @@ class ModelShape:
         attention = self.attention_layers * self._attention_parameters
         if self.linear:
             attention += self.linear.layers * self._linear_parameters
-        layers = attention + self.num_hidden_layers * self._parameters_beside_attention
-        return self.embedding_parameters + layers + self.hidden_size
+        of_experts = self.num_hidden_layers - self.dense_layers
+        mlps = of_experts * self._mlp_parameters + self.dense_layers * 3 * self.hidden_size * self.intermediate_size
+        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        return self.embedding_parameters + attention + mlps + norms
 
 
 def divisors(*numbers: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainers.families.family import Family, is_size
+from trainers.families.family import Family, is_size, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
@@ -78,11 +78,15 @@ class ModuleFamily(Family):
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         shape = super().shape(config)
-        norms = len(self.norms) * shape.hidden_size
-        if self.joint_qk_norm:
-            norms += shape.query_size + shape.key_value_size
-        vectors = shape.vectors_of_layer + norms - 2 * shape.hidden_size
-        return replace(shape, vectors_of_layer=vectors, shares_by_fsdp_only=True)
+        norms, queries_and_keys = len(self.norms) * shape.hidden_size, shape.query_size + shape.key_value_size
+        vectors = shape.vectors_of_layer + norms + self.joint_qk_norm * queries_and_keys - 2 * shape.hidden_size
+        return replace(
+            shape,
+            vectors_of_layer=vectors,
+            norms=len(self.norms),
+            plain_norms=norms + (self.qk_norm or self.joint_qk_norm) * queries_and_keys,
+            shares_by_fsdp_only=True,
+        )
 
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         shape = self.shape(config)
@@ -99,7 +103,7 @@ class ModuleFamily(Family):
 
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-_PREDICTIONS = names("mtp_num_hidden_layers n_predict num_nextn_predict_layers")
+PREDICTIONS = names("mtp_num_hidden_layers n_predict num_nextn_predict_layers")
 
 FAMILIES = (
     ModuleFamily(
@@ -118,6 +122,10 @@ FAMILIES = (
             "final_logit_softcapping": None,
             "use_bidirectional_attention": False,
         },
+        known={
+            "google/gemma-3-270m-it": sizes(640, 2048, 18, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
+            "google/gemma-3-1b-it": sizes(1152, 6912, 26, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
+        },
     ),
     ModuleFamily(
         model_type="olmo3",
@@ -128,13 +136,15 @@ FAMILIES = (
         rope_of_kinds=True,
         rope_types=("default", "yarn"),
         computed=names("sliding_window"),
-        harmless=_PREDICTIONS,
+        harmless=PREDICTIONS,
+        known={"allenai/Olmo-3-7B-Instruct": sizes(4096, 11008, 32, 32, 32, 128, 100278, 65536)},
     ),
     ModuleFamily(
         model_type="smollm3",
         architecture="SmolLM3ForCausalLM",
         rope_types=("default", "yarn"),
         computed=names("no_rope_layers no_rope_layer_interval"),
-        harmless=_PREDICTIONS,
+        harmless=PREDICTIONS,
+        known={"HuggingFaceTB/SmolLM3-3B": sizes(2048, 11008, 36, 16, 4, 128, 128256, 65536, tie_word_embeddings=True)},
     ),
 )

@@ -10,6 +10,8 @@ from forge_env.core.errors import UserError
 
 OLD = "rotary_emb.inv_freq"
 """Old folders have a weight with this end of its name, which no model reads."""
+PREDICTS = ".eh_proj.weight"
+"""A layer with this weight predicts further tokens (GLM-4.5): no model but a draft of the engine reads it."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -17,11 +19,10 @@ def check_weights(where: Path, expected: Shapes, present: Shapes) -> None:
     """Check names and shapes of tensors.
 
     Args:
-        where: the folder or the file, for errors.
         expected: of the model. Without an output layer, that is the embedding, and the files may have a copy.
-        present: in the files.
     """
-    ignored = {name for name in present if name.endswith(OLD)} | ({HEAD} - expected.keys())
+    drafts = tuple(f"{name.removesuffix(PREDICTS)}." for name in present if name.endswith(PREDICTS))
+    ignored = {name for name in present if name.endswith(OLD) or name.startswith(drafts)} | ({HEAD} - expected.keys())
     for name in sorted(expected.keys() | (present.keys() - ignored)):
         if name not in present or name not in expected:
             state = "lacks" if name not in present else "has a superfluous"

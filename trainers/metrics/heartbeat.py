@@ -21,7 +21,6 @@ class Heartbeat:
     """A thread that calls `beat` after `SILENCE_SECONDS` without a message, until it is closed.
 
     Args:
-        beat: shows what is waited for.
         quiet_since: `time.perf_counter()` of the last line.
     """
 

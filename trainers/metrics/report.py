@@ -33,7 +33,6 @@ class Report:
     summary.json, and those of observers and reports, as folders of contrib add them.
 
     Args:
-        folder: of the run.
         config: of the run, as nested dictionaries; its section `metrics` names further sinks. Without a config,
             metrics go to the files of the run and to the console only.
         began: the start of the run, in seconds since the epoch; None is now.
@@ -195,7 +194,6 @@ class Report:
             self._close_files()
 
     def _close_files(self) -> None:
-        """Close all but the console."""
         with ExitStack() as stack:  # if one fails, as on a full disk, the others are still closed
             stack.callback(self._metrics.close)
             stack.callback(self._trained.close)

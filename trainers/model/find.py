@@ -28,6 +28,8 @@ class FoundModel:
     """The folder or the hub id that the user names; "" for a model made on the spot."""
     size: str = "tiny"
     """The size of a model made on the spot."""
+    unread: int = 0
+    """Tensors of the folder that no one reads, such as those that guess further tokens."""
     untrained: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tokens of the template with rows that were never trained, by matrix; see `trainers.model.new_rows`."""
     template: Sequence[str] = ()

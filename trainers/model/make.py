@@ -30,10 +30,7 @@ async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: Ep
     """Make a model with a tokenizer for the environment's text; returns its number of parameters.
 
     Args:
-        folder: of the model, in Hugging Face's format.
-        factory: of the environment.
         seed: of the weights, and of the tasks for the tokenizer.
-        limits: of an episode.
         size: of `MODEL_SIZES`.
     """
     from trainers.model.tiny_model import make_tiny_model

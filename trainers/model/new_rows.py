@@ -85,10 +85,8 @@ def make_folder(folder: Path, marks: Mapping[str, Sequence[str]], into: Path, *,
     complete or not at all. Files of weights that do not change are links to the model's.
 
     Args:
-        folder: of the model.
         marks: added tokens of its tokenizer, by matrix: the result of `untrained`.
         into: does not exist yet.
-        seed: of the noise.
     """
     partial = into.with_name(f".{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

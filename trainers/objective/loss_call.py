@@ -65,7 +65,6 @@ class LossCall:
         """The micro-batch's part of the global loss: a scalar with gradient.
 
         Args:
-            batch: on the device of the other tensors.
             logprobs: (E, T) of the model being trained, with gradient.
             entropy: (E, T) with gradient; needed when "entropy" is in `names`.
             units: this micro-batch's valid tokens or episodes, as `units` counts them.

@@ -27,7 +27,6 @@ class LossMetrics:
 
     Args:
         loss: its `clipped(log_ratio, advantages, mask)`, if it has one, marks the tokens with a ratio out of bounds.
-        device: of the batches.
     """
 
     def __init__(self, loss: Any, device: torch.device) -> None:
@@ -45,7 +44,6 @@ class LossMetrics:
         """Take one micro-batch in.
 
         Args:
-            batch: as the loss was given it.
             logprobs: (episodes, tokens), as entropy.
             entropy: None if it was not computed.
             gradient: (episodes, tokens), of the loss with respect to the logprobs; None if the loss does not depend on

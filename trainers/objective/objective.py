@@ -60,7 +60,6 @@ class Objective:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
 
         Args:
-            groups: of one step.
             reference_logprobs: of the sampled targets of every valid episode, by the reference model; needed if
                 `kl_reference` is "model".
             old_logprobs: of the sampled targets of every sample, by the trainer, if they were computed before the step;

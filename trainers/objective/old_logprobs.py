@@ -40,7 +40,6 @@ def choose_old_logprobs(
 
     Args:
         option: `training.old_logprobs`.
-        loss: of the run.
         clips_rounding: whether rounding alone moves the ratio of trainer to engine out of the loss's clip range.
     """
     if option != "auto":

@@ -47,7 +47,6 @@ class KLPenalty:
         """The penalty of each turn's tokens.
 
         Args:
-            episode: a valid one.
             reference_logprobs: of the episode's sampled targets by the reference model, in row order.
 
         Returns:

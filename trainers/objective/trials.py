@@ -29,7 +29,6 @@ DISTANCES = (0.02, 0.5)
 
 
 def try_loss(loss: Loss, name: str) -> None:
-    """Call a loss."""
     call, has_gradient = LossCall(loss), False
     for seed, distance in enumerate(DISTANCES):
         batch, leaves = _made_up(torch.Generator().manual_seed(seed), distance)

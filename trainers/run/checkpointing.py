@@ -40,7 +40,6 @@ async def save_checkpoint(
 
     Args:
         run: its trainer has taken `step` optimizer steps.
-        step: optimizer steps that are done.
         place: state of the algorithm itself, as JSON; `restore` returns it.
         texts: further files of the checkpoint's folder: name -> lines.
         asynchronous: return when the state is copied; the files are written while training goes on.
@@ -78,7 +77,6 @@ async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> Asy
     since a run on two GPUs failed at its end.
 
     Args:
-        run: that has taken its last step.
         save: a checkpoint of it; takes `asynchronous`.
     """
     plan = run.plan
@@ -110,10 +108,7 @@ async def until_stopped(
     That has a deadline, and a second cancellation gives it up.
 
     Args:
-        run: that trains.
-        training: its optimizer steps.
         stop: lets `training` return soon, at a step after which the run can be resumed.
-        steps: how many are done.
         save: a checkpoint of them.
     """
     task, asked = asyncio.ensure_future(training), asyncio.Event()

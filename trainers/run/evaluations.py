@@ -42,7 +42,6 @@ class Evaluations:
             phase: name of the file of episodes; further sets have PHASE.NAME.
             step: optimizer steps behind the weights that the engines have; where given, all sets are measured, and
                 their results are metrics. Otherwise the headline alone is.
-            env_options: for the environment, beside the run's.
 
         Returns:
             The headline.
@@ -194,7 +193,6 @@ def best_text(summary: Mapping[str, Any], last: int) -> str:
 
     Args:
         summary: of `Evaluations.summary`.
-        last: the last step.
     """
     best, change = summary["best_step"], summary["last_minus_best"]
     rate = {name: _rate(summary[f"{name}_success"], summary[f"{name}_success_ci95"]) for name in ("best", "last")}

@@ -73,7 +73,6 @@ async def open_run(
     Args:
         plan: of the run. Without an environment, the trainer is the only service.
         caller: hears of the run, and may stop it.
-        data: to train on instead of the environment's tasks.
     """
     startup, checkpoint = Startup(), checkpoint_of(plan)
     config, algorithm = plan.config, plan.algorithm

@@ -26,9 +26,7 @@ class RunRecord(Report):
     """The files of a run's folder, and the phases of its start.
 
     Args:
-        folder: of the run.
         config: of the run, see `Report`.
-        startup: which has begun before the folder was made.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
@@ -53,9 +51,6 @@ def write_facts(
 
     Args:
         folder: of the run. A resumed run keeps the time of its first start.
-        algorithm: its name.
-        settings: as nested dictionaries.
-        facts: further entries, such as the model.
         code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
     """
     path = folder / "run.json"

@@ -22,13 +22,11 @@ class SkippedSteps:
     skipped: int = 0
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Count a step by its metrics."""
         self.taken, self.skipped = self.taken + (not metrics["skipped"]), self.skipped + bool(metrics["skipped"])
         if self.skipped == self.most:
             self.check(metrics)
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """Check that a step was taken."""
         if not self.taken and self.skipped:
             why = (
                 f"loss or gradient was not finite: lower --{self.rate}" if metrics["tokens"] else "no token was learned"

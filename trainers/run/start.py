@@ -36,8 +36,6 @@ async def start_parts(
 
     Args:
         plan: of the run. Its store is opened here, and closed by the caller after the launcher.
-        launcher: that ends everything.
-        model: a Hugging Face folder.
         record: told of each phase of the start, and of every update of the weights.
         with_environments: awaited as a part of the start, as soon as the environments are up. Trainer and engines may
             not be up by then.

@@ -44,10 +44,7 @@ class Trainer:
     """Optimizer steps, logprobs and exports of one model.
 
     Args:
-        plan: of the run.
-        ranks: of the trainer.
         weights: told of every change; it puts engines to sleep that have no room beside the trainer.
-        record: of the run.
         model: the folder of the model that the run begins with.
         reference: the reference model, not started yet; None without one, or if the trainer is its own.
     """
@@ -194,13 +191,6 @@ async def ask_reference(
 
     The samples are split by FLOPs into a share for each replica of the plan, even if a replica is down at the moment:
     the shares do not depend on that.
-
-    Args:
-        service: with its deadline.
-        samples: of one step.
-        temperature: which the tokens were sampled at.
-        replicas: of the reference model.
-        shape: of the model, where its sizes are known.
     """
     crossover = flops_crossover(shape) if shape else DEFAULT_CROSSOVER
     costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]

@@ -60,8 +60,6 @@ def spawn_trainer(
 
     Args:
         launcher: its `start("trainer")` waits until the model is loaded.
-        model: a Hugging Face folder.
-        settings: of the trainer.
         procs: ranks, which is the product of the settings' degrees of data, tensor and context parallelism.
         store: where `publish` puts the weights.
         store_dtype: of the published weights; the engines must use the same.
@@ -114,8 +112,6 @@ class TrainerActor(ForgeActor):
     its own, so that the actor answers while the model computes.
 
     Args:
-        model: a Hugging Face folder.
-        settings: of the trainer.
         is_frozen: see `TitanTrainer`.
         store: where `publish` puts the weights.
         store_dtype: of the published weights.

@@ -178,11 +178,7 @@ def _ignore(record: Mapping[str, Any]) -> None:
 
 
 def _checked(callbacks: Any) -> Sequence[Any]:
-    """Check callbacks before the run begins, because its first step may be minutes away.
-
-    Raises:
-        UserError: what one of them cannot be called with.
-    """
+    """Check callbacks before the run begins, because its first step may be minutes away."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise UserError(f"callbacks is {callbacks!r:.80}; give a list, as in callbacks=[Enough()]")
     for callback in callbacks:

@@ -54,7 +54,6 @@ async def warm_up(
     Args:
         run: its model learns. Its demonstrations are not kept.
         steps: at most.
-        around: entered for every step.
     """
     warmup = run.plan.config.warmup
     demonstrations, run.demonstrations = run.demonstrations, ()
@@ -217,9 +216,6 @@ def batches(
     length, it solves that length alone, and reinforcement learning gets no signal from the others.
 
     Args:
-        episodes: the demonstrations.
-        size: of a batch.
-        seed: of the order.
         balance: see `WarmupConfig.balance`.
     """
     rng, draws = random.Random(seed), random.Random(f"lengths/{seed}")

@@ -108,9 +108,12 @@ def _describe_model(plan: RunPlan) -> str:
     shape, where = plan.model.shape, plan.model.where
     if shape is None:
         return f"{where}; its sizes are not known here"
-    experts = f", {shape.num_experts} experts in each, of which {shape.num_experts_per_tok} compute a token"
+    shared = " with a shared one" if shape.shared_size else ""
+    experts = f", {shape.num_experts} experts in each, of which {shape.num_experts_per_tok} compute a token{shared}"
     layers = f"{shape.num_hidden_layers} layers of {shape.hidden_size}{experts if shape.num_experts else ''}"
-    return f"{where}: {shape.parameters:,} parameters, {layers}, vocabulary {shape.vocab_size:,}"
+    unread = f"; {plan.model.unread} mtp.* weights, which guess further tokens, are left out, of exports too"
+    sizes = f"{shape.parameters:,} parameters, {layers}, vocabulary {shape.vocab_size:,}"
+    return f"{where}: {sizes}{unread if plan.model.unread else ''}"
 
 
 def _describe_env(plan: RunPlan) -> str:

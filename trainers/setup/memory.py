@@ -57,12 +57,14 @@ def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
     keys and values are one matrix, and so are all experts.
     """
     h = shape.hidden_size
-    mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
-    router = [h * shape.num_experts] if shape.num_experts else []
-    experts = [2 * mlp, mlp] if shape.gate_up else [mlp] * 3
-    of_layer = [*experts, *router] * shape.num_hidden_layers
+    dense = shape.dense_layers if shape.num_experts else shape.num_hidden_layers
+    inner, shared = h * shape.num_experts * shape.moe_intermediate_size, [h * shape.shared_size] * 3
+    experts = [2 * inner, inner] if shape.gate_up else [inner] * 3
+    of_experts = [*experts, h * shape.num_experts, *(shared if shape.shared_size else [])]
+    of_experts += [h] * shape.shared_gate
+    of_mlps = [h * shape.intermediate_size] * 3 * dense + of_experts * (shape.num_hidden_layers - dense)
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
-    matrices = [h * size for size in _attention_outputs(shape)] + of_layer + embeddings
+    matrices = [h * size for size in _attention_outputs(shape)] + of_mlps + embeddings
     parts = (-(-of_number * size // ranks) for size in matrices)
     return float(ranks * sum(1 << (part - 1).bit_length() for part in parts))
 
@@ -223,7 +225,8 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
 
     - none: all of `_block_numbers`; compiled, without h and, if dense, m: kernels compute a norm and the gate again
     - selective: h, the block's input; attention's output, q; the outputs of every second matrix product,
-      q + 2k + m + h. K experts have in the place of m + h only their choice: K float32 scores and K int64 indices
+      q + 2k + m + h. K experts have in the place of m + h only their choice: K float32 scores and K int64 indices; m
+      is then that of a shared expert
     - attention: h, the block's input, and q, attention's output
     - full: h, the block's input
 
@@ -237,7 +240,8 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
     of_block, at_work = _block_numbers(shape, compute)
     of_adapters = lora.rank * len(lora.targets) if lora else 0
     everything = of_block + 2 * k * (context - 1) + of_adapters
-    of_mlp = shape.num_experts_per_tok * 12 / compute if shape.num_experts else m + h
+    dense = shape.dense_mlp_size
+    of_mlp = shape.num_experts_per_tok * 12 / compute + (dense + h if dense else 0)
     numbers = {
         "none": everything - (h + (0 if shape.num_experts else m)) * plan.config.training.compile,
         "selective": h + outputs + of_mlp + of_adapters,
@@ -251,15 +255,19 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
 def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     """Numbers a token of a block's forward pass, and of the gradients of its activations.
 
-    4h (both norms, in and out) + `_attention_numbers` + 4m (gate, up, the activated gate, the product). Gradients are
-    at most 2m + h: the block's output, the product, the gate and its factor, less the product itself. For each expert
-    that computes it, a token also has the h of the input and, in float32, the h of the output; the router has float32
-    scores of all experts. gpt-oss has 7m: gate and up, both clamped, the sigmoid, the activated gate, the product.
+    4h (both norms, in and out; one more for each further norm) + `_attention_numbers` + 4m (gate, up, the activated
+    gate, the product; see `ModelShape.mlp_numbers`). Gradients are at most 2m + h: the block's output, the product, the
+    gate and its factor, less the product itself. For each expert that computes it, a token also has the h of the input
+    and, in float32, the h of the output; the router has float32 scores of all experts, and the gate of a shared expert
+    keeps its output, h. Norms in plain torch keep what they take and what they make of it in float32, see
+    `ModelShape.plain_norms`.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
-    of_mlp = (7 if shape.gate_up else 4) * m
     routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
-    return 4 * h + attention + of_mlp + routed + shape.num_experts * FLOAT32 / compute, 2 * m + h + routed
+    norms = (2 + shape.norms) * h + (2 * FLOAT32 / compute - 1) * shape.plain_norms
+    of_gates = shape.num_experts * FLOAT32 / compute + h * shape.shared_gate
+    of_mlp = shape.mlp_numbers * m + routed + of_gates
+    return norms + attention + of_mlp, 2 * m + h + routed
 
 
 def reference_memory(plan: RunPlan) -> Memory:

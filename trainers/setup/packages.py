@@ -33,7 +33,6 @@ def missing(package: str) -> str:
 
 
 def check_ours() -> None:
-    """Check that our packages are ours."""
     if __name__.startswith("forge_env."):
         return  # below forge_env, as the wheel installs them, they share no name with others
     root = Path(__file__).resolve().parents[2]

@@ -145,7 +145,6 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
 
 
 def gpus_per_host(config: RunConfig) -> int:
-    """GPUs of every host of a run."""
     return config.launcher.gpus_per_host or gpus_available()
 
 

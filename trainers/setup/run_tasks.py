@@ -87,7 +87,6 @@ def _draw(
 
     Args:
         given: the number that the user gave; 0 is none.
-        option: its name, for errors.
     """
     tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
     if len(tasks) < given:

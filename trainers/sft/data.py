@@ -48,11 +48,8 @@ class SFTData:
     """The samples of a run on `--sft.data`.
 
     Args:
-        sft: the section of that name.
-        training: the section of that name.
         env: the section of that name; it says whether thoughts are learned, and has the environment's options.
         model_size: of a model that is made on the spot.
-        tools: who describes the tools to the model.
     """
 
     def __init__(
@@ -118,8 +115,6 @@ class SFTData:
         steps.
 
         Args:
-            model: its folder.
-            say: is told what was read.
             began: the `record` of the run that goes on. Its batches stay, whatever micro-batches there are now.
         """
         sft = self._sft

@@ -91,5 +91,4 @@ def token_batches(samples: Iterable[Sample], tokens: int) -> Iterator[list[Sampl
 
 
 def count_tokens(sample: Sample) -> int:
-    """Tokens of a sample that the model reads."""
     return sum(len(row.token_ids) for row in sample.rows)

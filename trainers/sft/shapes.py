@@ -65,7 +65,6 @@ class Shape:
 
 
 def find_shape(columns: Collection[str], *, source: str, messages_field: str = "messages") -> Shape:
-    """The shape of rows with these columns."""
     there = ", ".join(map(str, columns)) or "(none)"
     if messages_field not in ("messages", *columns):
         raise UserError(f"--sft.messages_field is {messages_field!r}, and {source} has the columns {there}: name one")

@@ -44,10 +44,8 @@ def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[s
     Every rank calls it.
 
     Args:
-        model: a TitanModel with adapters.
         folder: replaced when it exists.
         base: the model that the file names as the adapter's; "" is the model's folder.
-        texts: further files by name.
     """
     layers = _layers(model)
     layout = {

@@ -1,4 +1,4 @@
-"""Attention on the CPU, by torch's own kernel, and checkpointing that keeps what attention gives."""
+"""Attention on the CPU, by torch's own kernel, and checkpointing that keeps what attention or a delta rule gives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.attention import FlexAttention
+
+from trainers.titan.delta_rule import fla_rule
 
 
 class CausalSDPA(FlexAttention):
@@ -60,6 +62,17 @@ def document_mask(positions: Tensor, window: int | None = None) -> Tensor:
     return (same if window is None else same.triu_(1 - window))[:, None]
 
 
+class MatrixAC(SelectiveAC):
+    """TorchTitan's choice: keep what attention and every second matrix product give; and what the delta rule gives."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        pass
+
+    def get_save_ops(self) -> set[Any]:
+        return super().get_save_ops() | {fla_rule._opoverload}
+
+
 class AttentionAC(SelectiveAC):
     """Keep the input of each block and the output of its attention, and compute the rest of the block again."""
 
@@ -69,6 +82,7 @@ class AttentionAC(SelectiveAC):
 
     def get_save_ops(self) -> set[Any]:
         return {
+            fla_rule._opoverload,
             torch.ops.torch_attn._varlen_attn.default,
             torch.ops.higher_order.flex_attention,
             torch.ops.higher_order.inductor_compiled_code,  # flex, if the blocks are not compiled

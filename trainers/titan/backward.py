@@ -35,9 +35,7 @@ class StepLoss:
     """The loss of one optimizer step, called on one micro-batch after the other.
 
     Args:
-        call: the loss.
         normalizer: scalar, the loss's units over all micro-batches and ranks.
-        metrics: collects what is measured beside the loss.
         old_is_present: see `TitanTrainer.train_step`.
     """
 
@@ -55,7 +53,6 @@ class StepLoss:
         """Call the loss on complete episodes, and accumulate the gradients of logprobs and entropies.
 
         Args:
-            batch: on the device of the other tensors.
             logprobs: (N,) of the sampled targets of the batch, with gradient.
             entropies: (N,) likewise, or None.
             is_counted: whether this rank adds the loss and the metrics of the batch to its own.
@@ -82,7 +79,6 @@ class SplitEpisodes:
     Args:
         samples: the samples that `pack` was given.
         batches: this rank's micro-batches; only those with rows of split episodes are used here.
-        step: the loss.
     """
 
     def __init__(self, samples: Sequence[Sample], batches: Sequence[MicroBatch], step: StepLoss) -> None:

@@ -26,6 +26,7 @@ from trainers.families.family import head_sizes
 from trainers.families.rope import rope_parameters
 from trainers.families.table import family_of
 from trainers.titan.attention import CausalSDPA
+from trainers.titan.experts import experts_config
 from trainers.titan.rope import ScaledCosSinRoPE, scaling_of
 
 SKIP = {"weight": skip_param_init, "bias": skip_param_init}
@@ -113,9 +114,11 @@ class Builder:
 
     def mlp(self) -> dict[str, Any]:
         """A block's MLP or experts, by the name of the block's part."""
-        width, hidden = self.hf["hidden_size"], self.hf["intermediate_size"]
-        config = make_ffn_config(dim=width, hidden_dim=hidden, w1_param_init=SKIP, w2w3_param_init=SKIP)
-        return {"feed_forward": config}
+        width, experts = self.hf["hidden_size"], self.family.experts(self.hf)
+        if experts is not None:
+            return {"moe": experts_config(width, experts, SKIP)}
+        hidden = self.hf["intermediate_size"]
+        return {"feed_forward": make_ffn_config(dim=width, hidden_dim=hidden, w1_param_init=SKIP, w2w3_param_init=SKIP)}
 
     def norm(self, size: int) -> RMSNorm.Config:
         """A norm of vectors of this size."""

@@ -25,6 +25,7 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_token_dispatcher_config
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.feed_forward import SigmoidGatedFeedForward
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
@@ -34,6 +35,8 @@ from trainers.families.family import Experts
 warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
 WEIGHTS = ("w1_EFD", "w2_EDF", "w3_EFD")
 """The stacked matrices of all experts of a layer: gate, down and up."""
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The stacked matrices of transformers' modules, and the matrices of an expert that each has."""
 
 
 class SameDtypeExperts(GroupedExperts):
@@ -57,6 +60,21 @@ class SameDtypeExperts(GroupedExperts):
         gate, down, up = (local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
         hidden = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends)) * self._grouped_mm(A=x_RD, B_t=up, offs=ends)
         return self._grouped_mm(A=hidden, B_t=down, offs=ends)
+
+
+def replay(ids: Tensor, given: Tensor, counts: Tensor) -> Tensor:
+    """The given experts if they differ from the router's, and otherwise the router's, in its order.
+
+    Args:
+        ids: (..., K) int64, the router's.
+        given: (..., K) int64; -1 lets the router choose.
+        counts: (2,) int64, becomes the number of tokens with given experts, and with other ones than the router's.
+    """
+    is_given = given[..., 0] >= 0
+    is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
+    is_other = is_given & ~is_same
+    counts.copy_(torch.stack([is_given.sum(), is_other.sum()]))
+    return torch.where(is_other[..., None], given, ids).contiguous()
 
 
 class Router(TokenChoiceTopKRouter):
@@ -109,17 +127,12 @@ class Router(TokenChoiceTopKRouter):
 
     @torch.no_grad()
     def _replay(self, ids: Tensor, given: Tensor) -> Tensor:
-        """The given experts if they differ from the router's, and otherwise the router's, in its order."""
         if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
             replicated = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
             given = replicated.redistribute(placements=placements).to_local()
             return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
-        is_given = given[..., 0] >= 0
-        is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
-        is_other = is_given & ~is_same
-        self.replayed.copy_(torch.stack([is_given.sum(), is_other.sum()]))
-        return torch.where(is_other[..., None], given, ids).contiguous()
+        return replay(ids, given, self.replayed)
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
         self.replayed = torch.zeros(2, dtype=torch.int64, device=buffer_device or self.replayed.device)
@@ -142,7 +155,7 @@ class ReplayedMoE(MoE):
         chosen, ids, scores = self.router(x_BLD, None, given_BLK)
         is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True)
         output: Tensor = self.routed_experts(x_BLD, chosen, ids, is_chosen.sum(dim=(0, 1)))
-        return output
+        return output if self.shared_experts is None else output + self.shared_experts(x_BLD)
 
 
 class ReplayedBlock(Qwen3TransformerBlock):
@@ -203,12 +216,16 @@ class ReplayedModel(Replayed, Qwen3Model):
 
 def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[..., Any]]) -> MoE.Config:
     """The config of a layer's router and experts."""
+
+    def linear(inputs: int, outputs: int) -> Linear.Config:
+        return Linear.Config(in_features=inputs, out_features=outputs, param_init=dict(init))
+
     return ReplayedMoE.Config(
         num_experts=experts.count,
         load_balance_coeff=None,
         router=Router.Config(
             num_experts=experts.count,
-            gate=Linear.Config(in_features=width, out_features=experts.count, param_init=dict(init)),
+            gate=linear(width, experts.count),
             top_k=experts.active,
             score_func="softmax",
             route_norm=experts.normalised,
@@ -225,12 +242,20 @@ def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[...
                 num_experts=experts.count, top_k=experts.active, comm_backend="standard"
             ),
         ),
+        shared_experts=SigmoidGatedFeedForward.Config(
+            w1=linear(width, experts.shared),
+            w2=linear(experts.shared, width),
+            w3=linear(width, experts.shared),
+            gate=linear(width, 1),
+        )
+        if experts.shared
+        else None,
     )
 
 
 def is_expert(name: str) -> bool:
     """Whether this is the name of a parameter that stacks one matrix for each expert."""
-    return name.rpartition(".")[2] in WEIGHTS
+    return name.rpartition(".")[2] in WEIGHTS or name.rpartition(".mlp.experts.")[2] in STACKS
 
 
 def local(weight: nn.Parameter) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -25,7 +26,6 @@ def export_hf(
     Every rank calls it. The folder appears complete or not at all.
 
     Args:
-        model: its weights.
         folder: replaced when it exists.
         texts: further files by name, instead of the model's own.
         max_file_bytes: larger weights are split over several files, with an index.
@@ -38,6 +38,10 @@ def export_hf(
             for source in {path for pattern in PATTERNS for path in model.folder.glob(pattern)}:
                 if source.is_file():
                     shutil.copy(source, partial / source.name)
+            config = model.hf_config
+            if left_out := model.builder.family.left_out & config.keys():
+                kept = {name: value for name, value in config.items() if name not in left_out}
+                (partial / "config.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
             write_texts(partial, texts)
 
 

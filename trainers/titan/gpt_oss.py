@@ -45,7 +45,7 @@ from forge_env.core.errors import UserError
 from trainers.families.gpt_oss import EPS, is_quantized
 from trainers.titan.attention import CausalSDPA
 from trainers.titan.builder import SKIP, Builder
-from trainers.titan.experts import Replayed, experts_config, local
+from trainers.titan.experts import Replayed, local
 
 _MATRICES = ("gate_up_EDG", "down_EFD")
 _BIASES = ("gate_up_bias_EG", "down_bias_ED")
@@ -359,17 +359,16 @@ class GptOssBuilder(Builder):
         )
 
     def mlp(self) -> dict[str, Any]:
-        experts = self.family.experts(self.hf)
-        assert experts is not None, "each layer has experts"
-        moe = experts_config(self.hf["hidden_size"], experts, SKIP)
-        moe.router.gate.bias = True
-        moe.routed_experts.inner_experts = GptOssExperts.Config(
-            dim=self.hf["hidden_size"],
-            hidden_dim=experts.size,
-            num_experts=experts.count,
+        parts = super().mlp()
+        parts["moe"].router.gate.bias = True
+        plain = parts["moe"].routed_experts.inner_experts
+        parts["moe"].routed_experts.inner_experts = GptOssExperts.Config(
+            dim=plain.dim,
+            hidden_dim=plain.hidden_dim,
+            num_experts=plain.num_experts,
             param_init=dict.fromkeys(_MATRICES + _BIASES, SKIP["weight"]),
         )
-        return {"moe": moe}
+        return parts
 
     def norm(self, size: int) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=size, eps=EPS, param_init=SKIP)

@@ -5,7 +5,7 @@ device:
 
 - a fused projection (wqkv) is the projections of queries, keys and values,
 - Llama's projections of queries and keys have their rows in another order,
-- a matrix of all experts of a layer is one of each expert.
+- a matrix of all experts of a layer is one of each expert, or two, of its gate and its up.
 
 A weight with an adapter (lora.py) comes out merged: both are one matrix. `load` leaves adapters as they are.
 
@@ -44,7 +44,6 @@ class HFWeights:
 
     Args:
         module: the model; its parameters are on their device, as plain tensors or DTensors.
-        adapter: TorchTitan's, which translates names and orders of rows.
         tied: whether embedding and output layer share one weight, which is then listed once.
     """
 
@@ -64,7 +63,7 @@ class HFWeights:
         return {
             hf_name: tensor
             for name, parameter in self._parameters()
-            for hf_name, tensor in self._to_hf(name, _meta(parameter, dtype)).items()
+            for hf_name, tensor in self._to_hf(name, _meta(parameter, _own(parameter, dtype))).items()
         }
 
     @contextmanager
@@ -94,7 +93,7 @@ class HFWeights:
         """A complete parameter, with its adapter merged in float32 and then cast; a collective if it is sharded."""
         part = self._adapted.get(name)
         if part is None:
-            return gather_full(parameter, dtype)
+            return gather_full(parameter, _own(parameter, dtype))
         base, a, b = (gather_full(each, torch.float32) for each in (parameter, part.lora_a.weight, part.lora_b.weight))
         return torch.addmm(base, b, a, alpha=part._lora_scaling).to(dtype)
 
@@ -112,17 +111,24 @@ class HFWeights:
             if list(map(id, pieces.values())) == [id(on_meta)]:  # the adapter changes nothing
                 shard.copy_(files.read(next(iter(pieces)), place))
             elif is_expert(name):
-                for part, hf_name in zip(shard, list(pieces)[place[0]], strict=True):
-                    part.copy_(files.read(hf_name, place[1:]))
+                of_one = len(pieces) // parameter.shape[0]  # gate and up of an expert may be one matrix
+                rows = (row for expert in shard for row in expert.chunk(of_one))
+                first, end = (of_one * place[0].indices(parameter.shape[0])[bound] for bound in (0, 1))
+                for row, hf_name in zip(rows, list(pieces)[first:end], strict=True):
+                    row.copy_(files.read(hf_name, place[1:] if of_one == 1 else None))
             else:
                 shard.copy_(self._from_hf(name, {hf_name: files.read(hf_name) for hf_name in pieces})[place])
 
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters but adapters, under TorchTitan's names, sharded as between two steps."""
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """All parameters but adapters, and the buffers of checkpoints, under TorchTitan's names, sharded as between two
+        steps."""
         reshard(self._module)
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
             if not (self._tied and name == HEAD) and not is_adapter(name):
                 yield name.replace(WRAPPER, ""), parameter
+        for prefix, part in self._module.named_modules():
+            for name in part._buffers.keys() - part._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".replace(WRAPPER, ""), part.get_buffer(name)
 
     def _to_hf(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         """Convert one parameter to Hugging Face's tensors; works on the meta device, too."""
@@ -151,6 +157,11 @@ class HFWeights:
                 part._merge_qkv_on_load(part, state, prefix)
         parameter: Tensor = state[name]
         return parameter
+
+
+def _own(parameter: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a tensor is published: a buffer keeps its own."""
+    return dtype if isinstance(parameter, nn.Parameter) else parameter.dtype
 
 
 def _meta(parameter: Tensor, dtype: torch.dtype) -> Tensor:

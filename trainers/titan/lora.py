@@ -49,7 +49,6 @@ def build_with_adapters(config: Decoder.Config, lora: Lora) -> Decoder:
 
     Args:
         config: without fused projections, with its shardings; the converter changes it.
-        lora: the adapters.
     """
     plain = [copy.deepcopy(layer.attention.qkv_linear.wkv) for layer in config.layers]
     converter = LoRAConverter.Config(

@@ -18,7 +18,7 @@ from trainers.titan.device import SPMD_BACKEND, device  # isort: skip
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.models.common import Decoder, RoPE
 from torchtitan.models.common.attention import (
     get_efficient_causal_mask_mod_for_packed_document,
@@ -29,7 +29,7 @@ from agents.model_weights import check_head
 from trainers.families.family import Experts
 from trainers.families.table import read_config
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
-from trainers.titan.attention import AttentionAC, document_mask
+from trainers.titan.attention import AttentionAC, MatrixAC, document_mask
 from trainers.titan.builder import builder_of
 from trainers.titan.context import Context
 from trainers.titan.fused_qkv import split_shards_on_save
@@ -44,7 +44,7 @@ from trainers.titan.wide_head import head_modules, round_embedding, shard
 # TorchTitan's settings of activation checkpointing.
 ACTIVATION_CHECKPOINTS = {
     "none": None,
-    "selective": SelectiveAC.Config(),
+    "selective": MatrixAC.Config(),
     "attention": AttentionAC.Config(),
     "full": FullAC.Config(),
 }
@@ -87,7 +87,7 @@ class TitanModel:
         self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
-        files = WeightFiles.of_folder(folder)
+        files = WeightFiles.of_folder(folder, self.builder.family.parts)
         check_head(folder)
         self.module = self._build(settings, dtype, weights)
         kept_logit_bytes = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0

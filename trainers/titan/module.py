@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from torchtitan.models.common.attention import (
 )
 
 from trainers.titan.builder import Builder
+from trainers.titan.experts import STACKS, replay
 from trainers.titan.wide_head import shard
 
 _KERNELS = {"sdpa": "sdpa", "flex": "flex_attention"}
@@ -38,7 +40,6 @@ class Module(nn.Module):
     """A model of transformers with the parts, and the arguments, of a TorchTitan decoder.
 
     Args:
-        config: of the module, on the meta device.
         windows: of each layer; None is no bound.
         attention: "sdpa" or "flex".
     """
@@ -47,12 +48,21 @@ class Module(nn.Module):
         super().__init__()
         kind: Any = CONFIG_MAPPING[config.hf["model_type"]]
         hf = kind.from_dict(dict(config.hf) | _UNUSED)
+        if hasattr(hf, "num_experts_per_tok"):
+            hf._experts_implementation = "grouped_mm"  # one kernel for all experts, in the dtype of their weights
         whole: Any = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation=_KERNELS[attention])
         self.model, self.lm_head = whole.model, whole.lm_head
         self.enable_weight_tying = config.enable_weight_tying
         kinds = getattr(hf, "layer_types", None) or ["full_attention"] * len(windows)
         self._windows = dict(zip(kinds, windows, strict=True))
         self._init_part = whole._init_weights
+        self._routers: list[Any] = []
+        for number, layer in enumerate(self.model.layers):
+            if (router := getattr(layer.mlp, "gate", None)) is not None:
+                self._routers.append(router)
+                router.register_buffer("replayed", torch.zeros(2, dtype=torch.int64), persistent=False)
+                router.register_forward_hook(_replay)
+                layer.register_forward_pre_hook(partial(_give_routes, number), with_kwargs=True)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -92,18 +102,51 @@ class Module(nn.Module):
         mask: BlockMask = create_attention_mask(and_masks(*mods), count, None, length, length, device=positions.device)
         return mask
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None) -> Any:
+    @property
+    def replayed(self) -> Tensor:
+        """As `trainers.titan.experts.Replayed.replayed`."""
+        return torch.stack([router.replayed for router in self._routers]).sum(0)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: Any = None,
+        routes: Tensor | None = None,
+    ) -> Any:
         """Run the model; returns what its output layer returns.
 
         Args:
             tokens: (B, L) int64.
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
             attention_masks: the mask of all layers, or a dict of masks by window.
+            routes: the experts of each layer, (B, L, layers, K) integers, or None.
         """
-        masks = attention_masks if isinstance(attention_masks, dict) else None
-        of_kind = {kind: masks[window] if masks else attention_masks for kind, window in self._windows.items()}
-        output = self.model(input_ids=tokens, position_ids=positions, attention_mask=of_kind, use_cache=False)
+        masks = attention_masks
+        if isinstance(masks, dict):
+            masks = {kind: masks[window] for kind, window in self._windows.items()}
+        given = {} if routes is None else {"routes": routes}
+        output = self.model(input_ids=tokens, position_ids=positions, attention_mask=masks, use_cache=False, **given)
         return self.lm_head(output.last_hidden_state)
+
+
+def _give_routes(number: int, layer: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Hand a layer's router its experts. A layer that is computed again in the backward pass gets the same ones."""
+    routes = named.pop("routes", None)
+    layer.mlp.gate.given = None if routes is None else routes[:, :, number].long().flatten(0, 1)
+    return args, named
+
+
+def _replay(router: Any, _: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Score the given experts as a router of transformers scores its own, by the sigmoid of its logits."""
+    if router.given is None:
+        return None
+    logits, _, ids = chosen
+    ids = replay(ids, router.given, router.replayed)
+    scores = logits.sigmoid().gather(1, ids)
+    if router.norm_topk_prob:
+        scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+    return logits, scores * router.routed_scaling_factor, ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +178,20 @@ class ModuleConfig:
 
 
 class SameNames:
-    """In the place of TorchTitan's adapter: names and layouts are Hugging Face's."""
+    """In the place of TorchTitan's adapter: names and layouts are Hugging Face's, but for stacks of experts."""
 
     def __init__(self, config: ModuleConfig, hf_assets_path: str | None) -> None:
         pass
 
     def to_hf(self, state: dict[str, Any]) -> dict[str, Any]:
-        return state
+        pieces: dict[str, Any] = {}
+        for name, value in state.items():
+            layer, _, stack = name.rpartition(".mlp.experts.")
+            matrices = STACKS.get(stack, ()) if layer else ()
+            for number, expert in enumerate(value if matrices else ()):
+                halves = zip(matrices, expert.chunk(len(matrices)), strict=True)
+                pieces |= {f"{layer}.mlp.experts.{number}.{matrix}.weight": half for matrix, half in halves}
+        return pieces or state
 
     def from_hf(self, state: dict[str, Any]) -> dict[str, Any]:
         return state

@@ -51,7 +51,6 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
     """AdamW for all weights of a model.
 
     Args:
-        module: the model.
         hyperparameters: lr, betas, eps and weight_decay.
         state: `TrainerSettings.optimizer_state`, after `check_state`.
     """

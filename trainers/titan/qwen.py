@@ -7,15 +7,13 @@ layers of experts.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from trainers.titan.builder import SKIP, Builder
-from trainers.titan.experts import ReplayedBlock, ReplayedModel, experts_config
+from trainers.titan.builder import Builder
+from trainers.titan.experts import ReplayedBlock, ReplayedModel
 
 
 class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
@@ -39,8 +37,3 @@ class Qwen3MoeBuilder(Builder):
 
     model = ReplayedModel.Config
     block = ReplayedBlock.Config
-
-    def mlp(self) -> dict[str, Any]:
-        experts = self.family.experts(self.hf)
-        assert experts is not None, "each layer has experts"
-        return {"moe": experts_config(self.hf["hidden_size"], experts, SKIP)}

@@ -1,7 +1,7 @@
 """Qwen3.5 on TorchTitan's decoder: gated attention, and layers with a gated delta rule (arXiv 2412.06464).
 
 TorchTitan's own Qwen3.5 needs the package fla to be imported, also on a CPU, and a vision encoder, and cannot tie its
-output layer. Here the rule is computed by fla on a GPU, and on a CPU in chunks as in the paper.
+output layer. delta_rule.py has the rule.
 """
 
 from __future__ import annotations
@@ -14,44 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
-import trainers.titan.device  # noqa: F401  # isort: skip
+from trainers.titan.device import device  # isort: skip
+import spmd_types as spmd
 from torchtitan.config import CompileConfig
 from torchtitan.models.common import Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import BaseAttention
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.nn_modules import Conv1d
-from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
 from trainers.families.qwen3_5 import Qwen35
 from trainers.families.shape import LinearAttention
 from trainers.titan.builder import SKIP, Builder
+from trainers.titan.delta_rule import PackedRows, delta_rule
+from trainers.titan.experts import WEIGHTS, ReplayedModel
 from trainers.titan.rope import scaling_of
-
-_CHUNK = 64  # tokens, as in fla and transformers
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """The rows of a forward pass over (B, L) tokens, which are one sequence of B x L tokens to the delta rule."""
-
-    borders: Tensor
-    """(rows + 1,) int64, on the CPU: the first place of each row, in order, and the end of the last."""
-    number: Tensor
-    """(B x L,) int64: the row of each token."""
-
-    @classmethod
-    def of(cls, tokens: Tensor, positions: Tensor | None) -> PackedRows:
-        """Find the rows.
-
-        Args:
-            tokens: (B, L).
-            positions: (B, L), 0 at the start of each row; None when each sequence is one row.
-        """
-        is_first = torch.zeros_like(tokens, dtype=torch.bool) if positions is None else positions == 0
-        is_first = is_first.index_fill(1, is_first.new_zeros(1, dtype=torch.int64), True).flatten()
-        return cls(F.pad(is_first.nonzero()[:, 0].cpu(), (0, 1), value=len(is_first)), is_first.cumsum(0) - 1)
 
 
 class ShiftedRMSNorm(RMSNorm):
@@ -135,93 +114,25 @@ class GatedDelta(Module):
     def forward(self, x: Tensor, rows: PackedRows) -> Tensor:
         flat, sizes = x.flatten(0, 1), self.sizes
         keys = sizes.key_heads * sizes.key_dim
-        mixed = F.silu(self._convolve(self.in_proj_qkv(flat), rows))
+        mixed = F.silu(self._convolve(self.in_proj_qkv(flat), rows.place)).to(x.dtype)
         query, key, value = mixed.split([keys, keys, sizes.value_size], dim=-1)
         query, key = (part.unflatten(-1, (-1, sizes.key_dim)) for part in (query, key))
         value = value.unflatten(-1, (-1, sizes.value_dim))
         gate = self.in_proj_z(flat).view_as(value)
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(flat).float() + self.dt_bias)
-        out = self.norm(delta_rule(query, key, value, decay, self.in_proj_b(flat).sigmoid(), rows.borders))
+        out = self.norm(delta_rule(query, key, value, decay, self.in_proj_b(flat).sigmoid(), rows))
         out = (out * F.silu(gate.float())).to(x.dtype)
         output: Tensor = self.out_proj(out.flatten(1)).view_as(x)
         return output
 
-    def _convolve(self, x: Tensor, rows: PackedRows) -> Tensor:
-        """Each channel's sum over the last tokens of a row, (T, channels): zeros lie before each row."""
-        gap = self.sizes.kernel - 1
-        place = torch.arange(len(x), device=x.device) + gap * rows.number
-        spread = x.new_zeros(len(x) + gap * (len(rows.borders) - 1), x.shape[1]).index_copy(0, place + gap, x)
-        return F.conv1d(spread.T, self.conv1d.weight, groups=x.shape[1]).T[place]
+    def _convolve(self, x: Tensor, place: Tensor) -> Tensor:
+        """Each channel's weighted sum over the last tokens of a row, (T, channels) float32: zeros lie before each row.
 
-
-@torch.compiler.disable  # fla's kernels are no part of a graph
-def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, borders: Tensor) -> Tensor:
-    """What the memory gives to each token; it is empty at the start of each row.
-
-    Args:
-        query, key: (T, key heads, key size).
-        value: (T, value heads, value size).
-        decay: (T, value heads) float32, at most 0: logarithm of what stays of the memory.
-        rate: (T, value heads), 0 to 1: how much of the new value is written.
-        borders: of the rows, on the CPU.
-
-    Returns:
-        (T, value heads, value size) in the dtype of the values.
-    """
-    if value.is_cuda:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-        # New tensors each time: fla keeps what it computes from one, and a block that is computed again would differ.
-        starts = {"cu_seqlens": borders.to(value.device), "cu_seqlens_cpu": borders.clone()}
-        batch = (part[None] for part in (query, key, value, decay, rate))
-        output: Tensor = chunk_gated_delta_rule(*batch, use_qk_l2norm_in_kernel=True, **starts)[0][0]
-        return output
-    groups = value.shape[1] // key.shape[1]
-    query, key = (_unit(part).repeat_interleave(groups, dim=1) for part in (query, key))
-    parts = (query * query.shape[-1] ** -0.5, key, value.float(), decay, rate.float())
-    lengths = borders.diff().tolist()
-    if len(set(lengths)) == 1:
-        out = _by_chunks(*(part.unflatten(0, (len(lengths), -1)) for part in parts)).flatten(0, 1)
-    else:
-        rows = zip(*(part.split(lengths) for part in parts), strict=True)
-        out = torch.cat([_by_chunks(*(part[None] for part in row))[0] for row in rows])
-    return out.to(value.dtype)
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Vectors of length 1, in float32; 1e-6 as in fla and transformers."""
-    x = x.float()
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
-
-
-def _by_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
-    """The rule for R rows of equal length L, by chunks (arXiv 2412.06464, section 3.3): (R, L, heads, value size)."""
-    length = query.shape[1]
-
-    def chunked(x: Tensor) -> Tensor:
-        """(R, heads, chunks, tokens of a chunk, ...)"""
-        padded = F.pad(x, (0, 0) * (x.ndim - 2) + (0, -length % _CHUNK))
-        return padded.unflatten(1, (-1, _CHUNK)).movedim(3, 1)
-
-    query, key, value, decay, rate = map(chunked, (query, key, value, decay, rate))
-    since = decay.cumsum(-1)  # of the chunk's start
-    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=query.device).triu(1)
-    between = (since[..., :, None] - since[..., None, :]).masked_fill(later, -torch.inf).exp()
-    written = key * rate[..., None]
-    # Each token of a chunk writes what the tokens before it in the chunk have not written: a triangular system.
-    system = (written @ key.mT) * between
-    sides = torch.cat([value * rate[..., None], written * since.exp()[..., None]], dim=-1)
-    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    new, read = solved.split([value.shape[-1], key.shape[-1]], dim=-1)
-    within, from_start = (query @ key.mT) * between, query * since.exp()[..., None]
-    to_end, whole = key * (since[..., -1:] - since).exp()[..., None], since[..., -1].exp()[..., None, None]
-    memory = value.new_zeros(*value.shape[:2], key.shape[-1], value.shape[-1])
-    outputs = []
-    for chunk in range(value.shape[2]):
-        change = new[:, :, chunk] - read[:, :, chunk] @ memory
-        outputs.append(from_start[:, :, chunk] @ memory + within[:, :, chunk] @ change)
-        memory = memory * whole[:, :, chunk] + to_end[:, :, chunk].mT @ change
-    return torch.cat(outputs, dim=2).transpose(1, 2)[:, :length]
+        Shifts are compiled into one kernel. Torch's own convolution of channels is several times slower.
+        """
+        x, weight = x.float(), self.conv1d.weight[:, 0].float()
+        shifted = (torch.where(place[:, None] < gap, 0.0, x.roll(gap, 0)) for gap in range(self.sizes.kernel))
+        return sum((part * weight[:, -1 - gap] for gap, part in enumerate(shifted)), torch.zeros((), device=x.device))
 
 
 class HybridBlock(TransformerBlock):
@@ -236,26 +147,42 @@ class HybridBlock(TransformerBlock):
         super().__init__()
         self.attention = config.attention.build() if config.attention else None
         self.delta: Any = config.delta.build() if config.delta else None
-        self.feed_forward = config.feed_forward.build()
+        self.moe_enabled = config.moe is not None  # TorchTitan's FSDP asks
+        self.moe: Any = config.moe.build() if config.moe else None
+        self.feed_forward: Any = config.feed_forward.build() if config.feed_forward else None
         self.attention_norm, self.ffn_norm = config.attention_norm.build(), config.ffn_norm.build()
 
-    def forward(self, x: Tensor, masks_and_rows: tuple[Any, PackedRows], positions: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        masks_and_rows: tuple[Any, PackedRows],
+        positions: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """As `trainers.titan.experts.ReplayedBlock.forward`, with the rows beside the masks."""
         masks, rows = masks_and_rows
         normed = self.attention_norm(x)
         x = x + (self.delta(normed, rows) if self.attention is None else self.attention(normed, masks, positions))
-        output: Tensor = x + self.feed_forward(self.ffn_norm(x))
+        normed = self.ffn_norm(x)
+        output: Tensor = x + (self.feed_forward(normed) if self.moe is None else self.moe(normed, given))
         return output
 
 
-class HybridModel(Qwen3Model):
+class HybridModel(ReplayedModel):
     """A decoder that tells its blocks the rows."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):
+    class Config(ReplayedModel.Config):
         pass
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None) -> Any:
-        return super().forward(tokens, positions, (attention_masks, PackedRows.of(tokens, positions)))
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: Any = None,
+        routes: Tensor | None = None,
+    ) -> Any:
+        return super().forward(tokens, positions, (attention_masks, PackedRows.of(tokens, positions)), routes)
 
 
 class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
@@ -269,6 +196,10 @@ class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
         weights = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "norm")
         for name in (*(f"{weight}.weight" for weight in weights), "A_log", "dt_bias"):
             self.from_hf_map[f"model.layers.{{}}.linear_attn.{name}"] = f"layers.{{}}.delta.{name}"
+        experts = "layers.{}.moe.shared_experts"
+        self.from_hf_map["model.layers.{}.mlp.shared_expert_gate.weight"] = f"{experts}.gate.weight"
+        for name, ours in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            self.from_hf_map[f"model.layers.{{}}.mlp.shared_expert.{name}.weight"] = f"{experts}.{ours}.weight"
 
 
 class Qwen35Builder(Builder):
@@ -324,14 +255,15 @@ class Qwen35Builder(Builder):
             param_init={"A_log": SKIP["weight"], "dt_bias": SKIP["weight"]},
         )
 
+    def shard(self, config: Any, *, enable_sp: bool, enable_ep: bool) -> None:
+        for layer in config.layers:  # nothing but its experts is cut
+            cuts = dict.fromkeys(WEIGHTS, spmd.R)
+            set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=cuts)
+
     def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
-        compile_config = settings["compile_config"]
-        of_parent = {**settings, "compile_config": CompileConfig(enable=False)}
-        module = super().parallelize(module, skip_dp=skip_dp, **of_parent)
-        if compile_config.enable:  # in parts around `delta_rule`, while TorchTitan compiles whole blocks
-            for block in module.layers.children():
-                block.compile(backend=compile_config.backend)
-        return module
+        if device().type == "cpu":  # there the rule is no operation of torch's, and TorchTitan compiles whole blocks
+            settings["compile_config"] = CompileConfig(enable=False)
+        return super().parallelize(module, skip_dp=skip_dp, **settings)
 
     def norm(self, size: int) -> RMSNorm.Config:
         return ShiftedRMSNorm.Config(normalized_shape=size, eps=self.hf.get("rms_norm_eps", 1e-6), param_init=SKIP)

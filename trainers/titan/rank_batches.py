@@ -50,11 +50,8 @@ class RankBatches:
     """Makes the micro-batches of one rank from the samples of a step. Every rank is given all samples.
 
     Args:
-        model: reads the micro-batches.
         parallel: the meshes; the ranks of the mesh "batch" share the samples.
-        settings: has the sizes.
         multiple: the length of a micro-batch is a multiple of this number of tokens.
-        replays: whether routes are used.
     """
 
     def __init__(

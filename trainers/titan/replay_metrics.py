@@ -25,7 +25,6 @@ class ReplayMetrics:
     """Collects the metrics of one optimizer step over its micro-batches. Without routes it does nothing.
 
     Args:
-        model: computes the step.
         rows_read: over all ranks, the tokens of the step without padding, and the number of them without routes; (0, 0)
             if no row of the step has routes.
     """

@@ -319,6 +319,7 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
         asked = {
             "parallelism.tensor_parallel_degree": self.tensor_parallel_degree,
             "parallelism.context_parallel_degree": self.context_parallel_degree,
+            "parallelism.expert_parallel_degree": self.expert_parallel_degree,
             "lora.rank": self.lora.rank if self.lora else 0,
         }
         why = "and the model is transformers' own module"

@@ -82,8 +82,6 @@ class TitanTrainer:
     """Trains one model from a Hugging Face folder, of a family of trainers/families.
 
     Args:
-        model_path: the folder.
-        settings: how to train.
         is_frozen: give logprobs only, as a reference model does. There is no optimizer, and the weights are in the
             dtype in which the model computes; if they are sharded, they are freed after each layer. It replays no
             routes: they belong to the policy, and this is another model.
@@ -175,7 +173,6 @@ class TitanTrainer:
         """Take one optimizer step on `samples`; every rank is given the same ones.
 
         Args:
-            samples: whole episodes with their advantages.
             loss: a function or module with parameters of `LOSS_TENSORS`; see `LossCall` for what it returns.
             temperature: the sampling temperature; all logprobs and the entropy are taken of logits / temperature.
             old_is_present: give the loss the logprobs of this very pass, without gradient, as old_logprobs. The ratio

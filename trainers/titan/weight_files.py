@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agents.model_folder import weight_files
@@ -27,28 +25,41 @@ INDEX = "model.safetensors.index.json"
 MAX_FILE_BYTES = 5 * 10**9
 """Size of a file at most, unless a single tensor is larger; Hugging Face's limit."""
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_KINDS = {kind: dtype for dtype, kind in _DTYPES.items()}
+_KINDS = {kind: dtype for dtype, kind in _DTYPES.items()} | {"U8": torch.uint8}  # MXFP4 is in bytes
 _ALIGNMENT = 8  # bytes: tensors begin at a multiple of it
+Parts = Callable[[str, tuple[int, ...]], Mapping[str, tuple[int, ...]]]
 
 
 class WeightFiles:
-    """The tensors of some files. The constructor reads the headers only."""
+    """The tensors of some files. The constructor reads the headers only.
 
-    def __init__(self, where: Path, files: Sequence[Path]) -> None:
+    Args:
+        where: the folder or the file, for errors.
+        files: of safetensors.
+        parts: for a tensor in a file, the names and shapes of the tensors that it holds one after the other, which are
+            equally large. None if each is itself.
+    """
+
+    def __init__(self, where: Path, files: Sequence[Path], parts: Parts | None = None) -> None:
         missing = sorted(file.name for file in files if not file.is_file())
         if missing:
             raise UserError(f"{where} has no weights: {', '.join(missing)} is missing.")
         self.where = where
-        self._tensors = places(files)
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        self._places: dict[str, tuple[str, int, int]] = {}  # dtype, and begin and end of the tensor in its file
+        shapes = {name: tensor.shape for name, tensor in places(files).items()}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, tuple[Path, str, int, int]] = {}  # file, dtype, begin and end in the file
         for file in files:
-            self._places |= _places(file)
+            for name, (kind, start, end) in _places(file).items():
+                pieces = {name: shapes[name]} if parts is None else parts(name, shapes[name])
+                size = (end - start) // max(1, len(pieces))
+                self.shapes |= pieces
+                for number, piece in enumerate(pieces):
+                    self._places[piece] = file, kind, start + number * size, start + (number + 1) * size
 
     @classmethod
-    def of_folder(cls, folder: Path) -> WeightFiles:
+    def of_folder(cls, folder: Path, parts: Parts | None = None) -> WeightFiles:
         """The weights of a Hugging Face folder: one file, or several with an index."""
-        return cls(folder, weight_files(folder))
+        return cls(folder, weight_files(folder), parts)
 
     def read(self, name: str, place: tuple[slice, ...] | None = None) -> Tensor:
         """A tensor, or a slice of it, on the CPU, in the file's dtype.
@@ -56,20 +67,14 @@ class WeightFiles:
         It is a view of the file. Its pages are read when they are used, and freed with the tensor. The names in the
         file are not read again: layers with many experts have thousands of them.
         """
-        tensor = self._read(name, place)
+        path, kind, start, end = self._places[name]
+        if kind not in _KINDS:
+            raise UserError(f"{self.where} cannot be trained: its weight {name} has numbers of the type {kind}")
+        tensor = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
+        tensor = tensor if place is None else tensor[place]
         if not is_finite(tensor):
             raise UserError(f"{self.where} cannot be trained: its weight {name} has values that are not finite")
         return tensor
-
-    def _read(self, name: str, place: tuple[slice, ...] | None) -> Tensor:
-        path, (kind, start, end) = self._tensors[name].file, self._places[name]
-        if kind not in _KINDS:
-            with _opened(path) as content:
-                own = self._tensors[name].name
-                tensor: Tensor = content.get_tensor(own) if place is None else content.get_slice(own)[place]
-                return tensor
-        full_tensor = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
-        return full_tensor if place is None else full_tensor[place]
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -136,15 +141,6 @@ def _parts(layout: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tenso
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as content:
-            yield content
-    except SafetensorError as error:
-        raise UserError(f"{path} is damaged: {error}; copy it again") from None
 
 
 def _places(path: Path) -> dict[str, tuple[str, int, int]]:

@@ -48,10 +48,7 @@ def shard(
     """Wrap the parts of a model in FSDP as TorchTitan does, except for the dtype of the output layer.
 
     Args:
-        model: after tensor parallelism and activation checkpointing.
-        parallel: the meshes.
         dtype: gathers the weights but the output layer's; gradients are summed in float32.
-        head_dtype: gathers the output layer.
         cpu_offload: see `TrainerSettings.cpu_offload`.
         reshard_after_forward: see `TrainerSettings.reshard_after_forward`.
     """

@@ -32,7 +32,6 @@ def parse(text: str, dialect: str, tools: Sequence[ToolSpec] = ()) -> tuple[str,
 
     Args:
         text: of a model, with special tokens as text, and without the one that ends a turn.
-        dialect: of the model.
         tools: those that are offered. A value that is written without quotes has the type of its parameter, and JSON
             without a mark is a call if it names one of them.
 
@@ -77,8 +76,6 @@ def matching(text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) ->
 
     Args:
         text: a turn of the model, without its thought and without the token that ends it.
-        calls: what the template was given.
-        tools: those that were offered.
     """
     wanted = [(call.name, call.arguments) for call in calls]
     fitting: list[tuple[int, bool, str]] = []

@@ -24,6 +24,7 @@ from forge_env.core.types import FunctionSpec, ToolCall
 END, ANSWER = "<|end|>", "<|start|>assistant"
 THOUGHT, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 _MESSAGE = "<|message|>"
+_HEADER = " to=functions.{}<|channel|>commentary json<|message|>"
 _END = re.compile(re.escape(END))
 _ANALYSIS = re.compile(r"<\|channel\|>analysis\b")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
@@ -105,8 +106,7 @@ class Harmony:
             [f"{FINAL if not calls else '<|channel|>commentary<|message|>'}{content}"] if content or not calls else []
         )
         called = [
-            f" to=functions.{call.name}<|channel|>commentary json<|message|>"
-            f"{call.raw if call.arguments is None else dump(call.arguments)}"
+            f"{_HEADER.format(call.name)}{call.raw if call.arguments is None else dump(call.arguments)}"
             for call in calls
         ]
         return f"{END}{ANSWER}".join([*said, *called])
@@ -116,4 +116,4 @@ class Harmony:
         return 0
 
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return None
+        return [_HEADER.format(function["name"]), (function["parameters"], "json")]

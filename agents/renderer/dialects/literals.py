@@ -41,7 +41,6 @@ class Literals:
     """Reads values in a text.
 
     Args:
-        text: of a model.
         quote: the mark around a string; "" for the quotes of Python.
     """
 
@@ -53,7 +52,6 @@ class Literals:
         return _SPACES.match(self.text, at).end()  # type: ignore[union-attr]  # it matches everywhere
 
     def value(self, at: int, depth: int = 0) -> tuple[Any, int]:
-        """The value at a place, and its end."""
         at = self.space(at)
         if depth > MAX_DEPTH:
             raise NotRead(f"it is nested more than {MAX_DEPTH} levels deep")

@@ -39,7 +39,6 @@ class Scan:
     """A text, with the places of its marks.
 
     Args:
-        text: of a model.
         marks: those that open and close a call; JSON ends before one, unless it is inside a JSON string.
     """
 

@@ -241,7 +241,6 @@ _IDS: Mapping[str, str] = {
 
 
 def dialect_of(name: str) -> Dialect:
-    """The dialect of a name."""
     if name not in _TABLE:
         raise UserError(f"there is no dialect {name!r} of tool calls. {nearest(name, _TABLE)}")
     return _TABLE[name]

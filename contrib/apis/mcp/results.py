@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envs.media import Medium
+from contrib.common.media import Medium
 from forge_env.core.json_text import restored, write
 
 OUTPUT_SCHEMA = "forge_env/outputSchema"

@@ -13,7 +13,7 @@ from typing import Any
 from contrib.apis.http.credentials import Credentials
 from contrib.apis.mcp import exact_numbers
 from contrib.apis.mcp.results import LenientStream
-from envs.processes.guard import guarded
+from contrib.common.guard import guarded
 from forge_env.core.errors import UserError
 from forge_env.utils.http_clients import proxy_of
 

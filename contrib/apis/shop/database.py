@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.apis.shop.content import REFUND_DAYS, Shop
-from forge_env.utils.transaction import transaction
+from contrib.common.transaction import transaction
 
 SCHEMA = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 # The tables of the state, with the columns of their keys. `replies` is used by the service only.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from typing import Any
 
-from forge_env.utils.transaction import transaction
+from contrib.common.transaction import transaction
 
 Row = dict[str, Any]
 MOST_PRODUCTS = 20

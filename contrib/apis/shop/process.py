@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from contrib.apis.shop.service import make_app
-from forge_env.utils.http_server import open_server
+from contrib.common.http_server import open_server
 from forge_env.utils.run_async import run_async
 
 

@@ -19,7 +19,7 @@ from contextlib import closing
 from contrib.apis.shop.content import Shop
 from contrib.apis.shop.database import State, open_database, read_state, session_path, write_database
 from contrib.apis.shop.session_folder import SessionFolder
-from envs.processes.guard import guarded
+from contrib.common.guard import guarded
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.exits import how_it_ended, stop
 

@@ -35,7 +35,7 @@ from contrib.apis.shop.models import (
     ShopInfo,
 )
 from contrib.apis.shop.operations import ShopError
-from forge_env.utils.transaction import transaction
+from contrib.common.transaction import transaction
 
 # The endpoints are coroutines although SQLite is not: an operation takes less time than a switch of threads.
 router = APIRouter(responses={status: {"model": Problem} for status in (401, 422)})

@@ -18,9 +18,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from contrib.clusters.addresses import own_address
 from contrib.clusters.nccl.connection import Connection
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.process.network import own_address
 from forge_env.runtime.weights.tensor_layout import allocate
 
 if TYPE_CHECKING:

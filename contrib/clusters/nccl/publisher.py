@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from contrib.clusters.addresses import own_address
 from contrib.clusters.nccl.communicator import SENDER, PairCommunicator, Rendezvous, first_line
 from contrib.clusters.nccl.connection import Connection
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.process.network import own_address
 from forge_env.runtime.weights.store import no_version, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout, allocate
 from forge_env.runtime.weights.weight_stream import WeightStream

@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.helpers.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
-HERE = Path(__file__).parent
+HELPERS = (ROOT, Path(__file__).parent, ROOT / "tests" / "forge_env" / "runtime")
+"""The folders that the programs import from."""
 
 
 class Cluster:
@@ -58,7 +59,7 @@ class Cluster:
     def start(self, command: list[str], *, network: int = 0) -> subprocess.Popen[str]:
         """Start a program; `network` 0 is the controller's, 1 and 2 are the hosts'."""
         inside = ["nsenter", "--net", f"--target={self._networks[network].pid}"] if self.separate else []
-        environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "TMPDIR": str(self.folder)}
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, HELPERS)), "TMPDIR": str(self.folder)}
         return subprocess.Popen(
             [*inside, *command],
             stdin=subprocess.PIPE,

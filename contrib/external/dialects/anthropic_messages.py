@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Dialect, Histories, event
 from contrib.external.dialects.fields import Fields, check_kind, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import anthropic_choice, constraint_of, schema_of
@@ -15,7 +16,6 @@ from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from forge_env.core.json_text import read, write
 from forge_env.core.types import Message, ToolSpec
-from forge_env.utils.http_server import RequestRefused
 
 _ERRORS = {
     400: "invalid_request_error",

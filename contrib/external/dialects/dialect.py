@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.fields import Fields
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from forge_env.core.json_text import write
 from forge_env.core.types import Message
-from forge_env.utils.http_server import RequestRefused
 
 Histories = Mapping[str, tuple[Message, ...]]
 """The conversations of a session up to a response, by the id of the response."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.requests import whole_number
 from forge_env.core.errors import nearest
-from forge_env.utils.http_server import RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

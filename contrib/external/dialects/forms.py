@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.constraint import Constraint, wrong_with
 from forge_env.core.types import ToolSpec
-from forge_env.utils.http_server import RequestRefused
 
 _ANY_OBJECT = {"type": "object"}
 

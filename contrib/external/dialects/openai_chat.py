@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Histories
 from contrib.external.dialects.fields import Fields, check_kind, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import constraint_of, openai_choice, schema_of
@@ -13,7 +14,6 @@ from contrib.external.dialects.reading import call_of, text_of, tool_of, tools_a
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from forge_env.core.types import Message, ToolSpec
-from forge_env.utils.http_server import RequestRefused
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

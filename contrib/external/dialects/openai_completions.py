@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Histories
 from contrib.external.dialects.fields import Fields, refuse
 from contrib.external.dialects.openai_format import OpenAIFormat, checked, common, named, text_of_token
 from contrib.external.requests import ProgramRequest, whole_number
 from contrib.external.responses import ProgramReply
-from forge_env.utils.http_server import RequestRefused
 
 
 class OpenAICompletions(OpenAIFormat):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Dialect, event
 from contrib.external.dialects.fields import Fields, check_kind, refuse
 from contrib.external.dialects.reading import limit, stops
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
-from forge_env.utils.http_server import RequestRefused
 
 DONE = b"data: [DONE]\n\n"
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Dialect, Histories, event
 from contrib.external.dialects.fields import Fields, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import constraint_of, openai_choice, schema_of
@@ -15,7 +16,6 @@ from contrib.external.dialects.reading import tools_are_off as are_off
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from forge_env.core.types import Message, ToolSpec
-from forge_env.utils.http_server import RequestRefused
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SERVED = ("function", "namespace")

@@ -11,10 +11,10 @@ import mimetypes
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
+from contrib.common.media import Medium
 from contrib.external.requests import whole_number
-from envs.media import Medium
 from forge_env.core.types import ToolSpec
-from forge_env.utils.http_server import RequestRefused
 
 _MAX_STOPS = 16
 _MEDIA = {

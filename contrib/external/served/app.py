@@ -16,11 +16,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from contrib.common.http_server import Receive, RequestRefused, Send, bearer_token, read_object
 from contrib.external.gateway import MODEL, Gateway, is_disconnected, send_json, until_disconnected
 from contrib.external.served.desk import Desk
 from contrib.external.served.requests import read_finish, read_wait
 from contrib.external.served.visit import Visit
-from forge_env.utils.http_server import Receive, RequestRefused, Send, bearer_token, read_object
 
 MAX_WAITING = 1024
 """The most requests at once that wait for a session."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.requests import whole_number
 from contrib.external.scoring import MAX_RESULT, Scorer
 from contrib.external.served.visit import Work
@@ -13,7 +14,6 @@ from forge_env.core.errors import nearest
 from forge_env.core.message_shape import json_problem, messages_problem
 from forge_env.core.reward_value import is_within
 from forge_env.core.types import EpisodeLimits, Message
-from forge_env.utils.http_server import RequestRefused
 
 WAIT_SECONDS = 30.0
 MAX_WAIT_SECONDS = 60.0

@@ -17,6 +17,8 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
+from contrib.common.http_server import RequestRefused
+from contrib.common.server_settings import TOKEN_VARIABLE, ServeSettings
 from contrib.external.served.desk import Desk, visitor
 from contrib.external.served.requests import Wish, read_wish
 from contrib.external.served.visit import Visit
@@ -31,8 +33,6 @@ from forge_env.evaluation.summary import summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
-from forge_env.utils.http_server import RequestRefused
-from forge_env.utils.server_settings import TOKEN_VARIABLE, ServeSettings
 
 BEGIN_SECONDS = 30.0
 STOP_SECONDS = 10.0

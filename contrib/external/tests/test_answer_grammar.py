@@ -10,6 +10,7 @@ import xgrammar
 
 from agents.renderer.dialects import DIALECTS, new_id, parse, write
 from agents.renderer.dialects.table import dialect_of
+from agents.renderer.reading import AnswerForm, ChannelForm
 from contrib.external.answer_grammar import grammar_of
 from contrib.external.constraint import Constraint
 from forge_env.core.errors import TurnRefused
@@ -48,7 +49,8 @@ def accepts(matcher: xgrammar.GrammarMatcher, text: str) -> bool:
 
 @pytest.mark.parametrize("dialect", [dialect for dialect in DIALECTS if dialect not in WITHOUT])
 def test_a_grammar_takes_what_its_dialect_writes(dialect: str) -> None:
-    matcher = compiled(grammar_of(Constraint(tools=("look_up",)), TOOLS, dialect, lambda text: None), [])
+    form = AnswerForm(dialect=dialect)
+    matcher = compiled(grammar_of(Constraint(tools=("look_up",)), TOOLS, form, lambda text: None), [])
     every: dict[str, Any] = {"word": 'é "q" <b>\nx', "times": 3, "exact": True, "items": ["x", "y"]}
     for arguments in (every, {"word": "a"}):
         call = ToolCall(id=new_id(dialect, "look_up", 0), name="look_up", arguments=arguments)
@@ -62,12 +64,12 @@ def test_a_grammar_takes_what_its_dialect_writes(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", WITHOUT)
 def test_a_dialect_without_a_grammar_is_refused_in_one_sentence(dialect: str) -> None:
     with pytest.raises(TurnRefused, match=f"'look_up' has to be called, and no grammar can say .* {dialect}: let"):
-        grammar_of(Constraint(tools=("look_up",)), TOOLS, dialect, lambda text: None)
+        grammar_of(Constraint(tools=("look_up",)), TOOLS, AnswerForm(dialect=dialect), lambda text: None)
 
 
 def test_a_mark_is_a_token_if_the_vocabulary_has_it() -> None:
     ids = {"<tool_call>": 257, "</tool_call>": 258}
-    grammar = grammar_of(Constraint(tools=("look_up",)), TOOLS, "qwen_xml", ids.get)
+    grammar = grammar_of(Constraint(tools=("look_up",)), TOOLS, AnswerForm(dialect="qwen_xml"), ids.get)
     elements = json.loads(grammar)["format"]["elements"]
     assert elements[0] == {"type": "token", "token": 257} and elements[-1] == {"type": "token", "token": 258}
     assert "".join(element["value"] for element in elements[1:3]) == "\n<function=look_up>\n"
@@ -78,13 +80,14 @@ def test_a_mark_is_a_token_if_the_vocabulary_has_it() -> None:
     assert not accepts(matcher, written), "the mark's text is another sequence of tokens"
 
 
-def test_json_or_a_call() -> None:
+@pytest.mark.parametrize("form", [AnswerForm(dialect="hermes"), ChannelForm(dialect="harmony")])
+def test_json_or_a_call(form: AnswerForm) -> None:
     constraint = Constraint(schema='{"type": "object", "properties": {"x": {"type": "integer"}}}', tools=("look_up",))
-    matcher = compiled(grammar_of(constraint, TOOLS, "hermes", lambda text: None), [])
-    assert accepts(matcher, '{"x": 1}')
-    assert accepts(matcher, write([ToolCall(id="", name="look_up", arguments={"word": "a"})], "hermes"))
+    matcher = compiled(grammar_of(constraint, TOOLS, form, lambda text: None), [])
+    assert accepts(matcher, write({"content": '{"x": 1}'}, form.dialect))
+    assert accepts(matcher, write([ToolCall(id="", name="look_up", arguments={"word": "a"})], form.dialect))
 
 
 def test_a_tool_that_is_not_offered_is_named() -> None:
     with pytest.raises(TurnRefused, match="'add' has to be called, and is no tool of the request; they are look_up"):
-        grammar_of(Constraint(tools=("add",)), TOOLS, "hermes", lambda text: None)
+        grammar_of(Constraint(tools=("add",)), TOOLS, AnswerForm(dialect="hermes"), lambda text: None)

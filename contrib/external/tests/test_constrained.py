@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agents.chat.agent import ChatAgent
+from agents.renderer.dialects.harmony import ANSWER, END, THOUGHT
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
@@ -20,10 +21,11 @@ from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.protocols import Conversation, NextTurn
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling, ToolSpec
+from tests.agents.renderer.test_harmony import make_gpt_oss
 from tests.agents.test_thought_budget import CLOSE, TASK, Writer
 
 FORM = Constraint(schema=json.dumps({"type": "object", "required": ["pens"]}))
-ANSWER = '{"pens": 1}<|im_end|>'
+PENS = '{"pens": 1}<|im_end|>'
 
 
 def tool(name: str) -> ToolSpec:
@@ -53,10 +55,10 @@ async def play(tiny_model: Path, policy: Writer, **limits: Any) -> Turn:
 
 
 async def test_a_thought_is_free_and_the_answer_is_not(tiny_model: Path, renderer: Renderer) -> None:
-    policy = FormWriter(renderer, "<think>\nhm hm\n</think>", ANSWER)
+    policy = FormWriter(renderer, "<think>\nhm hm\n</think>", PENS)
     turn = await play(tiny_model, policy, max_turn_tokens=60)
-    thought, answer = renderer.encode("<think>\nhm hm\n</think>"), renderer.encode(ANSWER)
-    between = renderer.after_thought
+    thought, answer = renderer.encode("<think>\nhm hm\n</think>"), renderer.encode(PENS)
+    between = renderer.encode(renderer.format.answers.after_thought)
     (_, first, _), (later, second, _) = policy.asked
     assert (first.grammar, first.stop, renderer.end_thought in first.stop_token_ids) == ("", (), True)
     assert second.grammar and second.stop == ("never",) and first.seed != second.seed
@@ -67,12 +69,31 @@ async def test_a_thought_is_free_and_the_answer_is_not(tiny_model: Path, rendere
     assert sum(row.loss_mask) == len(thought)
 
 
+async def test_channels_are_in_the_grammar(tmp_path: Path) -> None:
+    """Of gpt-oss's answer the grammar says which channel it is in, so that a call may follow a thought, too."""
+    folder = make_gpt_oss(tmp_path / "model")
+    renderer = Renderer(folder, thinking="on")
+    call = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    for first in (f"{THOUGHT}Hm.<|end|>", f"{THOUGHT}Hm. Hm."):
+        policy = FormWriter(renderer, first, call)
+        agent = TokenAgent(str(folder), policy, thinking="on")
+        asked = NextTurn(constraint=Constraint(tools=("add",)))
+        limits: Any = {"max_turn_tokens": 200, "max_thinking_tokens": len(renderer.encode(f"{THOUGHT}Hm.<|end|>"))}
+        turn, action = await agent.act(
+            Conversation(request_id="c", observation=TASK.prompt, asked=asked, **limits), [tool("add")]
+        )
+        assert action.message["reasoning_content"].startswith("Hm.")
+        assert [(called.name, called.arguments) for called in action.tool_calls] == [("add", {"a": 1})]
+        assert renderer.decode(policy.asked[1][0]).endswith(END + ANSWER)
+        assert turn.constrained == len(renderer.encode(call))
+
+
 async def test_a_completion_without_a_thought_is_dropped(tiny_model: Path, renderer: Renderer) -> None:
-    policy = FormWriter(renderer, "so it is<|im_end|>", ANSWER)
+    policy = FormWriter(renderer, "so it is<|im_end|>", PENS)
     turn = await play(tiny_model, policy, max_turn_tokens=60)
     (prompt, _, _), (later, second, _) = policy.asked
     assert later == prompt and second.grammar and second.max_tokens == 60
-    assert list(turn.token_ids) == renderer.encode(ANSWER) and turn.constrained == len(turn.token_ids)
+    assert list(turn.token_ids) == renderer.encode(PENS) and turn.constrained == len(turn.token_ids)
 
 
 async def test_a_thought_that_a_limit_has_cut(tiny_model: Path, renderer: Renderer) -> None:
@@ -81,16 +102,16 @@ async def test_a_thought_that_a_limit_has_cut(tiny_model: Path, renderer: Render
     policy = FormWriter(renderer, text)
     turn = await play(tiny_model, policy, max_turn_tokens=20)
     assert (len(policy.asked), turn.finish_reason, turn.constrained) == (1, "length", 0)
-    policy = FormWriter(renderer, text, ANSWER)
+    policy = FormWriter(renderer, text, PENS)
     turn = await play(tiny_model, policy, max_turn_tokens=60, max_thinking_tokens=12)
     thought = renderer.encode(text)[:12]
-    assert list(turn.token_ids) == [*thought, *renderer.encode(CLOSE), *renderer.encode(ANSWER)]
+    assert list(turn.token_ids) == [*thought, *renderer.encode(CLOSE), *renderer.encode(PENS)]
     assert turn.num_trained == 12 and policy.asked[0][1].max_tokens == 12
 
 
 async def test_a_policy_without_grammars_is_refused(tiny_model: Path, renderer: Renderer) -> None:
     with pytest.raises(TurnRefused, match="samples without grammars"):
-        await play(tiny_model, Writer(renderer, "<think>\nhm\n</think>", ANSWER), max_turn_tokens=60)
+        await play(tiny_model, Writer(renderer, "<think>\nhm\n</think>", PENS), max_turn_tokens=60)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
+from contrib.common.guard import _descendants
 from contrib.external.conversations import ProgramConversations, content_of
 from contrib.external.dialects.openai_chat import OpenAIChat
 from contrib.external.output import how_it_ended
@@ -26,7 +27,6 @@ from contrib.external.requests import ProgramRequest
 from contrib.external.responses import call_id, model_call_id
 from contrib.external.scoring import read_result, text_of
 from envs.math import Math
-from envs.processes.guard import _descendants
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.protocols import Agent, Conversation

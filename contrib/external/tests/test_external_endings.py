@@ -22,13 +22,13 @@ from contrib.external.tests.external_playing import calls, opened, playing, says
 from contrib.external.tests.test_external import TASK, command, echo, play
 from contrib.records.audit import audit
 from contrib.records.replay import replay
+from contrib.records.run_settings import RunSettings
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.types import Action, EpisodeLimits, Outcome, ToolSpec
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import queued

@@ -15,10 +15,10 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Dialect
 from contrib.external.dialects.table import DIALECTS
 from contrib.external.tests.external_playing import opened, playing, says
-from forge_env.utils.http_server import RequestRefused
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

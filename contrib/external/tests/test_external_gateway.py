@@ -13,19 +13,19 @@ import openai
 import pytest
 from openai import OpenAI
 
-from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
+from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.openai_completions import OpenAICompletions
 from contrib.external.dialects.reading import limit
 from contrib.external.gateway import MAX_TOOLS, Gateway
 from contrib.external.served.requests import read_wish
 from contrib.external.tests.external_playing import Playing, calls, opened, playing, says
 from contrib.records.audit import audit
+from contrib.records.decoding import open_decoder
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory
-from forge_env.utils.http_server import RequestRefused
 
 TOOL = {
     "type": "function",

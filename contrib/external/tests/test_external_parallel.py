@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from contrib.external.tests.test_external import TASK
 from contrib.records.audit import audit
+from contrib.records.decoding import open_decoder
 from contrib.records.replay import replay
+from contrib.records.run_settings import RunSettings
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Agent, ContextFull, Conversation
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, EpisodeLimits, Outcome, Sampling, ToolSpec
 from forge_env.evaluation.metrics import row_metrics
-from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import Deadline

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
 from contrib.external.session import MAX_REQUESTS, ProgramSession, Refusals
-from forge_env.utils.http_server import RequestRefused
 
 QUESTION = ProgramRequest(model="m", messages=({"role": "user", "content": "hi"},))
 REPLY = ProgramReply(id="r", message={"role": "assistant", "content": "a"}, finish_reason="stop", usage={})

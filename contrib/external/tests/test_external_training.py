@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.renderer.decoding import open_decoder
 from contrib.external.tests.coding_agents import in_sandbox
 from contrib.external.tests.external_playing import make_long_model
 from contrib.records.audit import audit
+from contrib.records.decoding import open_decoder
 from forge_env.core.episode import read_jsonl
 from tests.system.test_runs import DEADLINE, SHORT, UNTRAINED, start  # noqa: F401 (a fixture)
 

@@ -17,7 +17,7 @@ from forge_env.utils.secret_values import masked
 if TYPE_CHECKING:
     from contrib.records.find_episode import FoundEpisode
     from contrib.records.replay import Difference, Replay
-    from forge_env.records.run_files import RunSettings
+    from contrib.records.run_settings import RunSettings
 
 
 def replay(
@@ -37,7 +37,7 @@ def replay(
     """
     from contrib.records.find_episode import find_episode
     from contrib.records.replay import replay as run_again
-    from forge_env.records.run_files import RunSettings, run_settings
+    from contrib.records.run_settings import RunSettings, run_settings
     from forge_env.registry.registry import check_registered
 
     located = find_episode(run, episode)

@@ -8,8 +8,8 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from contrib.records.cli.new_file import new_file
 from contrib.records.cli.score_again import before_and_now, cell, score_again
-from forge_env.cli.new_file import new_file
 from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import are_same

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from contrib.records.cli.new_file import new_file
 from contrib.records.cli.replay import note_changes
 from forge_env.cli.env_options import parse_options
-from forge_env.cli.new_file import new_file
 from forge_env.cli.output import emit, note, say, show_table, stdout_to_stderr
 from forge_env.core.errors import UserError
 from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
     from contrib.records.again import JudgedAgain
+    from contrib.records.run_settings import RunSettings
     from forge_env.core.episode import Episode
-    from forge_env.records.run_files import RunSettings
 
 MAX_LINES = 20
 """Changed episodes, and reasons of those that were not judged, that are printed; --json has all."""
@@ -26,7 +26,8 @@ MAX_LINES = 20
 
 def score_again(run: Path, option: list[str], at_once: int, out: Path | None, *, as_json: bool) -> int:
     """Judge the episodes of a run again, and list what has changed; returns 1 if none could be judged."""
-    from forge_env.records.run_files import episode_files, run_settings
+    from contrib.records.run_settings import run_settings
+    from forge_env.records.run_files import episode_files
     from forge_env.registry.registry import check_registered
 
     if at_once < 1:

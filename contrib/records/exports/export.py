@@ -14,9 +14,10 @@ from contrib.records.exports.conversation import has_thoughts, json_text, openai
 from contrib.records.exports.parquet import ParquetWriter
 from contrib.records.exports.select import Selected, Selection, Wanted
 from contrib.records.exports.training_trace import training_trace
+from contrib.records.run_settings import RunSettings, run_settings
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, InfraError, UserError, nearest
-from forge_env.records.run_files import CONFIG, RunSettings, imported_facts, read_object, run_settings
+from forge_env.records.run_files import CONFIG, imported_facts, read_object
 from forge_env.registry.agent_spec import model_at
 from forge_env.utils.staging import Target
 

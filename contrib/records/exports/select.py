@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from contrib.records.run_settings import all_files, episode_line
 from forge_env.core.episode import Episode
 from forge_env.core.errors import InvariantError, UserError, nearest
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
-from forge_env.records.run_files import all_files, episode_line
 
 TRAINED = "trained.jsonl"
 _EVALUATION = re.compile(r"evaluation_(\d+)(?:\..*)?")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agents.renderer.decoding import open_decoder
 from agents.scripted import scripted_agent
 from agents.token_agent import TokenAgent
 from contrib.records.audit import audit, model_of
+from contrib.records.decoding import open_decoder
 from envs.math import Math
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode

@@ -19,7 +19,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
-    from forge_env.utils.server_settings import ServeSettings
+    from contrib.common.server_settings import ServeSettings
 
 SERVERS = {
     "http": "contrib.serve.env_server:open_app",
@@ -71,10 +71,10 @@ def serve(
     as_json: Json = False,
 ) -> int:
     """Serve a trained model, an environment, or an agent's model, to others, until Ctrl-C or SIGTERM."""
+    from contrib.common.http_server import free_port
+    from contrib.common.server_settings import ServeSettings, read_token
     from contrib.serve.cli.serve_agent import serve_agent
     from contrib.serve.env_server import serve_env
-    from forge_env.utils.http_server import free_port
-    from forge_env.utils.server_settings import ServeSettings, read_token
 
     _check_served(run, env, agent, lora, protocol)
     text, is_new = read_token(token, token_file)

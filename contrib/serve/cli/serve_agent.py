@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contrib.common.server_settings import ServeSettings
 from forge_env.cli.output import last_words, stdout_to_stderr
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.run_async import run_async
-from forge_env.utils.server_settings import ServeSettings
 
 
 def serve_agent(

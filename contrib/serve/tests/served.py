@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from contrib.common.http_server import open_server
+from contrib.common.server_settings import ServeSettings
 from contrib.serve.env_server import open_app
 from contrib.serve.remote.connection import Connections
 from forge_env.rollout.factory import make
-from forge_env.utils.http_server import open_server
-from forge_env.utils.server_settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-of-the-tests"

@@ -13,23 +13,27 @@ from typing import Any
 import httpx
 import pytest
 from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.generate.base.protocol import ToolCall as ServedCall
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatMessage
+from vllm.reasoning import ReasoningParserManager
 
 from agents.chat.agent import ChatAgent, _action
 from agents.chat.reply import read_reply
 from agents.chat.stream import _Answer
 from agents.renderer.dialects import DIALECTS, new_id, write
+from agents.renderer.dialects.harmony import ANSWER, END, FINAL, THOUGHT
 from agents.renderer.dialects.table import dialect_of
-from agents.renderer.reading import AnswerForm
+from agents.renderer.reading import AnswerForm, ChannelForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
-from contrib.serve.answer_parser import AnswerParser, prepared
+from contrib.common.http_server import free_port
+from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepared
 from contrib.serve.openai_server import ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
-from forge_env.utils.http_server import free_port
+from tests.agents.renderer.test_harmony import make_gpt_oss
 
 TOOLS = Math().tools
 NAME = TOOLS[0]["function"]["name"]
@@ -45,7 +49,8 @@ def renderer(tiny_model: Path) -> Renderer:
 def with_form(renderer: Renderer, **form: Any) -> Renderer:
     """A renderer of a model that writes its answers otherwise."""
     other = object.__new__(Renderer)
-    other.__dict__ |= renderer.__dict__ | {"format": replace(renderer.format, answers=AnswerForm(**form))}
+    answers = (ChannelForm if form["dialect"] == "harmony" else AnswerForm)(**form)
+    other.__dict__ |= renderer.__dict__ | {"format": replace(renderer.format, answers=answers)}
     return other
 
 
@@ -69,6 +74,9 @@ def answers(dialect: str) -> Iterator[str]:
     for thought in ("<think>\nI add.\n</think>\n\n", f"<think>{one}</think>", "<think></think>", "<think>I add. "):
         yield from (thought, f"{thought}Three.", f"{thought}{one}", f"{thought}{one[: len(one) // 2]}")
     yield from ("I add.</think>\n\nThree.", f"{one}</think>{two}")
+    channels = (f"{THOUGHT}I add.{END}{ANSWER}", f"{THOUGHT}{one}{END}{ANSWER}", f"{THOUGHT}I add. ")
+    for thought in channels if dialect == "harmony" else ():
+        yield from (thought, f"{thought}{FINAL}Three.", f"{thought}{one}", f"{thought}{one[: len(one) // 2]}")
 
 
 def request(**fields: Any) -> ChatCompletionRequest:
@@ -202,6 +210,29 @@ def test_a_request_is_sampled_in_the_form_that_it_asks_for(renderer: Renderer) -
     assert [form["type"] for form in forms[2]["elements"]] == ["sequence", "json_schema"]
     asked = parser_of(renderer).adjust_request(request(stop="\n"))
     assert asked.structured_outputs is None and asked.stop[0] == "\n"
+
+
+def test_a_grammar_begins_behind_the_thought(renderer: Renderer, tiny_model: Path, tmp_path: Path) -> None:
+    gpt_oss = make_gpt_oss(tmp_path / "model")
+    channels = Renderer(gpt_oss, thinking="on")
+    cases = (
+        (tiny_model, renderer, "<|im_start|>assistant\n", "<think>\nHm.\n", "</think>"),
+        (gpt_oss, channels, f"?{END}{ANSWER}", f"{THOUGHT}Hm.", f"{END}{ANSWER}"),
+    )
+    for folder, form, prompt, thought, end in cases:
+        kind = ReasoningParserManager.get_reasoning_parser(type(form.format.answers).__name__)
+        parser = kind(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
+        first, ids = form.encode(prompt), form.encode(thought + end)
+        assert not parser.is_reasoning_end(first)
+        ends = [parser.is_reasoning_end_streaming([*first, *ids[:n]], ids[n - 1 : n]) for n in range(1, len(ids) + 1)]
+        assert ends.index(True) == len(ids) - 1
+        answer = parser_of(form)
+        assert answer.count_reasoning_tokens([*ids, *form.encode("Three.")]) == len(form.encode(thought))
+        assert answer.count_reasoning_tokens(form.encode(f"{FINAL}Three.{end}")) == 0
+    closed = renderer.encode("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert ThoughtParser(PreTrainedTokenizerFast(tokenizer_file=str(tiny_model / "tokenizer.json"))).is_reasoning_end(
+        closed
+    )
 
 
 def test_a_stop_text_of_the_client_is_no_limit(renderer: Renderer) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from contrib.common.server_settings import ServeSettings, read_token
 from contrib.serve.remote import wire
 from contrib.serve.remote.server_address import ServerAddress
 from contrib.serve.session import Session
@@ -25,7 +26,6 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
-from forge_env.utils.server_settings import ServeSettings, read_token
 from tests.forge_env.rollout.test_overlap import DEADLINE_S, MOMENT_S, Opened, Recorded
 from tests.forge_env.rollout.test_overlap import TASK as SLOW_TASK
 from tests.helpers.waiting import until

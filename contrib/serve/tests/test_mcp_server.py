@@ -23,6 +23,7 @@ from contrib.serve.tests.test_remote_env import COUNTER, ODD
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Message
 from forge_env.rollout.factory import make
+from forge_env.utils.threads import invoke
 from tests.helpers.packages import needs
 from tests.helpers.waiting import wait_until
 
@@ -111,7 +112,7 @@ async def test_the_expert_solves_its_tasks(env: str, tmp_path: Path) -> None:
             async with connected(server.url) as client:
                 assert not (await call(client, "start_task", index=index))[0]
                 while True:
-                    message = await expert(messages)
+                    message = await invoke(expert, messages)
                     calls = message.get("tool_calls", [])
                     if not calls:
                         return await client.call_tool("answer", {"text": message["content"]})

@@ -1,4 +1,4 @@
-"""What vLLM's server is started with for a run, a model or an adapter; docs/serve_model.md runs it."""
+"""What vLLM's server is started with for a run, a model or an adapter; contrib/serve/serve_model.md runs it."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.scripted import scripted_agent
+from contrib.records.run_settings import all_files
 from contrib.serve import openenv
 from contrib.serve.desk import PlayOptions
 from contrib.serve.tests.served import TOKEN, Served, served, server_process
@@ -27,7 +28,6 @@ from contrib.serve.tests.test_remote_env import COUNTER, ODD, playing
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
-from forge_env.records.run_files import all_files
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
 from tests.helpers.packages import needs

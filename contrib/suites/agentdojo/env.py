@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
+from contrib.common.drawn_solutions import Script, expert_of
 from contrib.suites.agentdojo import library
 from contrib.suites.catalogue import Installed, SuiteProcess, installed, process_of
 from contrib.suites.selection import UNSOUND, select, tool_calls
-from envs.drawn_solutions import Script, expert_of
 from envs.messages import say
 from forge_env.core.env import Env, StepResult, after_reset, task_of
 from forge_env.core.errors import UserError, nearest

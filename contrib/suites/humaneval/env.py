@@ -14,11 +14,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from contrib.common.drawn_solutions import Script, expert_of
 from contrib.suites.catalogue import Installed, installed
 from contrib.suites.selection import select
 from envs.code_exec.dataset_rows import task_of
 from envs.code_exec.env import CodeExec
-from envs.drawn_solutions import Script, expert_of
 from envs.messages import say
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Limits

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from contrib.common.drawn_solutions import Script, expert_of
 from contrib.suites.selection import UNSOUND, select
-from envs.drawn_solutions import Script, expert_of
 from forge_env import EnvError, Task, UserError
 
 

@@ -18,7 +18,6 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 
     Args:
         seconds: None for a call without a deadline: pings find a replica that hangs.
-        call: to the actor.
         what: the name of the actor or the call, for people.
     """
     from monarch.actor import ActorError
@@ -71,12 +70,12 @@ class Gone(asyncio.Future[str]):
             super().add_done_callback(fn, context=context)  # it is done: they are called in the next turn of the loop
 
 
-async def unless_gone(call: Awaitable[T], gone: asyncio.Future[str], error: type[ServiceError] = ServiceError) -> T:
+async def unless_gone(call: Awaitable[T], gone: asyncio.Future[Any], error: type[ServiceError] = ServiceError) -> T:
     """Await a call to an actor; if the actor dies meanwhile, raise at once.
 
     Args:
         call: to the actor, with a deadline of its own.
-        gone: done when the actor is gone, with the reason.
+        gone: done when the actor is gone, with the reason or an exception.
         error: the class of the error that is raised then.
     """
     task = asyncio.ensure_future(call)
@@ -95,7 +94,6 @@ async def unless_gone(call: Awaitable[T], gone: asyncio.Future[str], error: type
 
 
 def is_service_error(task: asyncio.Future[Any]) -> bool:
-    """Whether a task ended with a ServiceError."""
     error = task.exception() if task.done() and not task.cancelled() else None
     return error is not None and isinstance(first_error(error), ServiceError)
 

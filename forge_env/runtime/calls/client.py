@@ -51,11 +51,7 @@ class ServiceClient(ServiceHandle[A]):
     """A handle of a service that travels: in any process, it has the list of replicas that are up.
 
     Args:
-        name: for people.
-        table: the endpoints of the actor's class.
         seconds: deadline of a call to an ordinary endpoint, including the wait for a replica.
-        id: unique among all services.
-        members: the replicas that are up.
     """
 
     def __init__(
@@ -84,7 +80,6 @@ class ServiceClient(ServiceHandle[A]):
 
     @property
     def up(self) -> int:
-        """Replicas that are up."""
         return len(self.replicas)
 
     def update(self, members: Members) -> None:

@@ -53,7 +53,6 @@ def concurrent_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, 
 
 
 def endpoint_table(actor_class: type) -> EndpointTable:
-    """The endpoints of an actor's class."""
     members = {name: getattr(actor_class, name, None) for name in dir(actor_class)}
     endpoints = {name: value for name, value in members.items() if isinstance(value, MonarchEndpoint)}
     idempotent: frozenset[str] = getattr(actor_class, "idempotent", frozenset())

@@ -23,7 +23,6 @@ def die_with(pid: int, *, group: bool = False) -> None:
     """End this process when process `pid` ends, for any reason: a thread waits for its pidfd.
 
     Args:
-        pid: a running process.
         group: also end all processes of this process's group, which it must lead, see `kill_group`.
     """
     try:

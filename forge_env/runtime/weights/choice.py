@@ -27,10 +27,6 @@ def choose_store(wanted: str, request: StoreRequest) -> tuple[WeightStore, str]:
 
     Args:
         wanted: the name of a store; "auto" chooses the fastest that fits, and shared memory if none does.
-        request: of the run.
-
-    Raises:
-        UserError: there is no store of that name, or it cannot serve the run.
     """
     names = [*_STORES, *rows("stores")]  # the fastest first
     if wanted not in ("auto", *names):

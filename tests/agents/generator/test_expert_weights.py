@@ -26,6 +26,14 @@ def test_every_stack_of_every_layer_must_come(missing: str) -> None:
         check_complete(GPT_OSS, [name for name in STACKS if name != missing])
 
 
+def test_dense_layers_have_no_experts() -> None:
+    config = SimpleNamespace(model_type="glm4_moe", num_local_experts=1, num_hidden_layers=2, first_k_dense_replace=1)
+    names = [f"model.layers.1.mlp.experts.0.{matrix}_proj.weight" for matrix in ("gate", "up", "down")]
+    check_complete(config, names)
+    with pytest.raises(UserError, match=r"and model\.layers\.1\.mlp\.experts\.0\.down_proj\.weight is missing"):
+        check_complete(config, names[:-1])
+
+
 def test_a_stack_is_given_expert_by_expert_and_other_weights_as_they_are() -> None:
     stack, norm = torch.arange(24.0).view(3, 2, 4), torch.ones(4)
     names = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agents.renderer.call_form import trial_calls
 from agents.renderer.chat_template import DATE, TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
@@ -18,8 +19,9 @@ from envs.math import Math
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
+from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
-from tests.helpers.turns import next_prompt
+from tests.helpers.turns import add_turn, next_prompt
 
 TOOLS = Math().tools
 CHATML = (
@@ -39,6 +41,14 @@ CODER = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """Calls in XML, as Qwen3-Coder writes them."""
+ROLES = (
+    "{{ tools|tojson if tools else '' }}{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{{ '<|im_start|>' + message.content }}{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function|tojson + '</tool_call>' }}{% endfor %}"
+    "{% else %}{{ '<|endoftext|>' if message.role == 'tool' else '<|im_end|>' }}{{ message.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
+)
+"""Nothing ends an answer but the mark of the next message: of a user, or of results. GLM-4.5 does it."""
 
 
 def with_template(model: Path, folder: Path, template: Any, **config: Any) -> Path:
@@ -121,6 +131,26 @@ def test_an_end_of_an_answer_that_is_no_token_is_text(tiny_model: Path, tmp_path
     forged: Message = {"role": "user", "content": "x<end>y"}
     prompt = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=(forged,)), ())[0])
     assert "x< end>y" in prompt
+
+
+@pytest.mark.parametrize(
+    ("role", "mark", "other"), [("user", "<|im_end|>", "<|endoftext|>"), ("tool", "<|endoftext|>", "<|im_end|>")]
+)
+def test_an_answer_may_end_with_the_mark_of_the_next_message(tmp_path: Path, role: str, mark: str, other: str) -> None:
+    """A row goes on if the model has sampled the mark that the template writes; otherwise a new one begins."""
+    renderer = Renderer(make_qwen25(tmp_path / "model", template=ROLES))
+    assert renderer.format.ends == ("<|im_end|>", "<|endoftext|>") and renderer.notes == () and exact(renderer)
+    calls: Any = {"tool_calls": trial_calls(1)} if role == "tool" else {}
+    answer: Message = {"role": "assistant", "content": "So:", **calls}
+    written = renderer.write(answer, TOOLS)
+    assert renderer.decode(written[-1:]) == mark
+    for end, goes_on in ((mark, True), (other, False), ("", False)):
+        conversation = Conversation(request_id="c", observation=({"role": "user", "content": "?"},))
+        _, _ = add_turn(renderer, conversation, [*written[:-1], *renderer.encode(end)], TOOLS)
+        conversation.observation = ({"role": role, "content": "4", "tool_call_id": "call_0"},)
+        prompt, old, _ = next_prompt(renderer, conversation, TOOLS)
+        assert (old > 0) == goes_on
+        assert prompt == renderer.encode(renderer.text(conversation.messages, TOOLS) + "<|im_start|>")
 
 
 def test_a_template_that_rewrites_earlier_answers_begins_a_row(tiny_model: Path, tmp_path: Path) -> None:

@@ -185,7 +185,6 @@ def test_every_mix_of_waits_ends_with_its_result() -> None:
 
 
 def test_each_of_many_deadlines_fires_at_its_own_time() -> None:
-    """They share one timer: a later one may be the earliest, and the one that the timer was set for may have ended."""
     limits = [0.3, 0.5, 0.1, 0.4, 0.2]
 
     async def fired_after(limit: float) -> float:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import pytest
 
 from forge_env.utils import workers
-from forge_env.utils.threads import invoke, invoker
+from forge_env.utils.threads import call_alone, invoke
 from forge_env.utils.workers import GivenUp
 from tests.helpers.waiting import DEADLINE_S
 
@@ -26,13 +26,8 @@ async def test_both_kinds_of_functions_are_called() -> None:
     assert await invoke(lambda a, *, b: a * b, 3, b=4) == 12
 
 
-async def test_a_function_of_many_calls_is_looked_at_once() -> None:
-    async def slow(a: int, *, b: int) -> int:
-        return a + b
-
-    assert invoker(slow) is slow
-    plain = invoker(lambda a, *, b: (a * b, threading.get_ident()))
-    product, thread = await plain(3, b=4)
+async def test_a_call_alone_is_of_no_instance() -> None:
+    product, thread = await call_alone(lambda a, *, b: (a * b, threading.get_ident()), 3, b=4)
     assert product == 12 and thread != threading.get_ident()
 
 

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "gemma3": ("gemma3", True, {}),
     "olmo3": ("olmo3", False, {"hidden_size": 128}),
     "smollm3": ("smollm3", True, {"hidden_size": 128}),
+    "glm4_moe": ("glm4-moe", False, {}),
 }
 
 

@@ -87,7 +87,7 @@ def test_a_sink_of_the_users_own_is_told_everything(source: str, tmp_path: Path)
 def test_a_sink_that_takes_episodes_gets_those_of_runs_and_of_evaluations(source: str, tmp_path: Path) -> None:
     entry = f"{source}:Watches"
     episode = Episode(prompt_ids=(1,), response_ids=(2,), logprobs=(-0.5,), reward=1.0, id="e")
-    report = Report(tmp_path / "run", {"metrics": {"tensorboard": True, "sinks": [entry]}})
+    report = Report(tmp_path / "run", {"metrics": {"tensorboard": False, "sinks": [entry]}})
     report.episodes("train", [episode])
     report.close()
     assert json.loads((tmp_path / "run" / "mine.jsonl").read_text()) == [0, "train", 0, {"reward": 1.0}]

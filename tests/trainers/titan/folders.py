@@ -10,12 +10,14 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -60,6 +62,17 @@ HYBRID: dict[str, Any] = {
     "linear_value_head_dim": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
 }
+HYBRID_MOE = {
+    **HYBRID,
+    "num_hidden_layers": 4,
+    "layer_types": ...,  # not in its config: it follows from the next one
+    "full_attention_interval": 2,
+    "intermediate_size": ...,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 # Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
 GPT_OSS: dict[str, Any] = {
     "head_dim": 32,
@@ -77,8 +90,8 @@ GPT_OSS: dict[str, Any] = {
         "original_max_position_embeddings": 32,
     },
 }
-UNTIED = {"gpt-oss"}
-"""Families whose output layer is never the embedding."""
+UNTIED = {"gpt-oss", "olmo3", "glm4-moe"}
+"""Families whose output layer is not the embedding."""
 _LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
 """Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
 # name -> config class, and what is special about it
@@ -89,6 +102,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
     "qwen3.5": (Qwen3_5TextConfig, HYBRID),
+    "qwen3.5-moe": (Qwen3_5MoeTextConfig, HYBRID_MOE),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
@@ -119,6 +133,23 @@ MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 12,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 
 
@@ -126,10 +157,14 @@ def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Pat
     """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
     torch.manual_seed(1)
     kind, special = {**FAMILIES, **MODULES}[family]
-    config = kind(**deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes}))  # it changes what it gets
+    settings = deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes})  # it changes what it gets
+    config = kind(**{name: value for name, value in settings.items() if value is not ...})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter), alpha=_LARGE.get(name.rpartition(".")[2], 0.1))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # as large as the scores are apart
+                buffer.add_(torch.randn_like(buffer), alpha=0.2)
     model.save_pretrained(folder)
     return folder

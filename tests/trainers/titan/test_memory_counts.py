@@ -19,7 +19,7 @@ pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
 from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
-from tests.trainers.titan.folders import GPT_OSS, make_folder
+from tests.trainers.titan.folders import GPT_OSS, KINDS, make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.families.table import read_shape
 from trainers.lora import Lora
@@ -42,11 +42,15 @@ def bytes_of(*tensors: torch.Tensor) -> int:
         ("llama-3", False),
         ("qwen2.5", True),
         ("qwen3-moe", False),
+        ("qwen3.5-moe", False),
         ("gpt-oss", False),
+        ("gemma3", True),
+        ("glm4-moe", False),
     ],
 )
 def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
+    sizes = sizes | (KINDS if family == "gemma3" else {})
     folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
     shape, trainer = read_shape(folder), TitanTrainer(folder, SETTINGS)
     trainer.train_step(make_samples(), GRPOLoss())
@@ -56,10 +60,9 @@ def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path
     assert len(moments) == 2 * len(weights)
     assert bytes_of(*weights, *weights, *moments) == state_bytes(shape), "a gradient is as large as its weight"
     for dtype in (torch.float32, torch.bfloat16):
-        published = trainer.model.weights.layout(dtype).values()
-        assert (
-            sum(math.prod(tensor.shape) * dtype.itemsize for tensor in published) == dtype.itemsize * shape.parameters
-        )
+        layout = trainer.model.weights.layout(dtype).items()
+        published = [tensor for name, tensor in layout if not name.endswith("correction_bias")]  # no parameter
+        assert bytes_of(*published) == dtype.itemsize * shape.parameters
         largest = max(math.prod(parameter.shape) for parameter in weights)
         assert shape.largest_matrix == largest
     trainer.close()
@@ -86,13 +89,17 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     trainer.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3.5-moe", "gpt-oss", "gemma3", "glm4-moe"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
     sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
-    rope = {"rope_parameters": GPT_OSS["rope_parameters"] | {"factor": 32.0}} if family == "gpt-oss" else {}
-    folder = make_folder(tmp_path / "model", family, tied=False, **sizes, **rope)
+    special: dict[str, dict[str, Any]] = {
+        "gpt-oss": {"rope_parameters": GPT_OSS["rope_parameters"] | {"factor": 32.0}},
+        "qwen3.5-moe": {"full_attention_interval": 1},  # no delta rule, for which a GPU has kernels that keep less
+        "gemma3": KINDS,
+    }
+    folder = make_folder(tmp_path / "model", family, tied=False, **sizes, **special.get(family, {}))
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, activation_checkpoint=mode))
     module, kept = trainer.model.module, {}
     held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("torchtitan")
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from forge_env.core.errors import UserError
-from tests.trainers.titan.folders import LOCAL_ROPE, MODULES, make_folder
+from tests.helpers.forks import run_ranks
+from tests.helpers.routed_rows import distinct
+from tests.trainers.titan.folders import LOCAL_ROPE, MODULES, UNTIED, make_folder
+from tests.trainers.titan.test_context import PACKED
+from tests.trainers.titan.test_context import SETTINGS as RANKS
 from tests.trainers.titan.test_models import change_config, logits, random_tokens, reference_logits, some_samples
-from tests.trainers.titan.weights import weights_of
-from trainers.families.table import read_config
+from tests.trainers.titan.test_replay import be_a_rank, take_steps
+from tests.trainers.titan.weights import check_same, weights_of
+from trainers.families.table import read_config, read_shape
 from trainers.lora import Lora
 from trainers.losses import SFTLoss
 from trainers.titan.attention import document_mask
@@ -36,14 +43,14 @@ Make = Callable[..., TitanTrainer]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("modules")
-    return {name: make_folder(root / name, name, tied=name != "olmo3") for name in MODULES}
+    return {name: make_folder(root / name, name, tied=name not in UNTIED) for name in MODULES}
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_weight_takes_the_step_that_transformers_takes(
     folders: dict[str, Path], make: Make, tmp_path: Path, name: str
 ) -> None:
-    """Without the dropout that the config asks for, and with the row of the padding token."""
+    """Without the dropout that the config asks for, and with the row of the padding token; an expert may have none."""
     samples, reference = some_samples(), AutoModelForCausalLM.from_pretrained(folders[name])
     reference.model.embed_tokens.padding_idx = None
     tokens = torch.tensor([sample.rows[0].token_ids.tolist() for sample in samples])
@@ -57,7 +64,7 @@ def test_every_weight_takes_the_step_that_transformers_takes(
     reference.save_pretrained(tmp_path / "reference")
     expected = load_file(tmp_path / "reference" / "model.safetensors")
     for name, value in weights_of(trainer).items():
-        assert not torch.equal(value, before[name])
+        assert name.endswith("correction_bias") or ".experts." in name or not torch.equal(value, before[name])
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
 
 
@@ -169,6 +176,11 @@ def test_published_folders_have_other_names(
         ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "sliding_window 8"),
         ("smollm3", {"layer_types": ["sliding_attention"] * 4}, "layer_types .*sliding"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias True"),
+        ("glm4-moe", {"n_group": 5}, "2 of 5 groups of 12 experts"),
+        ("glm4-moe", {"topk_group": 8}, "8 of 4 groups of 12 experts"),
+        ("glm4-moe", {"n_shared_experts": 0}, "n_shared_experts 0"),
+        ("glm4-moe", {"first_k_dense_replace": 3}, "first_k_dense_replace 3 of 3 layers"),
+        ("glm4-moe", {"tie_word_embeddings": True}, "tie_word_embeddings True instead of False"),
     ],
 )
 def test_what_is_not_computed_is_refused(
@@ -196,6 +208,63 @@ def test_settings_of_other_models_are_refused(folders: dict[str, Path], settings
     TitanSettings().check_model(shape)
     with pytest.raises(UserError, match=match):
         TitanSettings(**settings).check_model(shape)
+
+
+def test_experts_are_not_spread(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="expert_parallel_degree is 2.*transformers' own.*set it to 1"):
+        TitanSettings(expert_parallel_degree=2).check_model(read_shape(folders["glm4-moe"]))
+
+
+@pytest.mark.parametrize("kind", ["none", "full"])
+def test_a_layer_computes_with_the_experts_of_its_micro_batch(folders: dict[str, Path], make: Make, kind: str) -> None:
+    """Two passes are in flight, as in test_replay.py; without given experts nothing changes."""
+    tokens = [torch.arange(24).view(2, 12), torch.arange(30, 54).view(2, 12)]
+    rng, places = np.random.default_rng(0), torch.arange(24)
+    routes = [torch.from_numpy(distinct(rng, (2, 12, 3), 12, 3).astype(np.int16)) for _ in tokens]
+
+    def gradients(trainer: TitanTrainer, given: list[Any]) -> list[torch.Tensor]:
+        sums = [
+            trainer.model.logprobs(t, None, places, t.flatten(), 1.0, routes=r)[0].sum()
+            for t, r in zip(tokens, given, strict=True)
+        ]
+        parameters = list(trainer.model.module.parameters())
+        return [each for value in sums for each in torch.autograd.grad(value, parameters)]
+
+    trainer = make(folders["glm4-moe"], activation_checkpoint=kind)
+    alone = [
+        gradient
+        for t, r in zip(tokens, routes, strict=True)
+        for gradient in torch.autograd.grad(
+            trainer.model.logprobs(t, None, places, t.flatten(), 1.0, routes=r)[0].sum(),
+            list(trainer.model.module.parameters()),
+        )
+    ]
+    assert 0 < trainer.model.replayed[1] <= trainer.model.replayed[0] == 2 * 24, "two layers have experts"
+    assert all(map(torch.equal, gradients(trainer, routes), alone))
+    none = gradients(trainer, [torch.full_like(each, -1) for each in routes])
+    own = gradients(trainer, [None, None])
+    assert all(map(torch.equal, none, own)) and not all(map(torch.equal, own, alone))
+
+
+def test_two_ranks_with_experts_take_the_steps_of_one(make: Make, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    folder = make_folder(tmp_path / "model", "glm4-moe", tied=False, **sizes)
+    case = {**PACKED, "activation_checkpoint": "full"}
+    run_ranks(be_a_rank, tmp_path, {"fsdp": case}, world=2, seconds=300)
+    alone = take_steps(TitanTrainer(folder, RANKS))
+    for rank in range(2):
+        check_same(torch.load(tmp_path / f"fsdp {rank}.pt"), alone, rank=rank)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(folders: dict[str, Path], make: Make, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["glm4-moe"], tmp_path / "model")
+    saved, beyond = load_file(folder / "model.safetensors"), "model.layers.3.eh_proj.weight"
+    more = {beyond: torch.zeros(64, 128), "model.layers.3.mlp.gate.weight": torch.zeros(12, 64)}
+    save_file(saved | more, folder / "model.safetensors")
+    assert weights_of(make(folder)).keys() == saved.keys()
+    save_file(saved | {"model.layers.3.mlp.gate.weight": torch.zeros(12, 64)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="superfluous weight model.layers.3.mlp.gate.weight"):
+        make(folder)
 
 
 def test_a_folder_that_says_nothing_of_its_head_ties_it(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ def check_host_memory(plan: RunPlan, host: float | None = None) -> None:
     """Check that the host has room for the processes on its CPU, and for parts that processes on GPUs keep there.
 
     Args:
-        plan: of the run.
         host: bytes of its memory, if it is another machine, see `host_memory`; 0 is not checked.
     """
     parts = host_parts(plan.processes)

@@ -45,10 +45,11 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
     from trainers.model.new_rows import untrained
 
-    tensors = {name: place.shape for name, place in places(weight_files(folder)).items()}
     model = read_config(folder)
-    check_weights(folder, family_of(model).weights(model), tensors)
-    check_packages(plan, family_of(model))
+    family = family_of(model)
+    parts = [family.parts(name, place.shape) for name, place in places(weight_files(folder)).items()]
+    check_weights(folder, family.weights(model), {name: size for part in parts for name, size in part.items()})
+    check_packages(plan, family)
     if plan.has_engine:
         check_engine_packages(folder)
     checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
@@ -65,6 +66,7 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         )
     return replace(
         plan.model,
+        unread=parts.count({}),
         untrained=rows,
         template=renderer.notes,
         tools_problem=renderer.format.tools_problem,

@@ -80,7 +80,6 @@ def _check_reference(plan: RunPlan, checkpoint: Checkpoint, folder: Path) -> Non
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
-    """Check that a run may go on from a checkpoint with this config."""
     saved = checkpoint.extra
     if saved["algorithm"] != algorithm:
         raise UserError(

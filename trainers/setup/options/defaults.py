@@ -57,8 +57,6 @@ ADAPTER_FACTOR = 10
 
 
 class Case(NamedTuple):
-    """What is trained, and the defaults for it."""
-
     name: str
     rising_part: int
     """The learning rate of policy gradients rises over the steps divided by this, 10 steps at most."""

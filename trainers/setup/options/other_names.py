@@ -115,7 +115,6 @@ the first counts that a run has: reinforcement learning has no epochs. Nothing h
 
 
 def names_of_others() -> list[str]:
-    """All names of others."""
     return [name for names in OUR_NAMES.values() for name in names.split()]
 
 
@@ -127,8 +126,6 @@ def our_name(theirs: str, algorithm: str, known: Collection[str]) -> str:
 
     Args:
         theirs: a dotted name. Its last parts count, as many as are known; a section of ours stays.
-        algorithm: the name of the algorithm's section.
-        known: the names of all settings.
     """
     parts = theirs.split(".")
     for name in (".".join(parts[i:]) for i in range(len(parts))):

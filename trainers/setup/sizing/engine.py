@@ -32,10 +32,8 @@ def plan_engine(
     """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
     Args:
-        plan: of the run.
         others: peak of the run's other processes on the engine's GPU, in bytes.
         at_rest: bytes that they hold while the engine works.
-        on_card: the number of engines on one GPU.
     """
     generator, card, no_sleep = plan.config.services.generator, plan.card, cannot_sleep_reason(plan)
     settings, wanted = _settings(plan), generator.sleep

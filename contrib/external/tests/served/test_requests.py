@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrib.common.http_server import RequestRefused
 from contrib.external.gateway import parse_json
 from contrib.external.scoring import Scorer
 from contrib.external.served.requests import Wish, read_finish, read_wait, read_wish
 from contrib.external.served.visit import Work
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Task
-from forge_env.utils.http_server import RequestRefused
 
 LIMITS = EpisodeLimits()
 VALUES: Any = st.recursive(

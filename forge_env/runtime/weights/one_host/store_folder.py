@@ -50,7 +50,6 @@ class StoreFolder:
         )
 
     def close(self) -> None:
-        """Remove the folder."""
         _remove_for_good(self._path)
         self._remover.kill()  # it has nothing left to do
         self._remover.communicate()

@@ -12,9 +12,9 @@ from forge_env.rollout.factory import make
 
 pytest.importorskip("monarch")
 
-from envs.actors.replay_buffer import ReplayBuffer
-from envs.actors.reward import RewardActor
-from envs.actors.task_source import TaskSource
+from contrib.torchforge.replay_buffer import ReplayBuffer
+from contrib.torchforge.reward import RewardActor
+from contrib.torchforge.task_source import TaskSource
 from forge_env.runtime.launcher import Launcher
 from tests.helpers.waiting import until
 

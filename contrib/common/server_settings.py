@@ -9,8 +9,8 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from contrib.common.http_server import MAX_REQUEST_BYTES
 from forge_env.core.errors import UserError
-from forge_env.utils.http_server import MAX_REQUEST_BYTES
 
 TOKEN_VARIABLE = "FORGE_ENV_TOKEN"
 """Environment variable with the token, of a server and of its clients."""

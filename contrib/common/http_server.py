@@ -74,9 +74,6 @@ async def open_server(app: App, host: str, port: int = 0, **settings: Any) -> As
         host: an address of this machine.
         port: 0 is any free one.
         **settings: further ones of uvicorn's Config.
-
-    Raises:
-        UserError: uvicorn is not installed, or the address cannot be listened at.
     """
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("a server needs uvicorn: pip install 'forge-env[tools]'")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge_env.utils.http_server import RequestRefused, read_body, read_object
+from contrib.common.http_server import RequestRefused, read_body, read_object
 
 
 def deflated(data: bytes, bits: int) -> bytes:

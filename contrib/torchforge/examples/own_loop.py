@@ -1,6 +1,6 @@
 """A loop of your own on the services alone: sample a task, answer it, score the answer, keep the episode.
 
-Run it with `python examples/own_loop.py`, or with a model: `python examples/own_loop.py path/to/qwen3`.
+Run it with `python contrib/torchforge/examples/own_loop.py`, or with a model: `... path/to/qwen3`.
 """
 
 import argparse
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from agents.generator.policy import PolicyActor
 from agents.generator.settings import EngineSettings
-from envs.actors.replay_buffer import ReplayBuffer
-from envs.actors.reward import RewardActor
-from envs.actors.task_source import TaskSource
+from contrib.torchforge.replay_buffer import ReplayBuffer
+from contrib.torchforge.reward import RewardActor
+from contrib.torchforge.task_source import TaskSource
 from forge_env import make
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Sampling

@@ -1,0 +1,100 @@
+"""What the folder of a run records of its settings, and the lines of its episodes and faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits
+from forge_env.records.run_files import (
+    CONFIG,
+    EPISODES,
+    FACTS,
+    FAULTS,
+    PLAN,
+    env_here,
+    episode_files,
+    limits_from,
+    read_object,
+    trained_config,
+)
+from forge_env.utils.secret_values import restored
+
+FAULTED = "faults"
+"""Phase name of the faults of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of a run, as far as its folder records them."""
+
+    env: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the environment."""
+    limits: EpisodeLimits | None = None
+    """None if they are not recorded."""
+    agent: str = ""
+    """The agent of an evaluation."""
+    thinking: str = "off"
+    """Whether the model thought before it answered."""
+    registered: Mapping[str, str] = field(default_factory=dict)
+    """Where the environment's name was registered, see `forge_env.registry.registry.registration`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the environment's code, recorded by an evaluation; see `forge_env.evaluation.digests`."""
+
+
+def all_files(run: Path) -> dict[str, Path]:
+    """Return the files of `episode_files`, and the faults of an evaluation, which may be its only file."""
+    faults = run.expanduser() / FAULTS
+    if not faults.is_file():
+        return episode_files(run)
+    episodes = faults.with_name(EPISODES)
+    return {**({"": episodes} if episodes.is_file() else {}), FAULTED: faults}
+
+
+def episode_line(line: str) -> str:
+    """Return the Episode in a line; a line of faults.jsonl holds it with its class and error."""
+    if not line.startswith('{"class":'):
+        return line
+    try:
+        return json.dumps(json.loads(line)["episode"])
+    except (ValueError, KeyError):
+        return line
+
+
+def run_settings(run: Path) -> RunSettings | None:
+    """Read the settings of a run, or of the run that a file of episodes belongs to; None if they are not recorded."""
+    run = run.expanduser().absolute()
+    folders = [run] if run.is_dir() else [run.parent, run.parent.parent]
+    for folder in folders:
+        if (folder / PLAN).is_file():
+            plan = read_object(folder / PLAN)
+            return _settings(folder / PLAN, restored(plan, folder), plan.get("limits", {}))
+        if env := trained_config(folder):
+            facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
+            env = restored({"env": env}, folder)["env"]
+            saved = {**env, "env": env_here(env.get("name"), folder), "registered": facts.get("registered")}
+            return _settings(folder / CONFIG, saved, env)
+    return None
+
+
+def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -> RunSettings:
+    options = saved.get("options")
+    if not isinstance(saved.get("env"), str) or not isinstance(options, dict):
+        raise UserError(f"{file} names no environment with its options")
+    digests = saved.get("depends_on")
+    environment = digests.get("environment") if isinstance(digests, dict) else None
+    registered = saved.get("registered")
+    return RunSettings(
+        env=saved["env"],
+        options=options,
+        limits=limits_from(limits),
+        agent=str(saved.get("agent") or ""),
+        thinking=str(saved.get("thinking") or "off"),
+        registered=registered if isinstance(registered, dict) else {},
+        environment=environment if isinstance(environment, dict) else {},
+    )

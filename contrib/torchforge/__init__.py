@@ -1,0 +1,1 @@
+"""Actors for a training loop of your own, with the names that torchforge's apps use."""
