@@ -6,7 +6,7 @@
 # default clip of rewards (-10, 10) cuts. (Of one group alone the deviation is rounded, too: 0.92.) 0.9 gives -10, so a task that
 # is always solved well is unlearned; 0.5, 0 and 1 give 0. Dynamic filtering asks whether the mean is strictly between 0 and 1, so
 # it keeps such groups.
-# flash-attn and deepspeed cannot be built without CUDA; they are stand-ins here, and nothing of them runs.
+# flash-attn and deepspeed cannot be built without CUDA; they, and vllm, are stand-ins here, and nothing of them runs.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -33,7 +33,7 @@ assert version("openrlhf") == "0.11.2", version("openrlhf")
 
 class StandIns:
     def find_spec(self, name, *_):
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ("flash_attn", "deepspeed") else None
+        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ("flash_attn", "deepspeed", "vllm") else None
 
     def create_module(self, spec):
         return MagicMock(__path__=[], __spec__=spec)
