@@ -13,11 +13,11 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.4.0
     "$folder/venv/bin/pip" install -q --disable-pip-version-check openai==2.7.2 ray==2.55.1 wandb==0.31.0 hydra-core==1.3.8 \
         fastapi==0.165.0 uvicorn==0.54.0 aiohttp==3.14.5 itsdangerous==2.2.0 python-multipart==0.0.34 orjson==3.13.0 pandas==3.1.1 \
         yappi==1.7.6 gprof2dot==2025.4.14 pydot==4.0.1 psutil==7.2.2 rich==15.0.0 xmltodict==1.0.4 toml==0.10.2 \
         openapi-schema-validator==0.9.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps --ignore-requires-python nemo-gym==0.4.0
     PYTHON="$folder/venv/bin/python"
 fi
 cd "$folder" # nemo_gym keeps its cache below the current folder
