@@ -95,12 +95,12 @@ def test_a_checkpoint_is_served_by_the_name_of_its_run_and_its_step(run: Path, m
 
 def test_a_model_that_thinks_gets_the_parser_of_thoughts(run: Path) -> None:
     server = ModelServer(run=str(run), thinking="on")
-    assert options_of(server)[1]["--reasoning-parser"] == "forge_env"
+    assert options_of(server)[1]["--reasoning-parser"] == "AnswerForm"
     assert renderer_of(server).thinks
     (run / "config.yaml").write_text("env: {name: math, thinking: template}\n")
     assert not renderer_of(ModelServer(run=str(run))).thinks
     (run / "model" / TEMPLATE).write_text(texts_of_export(run / "model", "on", "auto", temperature=1.0)[0][TEMPLATE])
-    assert options_of(ModelServer(run=str(run)))[1]["--reasoning-parser"] == "forge_env"
+    assert options_of(ModelServer(run=str(run)))[1]["--reasoning-parser"] == "AnswerForm"
 
 
 def test_adapters_are_served_beside_their_model_with_the_template_that_they_were_trained_with(run: Path) -> None:

@@ -99,7 +99,7 @@ def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mod
         "qwen3.5-moe": {"full_attention_interval": 1},  # no delta rule, for which a GPU has kernels that keep less
         "gemma3": KINDS,
     }
-    folder = make_folder(tmp_path / "model", family, tied=False, **sizes, **special.get(family, {}))
+    folder = make_folder(tmp_path / "model", family, tied=False, **(sizes | special.get(family, {})))
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, activation_checkpoint=mode))
     module, kept = trainer.model.module, {}
     held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

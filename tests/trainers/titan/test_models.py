@@ -40,7 +40,7 @@ NAMES = {
     for tied in (False, True)
     if not (tied and family in UNTIED)
 }
-CLOSE = {"atol": 1e-5, "rtol": 0}  # of logits up to 5: about as many roundings of float32 as there are sums
+CLOSE = {"atol": 2e-5, "rtol": 0}  # of logits up to 5: a few times as many roundings of float32 as there are sums
 
 
 @pytest.fixture(scope="module")
