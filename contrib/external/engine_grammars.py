@@ -64,7 +64,7 @@ def grammar_compiler(info: Any) -> Any:
     """
     import xgrammar
 
-    compiler = xgrammar.GrammarCompiler(info, max_threads=8, cache_enabled=False)
+    compiler: Any = xgrammar.GrammarCompiler(info, max_threads=8, cache_enabled=False)
     compiler.compile_structural_tag = lru_cache(_MOST_KEPT)(compiler.compile_structural_tag)
     return compiler
 
