@@ -206,7 +206,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             weights.published = weights.in_engines = 0
             record.startup.end()  # its first step asks no service how it did
             rollouts = ProbedRollouts(
-                plan=plan, envs=envs, engines=engines, weights=weights, record=record, probe=probe
+                plan=plan, envs={"": envs}, engines=engines, weights=weights, record=record, probe=probe
             )
             run = Run(
                 plan=plan,
@@ -219,7 +219,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 model=folder,
                 parameters=0,
                 setup_seconds=0.0,
-                train_tasks=LongEnv.tasks(count=2 * groups * options.steps),
+                train_tasks={"": LongEnv.tasks(count=2 * groups * options.steps)},
                 checkpoint=None,
             )
             assert plan.objective is not None

@@ -108,7 +108,7 @@ def main() -> None:
         model = given.model or Path(temp) / "model"
         if given.model is None:
             chat: list[Message] = [{"role": "user", "content": "12 + 30?"}, {"role": "assistant", "content": "42"}]
-            make_tiny_model(model, [chat], Math().tools, seed=0, size=MODEL_SIZES["tiny-moe"])
+            make_tiny_model(model, [(chat, Math().tools)], seed=0, size=MODEL_SIZES["tiny-moe"])
         started = time.perf_counter()
         completions = asyncio.run(sample(model, eager=given.eager))
         seconds = {"engine": time.perf_counter() - started}

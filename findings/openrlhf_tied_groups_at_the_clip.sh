@@ -14,7 +14,7 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.19.0 peft==0.21.2 ray==2.55.1 \
-        datasets==4.7.0 pylatexenc==2.10 einops==0.8.2
+        datasets==4.7.0 pylatexenc==2.10 einops==0.8.2 torchdata==0.11.0 sympy==1.14.0 pillow==12.0.0
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps openrlhf==0.11.2
     PYTHON="$folder/venv/bin/python"
 fi

@@ -13,7 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check trl==1.16.0 transformers==5.19.0 torch==2.13.0 \
-        renderers==0.1.12
+        renderers==0.1.12 httpx==0.28.1 openai==2.54.0
     PYTHON="$folder/venv/bin/python"
 fi
 HF_HUB_OFFLINE=1 HF_HOME="$folder/hf" "$PYTHON" -W ignore - 2>"$folder/log" <<'EOP' || { cat "$folder/log"; exit 1; }

@@ -12,7 +12,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check torchrl==0.14.1 tensordict==0.15.3 math-verify==0.9.0 torch==2.13.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check torchrl==0.14.1 tensordict==0.14.3 math-verify==0.9.0 torch==2.13.0
     PYTHON="$folder/venv/bin/python"
 fi
 "$PYTHON" -W ignore - 2>"$folder/log" <<'EOP' || { cat "$folder/log"; exit 1; }

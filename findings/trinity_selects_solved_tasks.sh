@@ -14,7 +14,7 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.19.0 datasets==4.7.0 ray==2.55.1 \
-        omegaconf==2.4.0 sqlalchemy==2.1.9
+        omegaconf==2.4.0 sqlalchemy==2.1.9 greenlet==3.5.6
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps trinity-rft==0.6.0
     PYTHON="$folder/venv/bin/python"
 fi

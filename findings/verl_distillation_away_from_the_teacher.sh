@@ -15,7 +15,8 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 tensordict==0.15.3 ray==2.55.1 transformers==5.19.0 \
-        peft==0.21.2 datasets==4.7.0 hydra-core==1.3.8 codetiming==1.4.0 torchdata==0.11.0 cloudpickle==3.1.2
+        peft==0.21.2 datasets==4.7.0 hydra-core==1.3.8 codetiming==1.4.0 torchdata==0.11.0 cloudpickle==3.1.2 orjson==3.13.0 \
+        pillow==12.0.0
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps verl==0.9.1
     PYTHON="$folder/venv/bin/python"
 fi

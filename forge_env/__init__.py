@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge_env.core.errors import EnvError, ForgeError, InfraError, InvariantError, TooFewTasks, UserError
     from forge_env.core.faults import FaultPolicy
     from forge_env.core.protocols import Agent, Conversation, NextTurn, Policy
-    from forge_env.core.tools import Tool, ToolOptions, reward, tool
+    from forge_env.core.tools import Tool, ToolOptions, group_reward, reward, tool
     from forge_env.core.turn import Completion
     from forge_env.core.types import (
         Action,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from forge_env.evaluation.sets import SetResult, evaluate_set, evaluate_set_async
     from forge_env.registry.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
     from forge_env.rollout.factory import EnvFactory, make
+    from forge_env.rollout.group_reward import pairwise
     from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
     from forge_env.tool_env.tool_env import ToolEnv
 
@@ -52,9 +53,10 @@ _MODULES = {
     "forge_env.core.faults": "FaultPolicy",
     "forge_env.core.protocols": "Agent Conversation NextTurn Policy",
     "forge_env.registry.registry": "Entry entries env_class env_names register tool_names tools_of",
+    "forge_env.rollout.group_reward": "pairwise",
     "forge_env.rollout.rollout": "GroupSpec run_episode run_group",
     "forge_env.tool_env.tool_env": "ToolEnv",
-    "forge_env.core.tools": "Tool ToolOptions reward tool",
+    "forge_env.core.tools": "Tool ToolOptions group_reward reward tool",
     "forge_env.core.turn": "Completion",
     "forge_env.core.types": "Action EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
 }
@@ -102,7 +104,9 @@ __all__ = [
     "evaluate_async",
     "evaluate_set",
     "evaluate_set_async",
+    "group_reward",
     "make",
+    "pairwise",
     "register",
     "reward",
     "run_episode",

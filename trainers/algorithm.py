@@ -17,8 +17,9 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.utils.targets import is_file, load, split_target
 from trainers.config import RunConfig
-from trainers.objective.advantages import BASELINES, Baseline, make_advantages
+from trainers.objective.advantages import BASELINES, Baseline, Normalization, make_advantages, no_baseline
 from trainers.objective.reward import KLPenalty, TrainingReward
+from trainers.objective.reward_parts import make_parts
 from trainers.objective.settings import AlgorithmConfig
 
 if TYPE_CHECKING:
@@ -118,20 +119,32 @@ def make_objective(
 
     section, algorithm = config.algorithm, config.algorithm_name
     assert section is not None
-    least = 1 if baseline == "none" else 2
+    distill = config.distill
+    least = 1 if baseline == "none" or distill.only else 2
     if section.n_samples < least:
         option = f"--{algorithm}.n_samples is {section.n_samples}"
         raise UserError(f"{option}; an advantage needs at least {least} episodes of each task")
-    if section.n_samples == 1 and section.normalization == "group":
+    if section.n_samples == 1 and section.normalization == "group" and not distill.only:
         raise UserError(
             f"--{algorithm}.n_samples is 1 and --{algorithm}.normalization is group, which divides by the deviation of "
             "a group, and one episode has none: set it to none or batch"
         )
-    advantages, scale = make_advantages(baseline, section.normalization, std_eps=section.std_eps, ddof=section.std_ddof)
+    options: dict[str, Any] = {"std_eps": section.std_eps, "ddof": section.std_ddof}
+    advantages, scale = make_advantages(baseline, section.normalization, **options)
+    of_part: Normalization = "group" if section.normalization == "batch" else section.normalization
+    others = {
+        "--reward": config.training.reward,
+        "--advantages": config.training.advantages,
+        f"--{algorithm}.credit turn": section.credit == "turn",
+        f"--{algorithm}.overlong_penalty": addition is not None and getattr(section, "overlong_penalty", True),
+    }
+    of_part_only = make_advantages(baseline, of_part, **options)[0]
+    vector = make_parts(section.reward_parts, f"--{algorithm}.reward_parts", of_part_only, others=others)
     return Objective(
         loss=loss,
-        advantages=advantages,
+        advantages=advantages if vector is None else no_baseline,
         scale=scale,
+        parts=vector,
         group_size=section.n_samples,
         kl_reference="generator" if section.beta > 0 else "",
         reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(algorithm, section)),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
 
 Execute = Callable[["RunPlan", TrainingRun], Coroutine[Any, Any, None]]
+Environment = str | type[Env] | EnvFactory
 _under_way = threading.Lock()
 
 
@@ -60,7 +61,7 @@ class Options(TypedDict, total=False):
 
 
 def train(
-    env: str | type[Env] | EnvFactory = "", algorithm: str | Algorithm = "grpo", **options: Unpack[Options]
+    env: Environment | list[Any] = "", algorithm: str | Algorithm = "grpo", **options: Unpack[Options]
 ) -> TrainingRun:
     """Train a model, and return when the run has ended: `python -m trainers.grpo` from Python.
 
@@ -69,7 +70,8 @@ def train(
 
     Args:
         env: a name or a target, as on the command line; a class; or a factory, which has options: `make("math",
-            level=2)`. A class may be defined in a notebook or in the script.
+            level=2)`. A class may be defined in a notebook or in the script. Or several of them: a list as a file has
+            it, `["math", {"name": "code_exec", "weight": 0.5}]`.
         algorithm: its name, or the target of your own, "my_file.py:MINE".
         **options: see `Options`.
 
@@ -87,7 +89,7 @@ def train(
 
 
 async def train_async(
-    env: str | type[Env] | EnvFactory = "", algorithm: str | Algorithm = "grpo", **options: Unpack[Options]
+    env: Environment | list[Any] = "", algorithm: str | Algorithm = "grpo", **options: Unpack[Options]
 ) -> TrainingRun:
     """Do what `train` does, for a caller with an event loop. Cancelling it stops the run, a second time at once."""
     with _begun(env, algorithm, options) as (plan, run):
@@ -157,7 +159,7 @@ async def execute(plan: RunPlan, run: TrainingRun) -> None:
 
 @contextmanager
 def _begun(
-    env: str | type[Env] | EnvFactory, algorithm: str | Algorithm, options: Options
+    env: Environment | list[Any], algorithm: str | Algorithm, options: Options
 ) -> Iterator[tuple[RunPlan, TrainingRun]]:
     """The plan of a run, which this machine can start, and the run; a process has one at a time."""
     if unknown := sorted(options.keys() - Options.__annotations__):
@@ -179,7 +181,7 @@ def _begun(
         run, algorithm = TrainingRun(callbacks), _find(algorithm)
         if isinstance(env, str) and is_of_process(env):
             env = env_class(env)
-        if isinstance(env, str):
+        if isinstance(env, str | list):
             given |= {"env": env} if env else {}
         else:
             others = read_config(algorithm.config, config, [settings, _plain(given)])

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from agents.generator.settings import UpdateOption
 from forge_env.core.errors import UserError
@@ -22,6 +22,7 @@ from trainers.checkpoints import CheckpointConfig
 from trainers.lora import LoraConfig
 from trainers.metrics.settings import EvaluationConfig, MetricsConfig
 from trainers.objective.settings import AlgorithmConfig
+from trainers.settings.distill import DistillConfig
 from trainers.settings.loop import LoopOptions
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, RendererConfig, WarmupConfig
@@ -39,10 +40,12 @@ SHORT_OPTIONS = {
     "loss": "training.loss",
     "advantages": "training.advantages",
     "reward": "training.reward",
+    "group_reward": "env.group_reward",
     "verbose": "metrics.verbose",
     "trainer": "services.trainer",
     "generator": "services.generator",
     "ref_model": "services.ref_model",
+    "teacher": "services.teacher",
 }
 """Short names of settings and, as in `--trainer.procs 4`, of sections."""
 
@@ -82,9 +85,14 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
+    mixture: dict[str, Any] = field(default_factory=dict)
+    """Settings in which one of several environments differs, by its label, the last part of its name:
+    `--mixture.code_exec.options.level 2`. It may have options, limits and on_fault as in `env`, n_samples,
+    reward_scale, dataset.tasks and the like, and evaluation.n, temperature and top_p."""
     renderer: RendererConfig = field(default_factory=RendererConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     moe: MoEConfig = field(default_factory=MoEConfig)
     services: Annotated[ServicesConfig, MAY_CHANGE] = field(default_factory=ServicesConfig)
@@ -117,12 +125,23 @@ class RunConfig:
         for section in checked_sections(self):
             section.check()
         training, interval = self.training, self.training.sync_interval
-        if self.algorithm is None and (
-            training.loss or training.advantages or training.reward or training.entropy_coef
-        ):
+        own = training.loss or training.advantages or training.reward
+        if self.algorithm is None and (own or training.entropy_coef or training.observation_coef):
             raise UserError(
-                "--loss, --advantages, --reward and --training.entropy_coef are for policy gradients: supervised "
-                "training has its own loss"
+                "--loss, --advantages, --reward, --training.entropy_coef and --training.observation_coef are for "
+                "policy gradients: supervised training has its own loss"
+            )
+        if self.algorithm is None and self.distill.teacher:
+            raise UserError(
+                f"--distill.teacher is {self.distill.teacher}, and judges what the policy samples, which supervised "
+                "training does not do: take python -m trainers.reinforce, or leave it out"
+            )
+        if self.distill.only and not self.distill.teacher:
+            raise UserError("--distill.only is true and --distill.teacher is empty: name the model that teaches")
+        if training.observation_coef and self.env.max_turns == 1:
+            raise UserError(
+                f"--training.observation_coef is {training.observation_coef:g} and --env.max_turns is 1: an episode of "
+                "one turn ends before the environment answers, so raise --env.max_turns, or leave it out"
             )
         if self.evaluation.interval % interval:
             raise UserError(

@@ -77,6 +77,11 @@ class FastTokenizer:
         """All added tokens, as text. Gemma 3 has thousands, such as spaces and tags of HTML."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The number of every token, added ones among them, by its text."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
 

@@ -239,7 +239,7 @@ def make_tokenizer(folder: Path) -> Path:
     from trainers.model.tiny_model import make_tiny_model
 
     env = make("math").make()
-    make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=ModelSize())
+    make_tiny_model(folder, [([{"role": "user", "content": "12 + 30?"}], env.tools)], seed=0, size=ModelSize())
     return folder
 
 

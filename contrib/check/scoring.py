@@ -47,6 +47,8 @@ async def some_reward(context: CheckContext) -> str:
             return "step() returns the reward"
         if env._rewards or env._rubric:
             return f"the final answer is scored by {', '.join(part.name for part in (*env._rewards, *env._rubric))}"
+    if parts := context.factory.group_rewards:
+        return f"the siblings of a task are compared by {', '.join(part.name for part in parts)}"
     for task in context.tasks[:2]:
         for strategy in (*context.strategies, actions_in_order(final_answer("0"))):
             if (await context.episode(task, strategy)).reward:

@@ -22,6 +22,7 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +45,23 @@ The answer to be judged:
 {response}
 
 How good is the answer to be judged?"""
+
+PAIR_PROMPT = """\
+The question:
+{prompt}
+
+What a good answer must hold:
+{target}
+
+The first answer:
+{response}
+
+The second answer:
+{other}
+
+How good is the first answer beside the second one? Give no point if it is much worse, half of the points if both are \
+alike, and all points if it is much better."""
+"""Of a judge of two answers, see `forge_env.pairwise`: ``await judge(prompt, first, target, second)``."""
 
 _SYSTEM = """\
 You are a strict and fair judge of answers. Texts given to you stand between a line "BEGIN {nonce}" and a line \
@@ -81,7 +99,8 @@ class LLMJudge:
             the name of a model, which judges at temperature 0. For a model that refuses temperature 0 pass an agent.
         base_url: endpoint of the named model; unused with an agent.
         api_key_env: the environment variable with its API key; unused with an agent.
-        prompt: template with {response} and, optionally, {prompt} and {target}; other braces are doubled.
+        prompt: template with {response} and, optionally, {prompt}, {target} and {other}, an answer to compare with;
+            other braces are doubled. `PAIR_PROMPT` compares two.
         scale: the highest number of points; the score is the points divided by it.
         cache: a JSON-lines file of verdicts with the judge's text; created if it is missing.
         timeout: seconds for one answer of the judge, with retries.
@@ -125,18 +144,19 @@ class LLMJudge:
         self._verdicts = VerdictCache(cache)
         self._asking: dict[tuple[int, str], _Question] = {}
 
-    async def __call__(self, prompt: str, response: str, target: str) -> float:
-        """The judge's score of a response.
+    async def __call__(self, prompt: str, response: str, target: str, other: str = "") -> float:
+        """The judge's score of a response, beside another one if the template has a place for it.
 
         Raises:
             PolicyError: the judge did not answer, or gave no readable verdict; this is never a score of zero.
             UserError: the endpoint refuses the key, or does not know the model.
         """
-        key = self._key(prompt, response, target)
+        texts = {"prompt": prompt, "response": response, "target": target, "other": other}
+        key = self._key(*texts.values())
         while (score := self._verdicts.get(key)) is None:
             question_key = (id(asyncio.get_running_loop()), key)
             if question_key not in self._asking:
-                return await self._ask_once(question_key, prompt, response, target)
+                return await self._ask_once(question_key, texts)
             question = self._asking[question_key]
             async with queued():
                 await question.done.wait()
@@ -158,12 +178,12 @@ class LLMJudge:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_asking": {}}
 
-    async def _ask_once(self, question_key: tuple[int, str], prompt: str, response: str, target: str) -> float:
+    async def _ask_once(self, question_key: tuple[int, str], texts: Mapping[str, str]) -> float:
         """Ask, while others wait for the verdict. If this call is cancelled, one of them asks."""
         question = self._asking[question_key] = _Question()
         used = Usage()
         try:
-            score, words = await self._ask(prompt, response, target, used)
+            score, words = await self._ask(texts, used)
             self._verdicts.put(question_key[1], score, words)
             return score
         except PolicyError as error:
@@ -174,8 +194,8 @@ class LLMJudge:
             del self._asking[question_key]
             question.done.set()
 
-    async def _ask(self, prompt: str, response: str, target: str, used: Usage) -> tuple[float, str]:
-        messages = self._messages(prompt, response, target)
+    async def _ask(self, texts: Mapping[str, str], used: Usage) -> tuple[float, str]:
+        messages = self._messages(texts)
         words = ""
         for _ in range(self._attempts):
             try:
@@ -199,18 +219,18 @@ class LLMJudge:
             f"the last one ends in {words[-80:]!r}"
         )
 
-    def _messages(self, prompt: str, response: str, target: str) -> list[dict[str, str]]:
+    def _messages(self, texts: Mapping[str, str]) -> list[dict[str, str]]:
         nonce = secrets.token_hex(8)
-        texts = {"prompt": prompt, "response": response, "target": target}
         marked = {name: f"BEGIN {nonce}\n{text}\nEND {nonce}" for name, text in texts.items()}
         return [
             {"role": "system", "content": _SYSTEM.format(nonce=nonce, scale=self._scale)},
             {"role": "user", "content": self._prompt.format_map(marked)},
         ]
 
-    def _key(self, prompt: str, response: str, target: str) -> str:
+    def _key(self, prompt: str, response: str, target: str, other: str) -> str:
         client = self._agent.client
         asked = [client.model, client.base_url, _SYSTEM, self._prompt, self._scale, prompt, response, target]
+        asked += [other] if other else []  # the keys of verdicts on one answer stay
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -231,11 +251,11 @@ def read_verdict(text: str, scale: int) -> float | None:
 
 def _check_prompt(prompt: str) -> None:
     try:
-        filled = prompt.format_map({"prompt": "", "response": "\0", "target": ""})
+        filled = prompt.format_map({"prompt": "", "response": "\0", "target": "", "other": ""})
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise UserError(
             f"the judge's prompt cannot be filled in ({type(error).__name__}: {error}): "
-            "it may hold {prompt}, {response} and {target}, and other braces are doubled"
+            "it may hold {prompt}, {response}, {target} and {other}, and other braces are doubled"
         ) from None
     if "\0" not in filled:
         raise UserError("the judge's prompt holds no {response}: the judge would not see what it judges")

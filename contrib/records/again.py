@@ -15,10 +15,11 @@ from itertools import islice
 
 from contrib.records.replay import Replay, replay_in
 from contrib.records.run_settings import RunSettings
-from forge_env.core.episode import Episode
+from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.group_reward import compared
 from forge_env.rollout.task_list import TASKS_SECONDS
 
 ALL = "all"
@@ -92,10 +93,31 @@ class TasksOfToday:
 async def judge_again(
     episodes: Iterable[Episode], settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday, *, at_once: int
 ) -> AsyncIterator[JudgedAgain]:
-    remaining = iter(episodes)
+    """Yield the episodes, judged; those that are compared with each other come at the end, group by group."""
+    remaining, groups = iter(episodes), dict[str, list[JudgedAgain]]()
     while batch := list(islice(remaining, at_once)):
         for judged in await asyncio.gather(*(_judge(episode, settings, factory, tasks) for episode in batch)):
+            if factory.group_rewards:
+                groups.setdefault(judged.before.group_id, []).append(judged)
+            else:
+                yield judged
+    for siblings in groups.values():
+        for judged in await _compare(siblings, settings, factory):
             yield judged
+
+
+async def _compare(
+    siblings: Sequence[JudgedAgain], settings: RunSettings, factory: EnvFactory
+) -> Sequence[JudgedAgain]:
+    """The siblings with the rewards of their comparison, if all that had a reward were judged; one alone as it is."""
+    if len(siblings) == 1:
+        return siblings
+    if any(one.refused and one.before.outcome.is_valid for one in siblings):
+        reason = "it is compared with its siblings, and one of them was not judged"
+        return [one if one.refused else _refused(one.before, reason) for one in siblings]
+    after = tuple(one.after for one in siblings)
+    group = await compared(factory, Group(task=after[0].task, episodes=after, id="again"), limits=settings.limits)
+    return [replace(one, after=episode) for one, episode in zip(siblings, group.episodes, strict=True)]
 
 
 async def _judge(recorded: Episode, settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday) -> JudgedAgain:

@@ -21,6 +21,7 @@ from forge_env.core.errors import PolicyError, TurnRefused, UserError
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, Outcome, ToolSpec, ToolUse
 from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.group_reward import without_group_rewards
 from forge_env.rollout.rollout import run_episode
 
 _EXTERNAL_OUTCOMES = {
@@ -83,14 +84,16 @@ async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool =
     name = settings.env or recorded.env
     if not name:
         raise UserError(f"the episode {recorded.id} names no environment: name it with --env")
-    async with make(name, **settings.options) as factory:
+    factory = make(name, **settings.options)
+    factory.add_group_reward(settings.group_reward)
+    async with factory:
         return await replay_in(factory, recorded, settings, keep_going=keep_going)
 
 
 async def replay_in(
     factory: EnvFactory, recorded: Episode, settings: RunSettings, *, keep_going: bool = False
 ) -> Replay:
-    """As `replay`, in an environment that is open."""
+    """As `replay`, in an environment that is open. What siblings are compared by is no part of it."""
     agent = Replayer(recorded, keep_going=keep_going)
     replayed = await run_episode(
         factory,
@@ -102,7 +105,8 @@ async def replay_in(
         limits=settings.limits,
         env_options=recorded.info.get("env_options"),
     )
-    return compare_episodes(recorded, replayed, agent.taken, agent.stop)
+    alone = without_group_rewards(recorded, factory.group_rewards)
+    return compare_episodes(alone, replayed, agent.taken, agent.stop)
 
 
 @dataclass(frozen=True, slots=True)

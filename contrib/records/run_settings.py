@@ -35,6 +35,8 @@ class RunSettings:
     env: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the environment."""
+    group_reward: str = ""
+    """The target of the user's own function that compared siblings."""
     limits: EpisodeLimits | None = None
     """None if they are not recorded."""
     agent: str = ""
@@ -92,6 +94,7 @@ def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -
     return RunSettings(
         env=saved["env"],
         options=options,
+        group_reward=str(saved.get("group_reward") or ""),
         limits=limits_from(limits),
         agent=str(saved.get("agent") or ""),
         thinking=str(saved.get("thinking") or "off"),

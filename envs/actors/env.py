@@ -34,6 +34,8 @@ class EnvActor(ForgeActor):
         agents: by name.
         limits: of each episode.
         on_fault: which episodes that failed are run again.
+        label: names the environment in episodes, in the place of its own name.
+        group_reward: target of a function of the user's own that compares siblings; "" is none.
     """
 
     idempotent = frozenset(
@@ -48,14 +50,17 @@ class EnvActor(ForgeActor):
         agents: Mapping[str, AgentSpec],
         limits: EpisodeLimits,
         on_fault: FaultPolicy,
+        label: str = "",
+        group_reward: str = "",
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        self._env = env
+        self._env, self._label = env, label
         self._options = options
         self._specs = agents
         self._limits = limits
         self._on_fault = on_fault
+        self._group_reward = group_reward
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
         self._ended = 0
@@ -63,7 +68,10 @@ class EnvActor(ForgeActor):
 
     async def on_start(self) -> None:
         relax_garbage_collector()
-        self._factory = await self._stack.enter_async_context(make(self._env, **self._options))
+        factory = make(self._env, **self._options)
+        factory.add_group_reward(self._group_reward)
+        self._factory = await self._stack.enter_async_context(factory)
+        self._factory.name = self._label or self._factory.name
         self._agents = {name: load(target)(**kwargs) for name, (target, kwargs) in self._specs.items()}
 
     async def on_finish(self) -> None:

@@ -247,6 +247,11 @@ class Group:
         require(len(set(ids)) == len(ids), "an episode counts once in its group")
 
     @property
+    def env(self) -> str:
+        """The name of its environment; in a run with several, the label."""
+        return self.episodes[0].env
+
+    @property
     def valid(self) -> tuple[Episode, ...]:
         """The episodes that have a reward."""
         return tuple(e for e in self.episodes if e.outcome.is_valid)

@@ -24,7 +24,8 @@ def check_class(cls: Any, root: type) -> None:
         if name.startswith("__") or (owner is not cls and (issubclass(owner, root) or issubclass(root, owner))):
             continue
         value, found, own = vars(owner)[name], getattr(cls, name), {**_OPTIONAL, **vars(root)}.get(name)
-        mark = "tool" if is_tool(found) else "reward" if hasattr(found, "__forge_reward__") else ""
+        is_reward = hasattr(found, "__forge_reward__") or hasattr(found, "__forge_group_reward__")
+        mark = "tool" if is_tool(found) else "reward" if is_reward else ""
         if mark or not (name.startswith("_") or _fits(name, value, own)):
             what = f"a {mark}" if mark else "a method of an instance" if inspect.isfunction(value) else f"{value!r:.60}"
             said = f"{owner.__name__}.{name} is {what}, and {root.__name__} reserves this name for {_wanted(own)}"

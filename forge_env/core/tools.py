@@ -198,11 +198,27 @@ def reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
     Raises:
         UserError: for a weight that is no number.
     """
+    return _weighted("reward", function, weight)
+
+
+def group_reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
+    """Mark a method that compares the siblings of a task, as a part of the reward of each, with a weight.
+
+    Its parameters name the arguments that it gets, and it returns one number for each sibling: see
+    `forge_env.rollout.group_reward`.
+
+    Raises:
+        UserError: for a weight that is no number.
+    """
+    return _weighted("group_reward", function, weight)
+
+
+def _weighted(name: str, function: F | None, weight: float) -> Any:
     if not isinstance(weight, Real):
         raise UserError(f"a reward's weight is {weight!r:.60}; it is a number")
 
     def mark(method: F) -> F:
-        _checked("@reward", method, "@reward(weight=0.5)").__forge_reward__ = weight
+        setattr(_checked(f"@{name}", method, f"@{name}(weight=0.5)"), f"__forge_{name}__", weight)
         return method
 
     return mark(function) if function is not None else mark

@@ -126,11 +126,14 @@ async def evaluate_async(
     for entry in given.sinks:
         load_sink(entry, SINK_OPTION)
     factory = _factory(env, given.options)
+    factory.add_group_reward(given.group_reward or (env.group_reward if isinstance(env, EnvFactory) else ""))
+    factory.check_group_size(given.samples, "--samples")
     name, function = _agent(agent)
     plan = EvalPlan(
         env=factory.name,
         agent=name,
         options=factory.options,
+        group_reward=factory.group_reward,
         split=given.split,
         task_ids=tuple(sorted(set(given.task_ids))),
         tasks=len(set(given.task_ids)) or (EvalPlan.tasks if given.tasks is None else given.tasks),

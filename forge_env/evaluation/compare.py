@@ -13,8 +13,9 @@ from typing import Any
 
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
-from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, Kinds
+from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import EPISODES, episode_files
 from forge_env.utils.digests import value_digest
 from forge_env.utils.statistics import Paired, Pairs, clustered_mean, compare_all
@@ -131,13 +132,16 @@ def finite(value: Any) -> Any:
 def _by_kind(
     phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
 ) -> list[Comparison]:
-    """Compare each kind of task that both runs have; none for tasks without kinds."""
-    kinds = Kinds.of({key[0]: episode.task for run in (a, b) for key, episode in run.items()}.values())
-    names = (*kinds.names, OTHER_KINDS, NO_KIND) if kinds.names else ()
+    """Compare each of several environments, and each kind of task, that both runs have."""
+    several = all(len({episode.env for episode in run.values()}) > 1 for run in (a, b))
+    tasks: dict[str, dict[str, Task]] = defaultdict(dict)
+    for key, episode in [*a.items(), *b.items()]:
+        tasks[episode.env if several else ""][key[0]] = episode.task
+    kinds = Kinds.of({env: of_env.values() for env, of_env in tasks.items()})
     found: list[tuple[Comparison, Pairs]] = []
-    for name in names:
+    for name in kinds.order:
         a_of_kind, b_of_kind = (
-            {key: episode for key, episode in run.items() if kinds.name_of(episode.task) == name} for run in (a, b)
+            {key: e for key, e in run.items() if name in kinds.names_of(e.env, e.task)} for run in (a, b)
         )
         if a_of_kind.keys() & b_of_kind.keys():
             of_kind = replace(_compare(phase, a_of_kind, b_of_kind, measure, value), kind=name)

@@ -78,7 +78,14 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
         served = getattr(factory.env_class, "served_digests", {})  # of code that another machine runs
         texts = {base.__name__: text for base in factory.env_class.__mro__ if (text := text_of(base))}
         own = {f"class {name}": value_digest(text) for name, text in texts.items()}
-        return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}, **served, **own}
+        judge = target_digests(filter(None, [factory.group_reward]))
+        return {
+            **code_digests(modules),
+            **judge,
+            **{name: file_digest(path) for name, path in files.items()},
+            **served,
+            **own,
+        }
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 

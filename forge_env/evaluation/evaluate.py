@@ -35,6 +35,9 @@ from forge_env.utils.statistics import (
     pass_hat_k,
 )
 
+TaskKey = tuple[str, str]
+"""The environment of an episode and the id of its task."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -57,8 +60,8 @@ class Evaluation:
         return tuple(e for e in self.episodes if e.outcome.is_valid)
 
     @cached_property
-    def by_task(self) -> dict[str, list[Episode]]:
-        """The attempts of each task that has any."""
+    def by_task(self) -> dict[TaskKey, list[Episode]]:
+        """The attempts of each task that has any; two environments may have the same task."""
         return _by_task(self.attempts)
 
     @property
@@ -225,15 +228,17 @@ def _refused(counts: dict[str, int]) -> str:
     return f", {sum(counts.values())} requests refused ({reasons})" if counts else ""
 
 
-def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    tasks: dict[str, list[Episode]] = defaultdict(list)
+def _by_task(episodes: Sequence[Episode]) -> dict[TaskKey, list[Episode]]:
+    tasks: dict[TaskKey, list[Episode]] = defaultdict(list)
     for episode in episodes:
-        tasks[episode.task.id].append(episode)
+        tasks[episode.env, episode.task.id].append(episode)
     return dict(tasks)
 
 
 def _pairs(
-    after: Mapping[str, Sequence[Episode]], before: Mapping[str, Sequence[Episode]], value: Callable[[Episode], float]
+    after: Mapping[TaskKey, Sequence[Episode]],
+    before: Mapping[TaskKey, Sequence[Episode]],
+    value: Callable[[Episode], float],
 ) -> Pairs | None:
     """The mean of a value on the tasks that both have; None without any."""
     tasks = [task for task in before if task in after]

@@ -1,4 +1,4 @@
-"""Figures by kind of task, see `Task.kind`.
+"""Figures by environment and by kind of task, see `Task.kind`.
 
 A mean over all tasks hides a kind that was solved before training began, and one that never moves.
 """
@@ -6,7 +6,7 @@ A mean over all tasks hides a kind that was solved before training began, and on
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -32,19 +32,35 @@ _FIGURES = ("success", "success_low", "success_high", "reward", "episodes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """The kinds that have figures of their own. Example: ``Kinds(names=("buy", "cancel"))``"""
+    """The kinds that have figures of their own. Example: ``Kinds(names=("buy", "cancel"))``
+
+    In a run with several environments each of them has figures too, and its kinds are named ENVIRONMENT/KIND.
+    """
 
     names: tuple[str, ...] = ()
     """Sorted; empty if no task has a kind."""
     left_out: int = 0
     """Number of further kinds: `OTHER_KINDS` has their figures, all together."""
+    environments: tuple[str, ...] = ()
+    """The labels of several environments; empty for one."""
 
     @classmethod
-    def of(cls, tasks: Iterable[Task]) -> Kinds:
-        """Return the kinds of some tasks. Of more than `MAX_KINDS`, those with the most tasks keep their names."""
-        counts = Counter(task.kind for task in tasks if task.kind)
+    def of(cls, tasks: Mapping[str, Iterable[Task]]) -> Kinds:
+        """Return the kinds of the tasks of each environment, by its label; "" is the label of a single one.
+
+        Of more than `MAX_KINDS`, those with the most tasks keep their names.
+        """
+        counts = Counter(_joined(label, task.kind) for label, of_env in tasks.items() for task in of_env if task.kind)
         frequent = sorted(counts, key=lambda kind: (-counts[kind], kind))[:MAX_KINDS]
-        return cls(names=tuple(sorted(frequent)), left_out=len(counts) - len(frequent))
+        environments = tuple(filter(None, tasks))
+        return cls(names=tuple(sorted(frequent)), left_out=len(counts) - len(frequent), environments=environments)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """All names that figures may have, in their order; empty if there are no figures but those of all tasks."""
+        if not self.names and not self.environments:
+            return ()
+        return (*self.environments, *self.names, OTHER_KINDS, *(() if self.environments else (NO_KIND,)))
 
     @property
     def note(self) -> str:
@@ -56,19 +72,20 @@ class Kinds:
             f"figures of their own, the other {self.left_out} are counted together as {OTHER_KINDS}"
         )
 
-    def name_of(self, task: Task) -> str:
-        """Return the name under which a task is counted."""
-        return task.kind if task.kind in self.names else OTHER_KINDS if task.kind else NO_KIND
+    def names_of(self, env: str, task: Task) -> tuple[str, ...]:
+        """Return the names under which a task of an environment is counted: its environment and its kind."""
+        kind = _joined(env if self.environments else "", task.kind)
+        if not self.environments:
+            return ((kind if kind in self.names else OTHER_KINDS if kind else NO_KIND),) if self.names else ()
+        return (env, *((kind if kind in self.names else OTHER_KINDS,) if task.kind else ()))
 
     def split(self, episodes: Iterable[Episode]) -> dict[str, Evaluation]:
-        """Return the episodes of each kind that has any, in the order of `names`; {} if there are no kinds."""
-        if not self.names:
-            return {}
+        """Return the episodes of each environment and each kind that has any, in their `order`."""
         by_name: dict[str, list[Episode]] = defaultdict(list)
         for episode in episodes:
-            by_name[self.name_of(episode.task)].append(episode)
-        order = (*self.names, OTHER_KINDS, NO_KIND)
-        return {name: Evaluation(episodes=tuple(by_name[name])) for name in order if name in by_name}
+            for name in self.names_of(episode.env, episode.task):
+                by_name[name].append(episode)
+        return {name: Evaluation(episodes=tuple(by_name[name])) for name in self.order if name in by_name}
 
     def training_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return success/KIND, reward/KIND and reward/NAME/mean/KIND of each part of the reward, means over the valid
@@ -100,15 +117,24 @@ class Kinds:
         return ", ".join(f"{name} {of_kind.success_rate:.3f}" for name, of_kind in by_kind.items() if of_kind.attempts)
 
     def changes(self, before: Evaluation | None, after: Evaluation | None) -> dict[str, KindChange]:
-        """Return what training did to each kind that was evaluated before or after it."""
+        """Return what training did to each environment and kind that was evaluated before or after it.
+
+        The verdicts on environments hold together, and so do those on kinds.
+        """
         first, last = (self.split(evaluation.episodes) if evaluation else {} for evaluation in (before, after))
-        names = (name for name in (*self.names, OTHER_KINDS, NO_KIND) if name in first or name in last)
+        names = (name for name in self.order if name in first or name in last)
         empty = Evaluation(episodes=())
         changes = {name: KindChange(before=first.get(name, empty), after=last.get(name, empty)) for name in names}
         pairs = {name: change.after.pairs_since(change.before) for name, change in changes.items()}
-        tested = {name: of_kind for name, of_kind in pairs.items() if of_kind is not None}
-        compared = dict(zip(tested, compare_all(list(tested.values())), strict=True))
+        compared: dict[str, Paired] = {}
+        for are_environments in (True, False):
+            family = {n: p for n, p in pairs.items() if p is not None and (n in self.environments) == are_environments}
+            compared |= zip(family, compare_all([*family.values()]), strict=True)
         return {name: replace(change, paired=compared.get(name)) for name, change in changes.items()}
+
+
+def _joined(env: str, kind: str) -> str:
+    return f"{env}/{kind}" if env else kind
 
 
 def _part_means(kind: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -163,12 +189,15 @@ class KindChange:
         return f"{text}; mean reward {reward}"
 
 
-def verdict_note(changes: Mapping[str, KindChange]) -> str:
+def verdict_note(changes: Mapping[str, KindChange], environments: Collection[str] = ()) -> str:
     """Return at what level kinds are called better or worse, as a part of a sentence; "" if none was compared."""
-    tests = sum(change.paired is not None for change in changes.values())
-    if not tests:
+    tested = [name for name, change in changes.items() if change.paired is not None]
+    kinds = len([name for name in tested if name not in environments])
+    counts = {"environments": len(tested) - kinds, "kinds": kinds}
+    families = " and ".join(f"{count} {family}" for family, count in counts.items() if count > 1)
+    if not tested:
         return ""
-    corrected = f", both corrected for {tests} kinds by Holm's method" if tests > 1 else ""
+    corrected = f", both corrected for {families} by Holm's method" if families else ""
     return (
         f"a kind is called better or worse at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the "
         f"difference is without 0{corrected}"

@@ -56,6 +56,8 @@ class EvalPlan:
     agent: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the environment."""
+    group_reward: str = ""
+    """See `EvalSettings`."""
     split: str = "test"
     tasks: int = SEARCHED[0]
     task_ids: tuple[str, ...] = ()
@@ -136,8 +138,9 @@ class EvalPlan:
         """
         digests = depends_on(self.agent, factory, tasks, adapter=self.adapter, given=agent)
         settings = {**vars(self), "limits": asdict(self.limits)}  # an option may be an object that cannot be copied
-        if not self.task_ids:
-            del settings["task_ids"]
+        for name in ("task_ids", "group_reward"):
+            if not settings[name]:
+                del settings[name]
         return {
             "version": PLAN_VERSION,
             **settings,

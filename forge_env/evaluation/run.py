@@ -32,6 +32,7 @@ from forge_env.evaluation.summary import summarise
 from forge_env.records.background import Background, open_sinks
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.group_reward import compared, without_group_rewards
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
@@ -198,6 +199,8 @@ class _Part:
         self.attempts = all_attempts(self.tasks, self.plan.n)
         self.missing = self.attempts
         self._done = self._failures = 0
+        self._ended: dict[str, list[Episode]] = {}
+        self._recorded: list[Episode] = []
 
     @contextmanager
     def opened(self, earlier: Sequence[int]) -> Iterator[EvalFolder]:
@@ -212,6 +215,8 @@ class _Part:
             for episode in recorded.values():
                 self.progress(len(self.attempts), episode)
             self.missing = {attempt: task for attempt, task in self.attempts.items() if attempt not in recorded}
+            incomplete = {attempt.task_id for attempt in self.missing}
+            self._recorded = [episode for episode in recorded.values() if episode.task.id in incomplete]
             yield self.folder
 
     def summary(self, factory: EnvFactory, prices: Prices | None) -> dict[str, Any]:
@@ -222,7 +227,10 @@ class _Part:
         return summarise(self.plan, self.attempts, self.folder.episodes(), self.folder.faults(), prices, unscored)
 
     async def run(self, factory: EnvFactory, agent: Agent, concurrency: int) -> None:
-        """Run the attempts with the function that evaluates during training, too; here a group is one episode."""
+        """Run the attempts with the function that evaluates during training, too; here a group is one episode.
+
+        Attempts that are compared are recorded when those at the same task have ended, which run next to each other.
+        """
         self.folder.begin()
         order = list(self.missing)
         await evaluate(
@@ -255,12 +263,31 @@ class _Part:
         )
         times = {"started": started, "seconds": time.perf_counter() - clock}
         episode = dataclasses.replace(episode, info={**episode.info, **times})
-        self.folder.add(episode)
-        for sink in self.sinks:
-            sink.episode(episode, "")
-        self.progress(len(self.attempts), episode)
-        self._check_endpoint(episode)
+        for done in await self._compared(factory, episode):
+            self.folder.add(done)
+            for sink in self.sinks:
+                sink.episode(done, "")
+            self.progress(len(self.attempts), done)
+            self._check_endpoint(done)
         return Group(task=task, episodes=(episode,), id=attempt.episode_id)
+
+    async def _compared(self, factory: EnvFactory, episode: Episode) -> Sequence[Episode]:
+        """The attempts at the task of an episode with the rewards of their comparison, once all have ended.
+
+        Attempts that the folder holds are compared with, and keep the rewards that they have.
+        """
+        if self.plan.n == 1 or not factory.group_rewards:
+            return [episode]
+        task_id = episode.task.id
+        ended = self._ended.setdefault(task_id, [])
+        ended.append(episode)
+        if len(ended) < sum(attempt.task_id == task_id for attempt in self.missing):
+            return []
+        del self._ended[task_id]
+        recorded = [episode for episode in self._recorded if episode.task.id == task_id]
+        before = [without_group_rewards(episode, factory.group_rewards) for episode in recorded]
+        group = Group(task=episode.task, episodes=(*before, *ended), id=task_id)
+        return (await compared(factory, group, limits=self.plan.limits)).episodes[len(before) :]
 
     def _check_endpoint(self, episode: Episode) -> None:
         """Give up when an endpoint fails again and again: each episode has tried it several times."""

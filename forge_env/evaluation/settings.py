@@ -31,6 +31,9 @@ class EvalSettings:
     """Seed of the tasks and the episodes."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Option of the environment, such as level=2; may be repeated."""
+    group_reward: str = ""
+    """A function of your own, such as own.py:best, that compares the attempts at a task and adds a number to the reward
+    of each."""
     concurrency: int = 16
     """Episodes at the same time."""
     temperature: float | None = None

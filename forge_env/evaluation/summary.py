@@ -53,7 +53,7 @@ def summarise(
     evaluation = Evaluation(episodes=(*done, *unresolved))
     why = unscored(done)
     scored = Evaluation(episodes=()) if why else evaluation
-    kinds = Kinds.of({episode.task.id: episode.task for episode in evaluation.episodes}.values())
+    kinds = Kinds.of({"": {episode.task.id: episode.task for episode in evaluation.episodes}.values()})
     prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
     return {
         "env": plan.env,

@@ -22,6 +22,7 @@ from forge_env.registry.registry import env_class, is_of_process, load
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_background
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
+from forge_env.tool_env.rubric import GROUP_ARGUMENTS, group_methods, load_reward, numbered
 from forge_env.utils import by_value
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import Gate, watch_executor
@@ -56,6 +57,10 @@ class EnvFactory:
         self.name = name or env_class.__name__
         self.target = ""
         """The name that `make` found the class by; "" for a class that was given."""
+        self.group_rewards = tuple(group_methods(env_class))
+        """What compares the siblings of a task, see `forge_env.rollout.group_reward`."""
+        self.group_reward = ""
+        """The target of the last one, if it is the user's own function."""
         shared_factories = [load(target) for target in env_class.shared.values()]
         types: dict[str, Any] = {}
         for function in (*shared_factories, env_class.tasks, env_class.__init__):
@@ -91,6 +96,32 @@ class EnvFactory:
         finally:
             with guard("closing what the episodes share"):
                 await self._stack.aclose()
+
+    def add_group_reward(self, target: str) -> None:
+        """Let a function of the user's own compare the siblings, too; "" is none.
+
+        Raises:
+            UserError: when it cannot be imported, or has parameters that are no arguments of such a function.
+        """
+        if not target:
+            return
+        own = load_reward(target, arguments=GROUP_ARGUMENTS, option="--group-reward")
+        parts = (*getattr(self.env_class, "_rewards", ()), *getattr(self.env_class, "_rubric", ()), *self.group_rewards)
+        self.group_rewards = (*self.group_rewards, *numbered([own], taken=[part.name for part in parts]))
+        self.group_reward = target
+
+    def check_group_size(self, size: int, option: str) -> None:
+        """Refuse a group of one, in which there is nothing to compare.
+
+        Args:
+            option: the one that sets the size.
+        """
+        if size == 1 and self.group_rewards:
+            names = " and ".join(part.name for part in self.group_rewards)
+            raise UserError(
+                f"{option} is 1, and {names} of {self.name} compares the episodes of a task with each other: set it to "
+                "2 or more"
+            )
 
     def tasks(
         self,

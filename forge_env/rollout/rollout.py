@@ -33,6 +33,7 @@ from forge_env.rollout.env_calls import (
 from forge_env.rollout.env_results import recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.group_reward import compared, fault_of
 from forge_env.rollout.options import option_types
 from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
@@ -53,6 +54,8 @@ class GroupSpec:
     group_id: str = ""
     agent: str = ""
     """Name of the agent, for a service that has several (`EnvActor`)."""
+    env: str = ""
+    """Label of the environment, for a run that has several."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the environment that differ from the options of its factory."""
     is_measured: bool = False
@@ -77,6 +80,8 @@ async def run_group(
         limits: of each episode; by default those that the environment declares.
         on_fault: decides which episodes without a reward are run again, with the same seed.
         around: entered around each sibling and its repetitions.
+
+    Where the factory has group rewards, the siblings are compared at the end.
     """
     replaced: list[Episode] = []
     if spec.is_measured:
@@ -111,7 +116,8 @@ async def run_group(
     except* Exception as errors:
         raise first_error(errors) from None
     episodes = tuple(sibling.result() for sibling in siblings)
-    return Group(task=spec.task, episodes=episodes, id=spec.group_id, replaced=tuple(replaced))
+    group = Group(task=spec.task, episodes=episodes, id=spec.group_id, replaced=tuple(replaced))
+    return group if spec.count == 1 else await compared(factory, group, limits=limits, env_options=spec.env_options)
 
 
 async def run_episode(
@@ -148,7 +154,7 @@ async def run_episode(
         outcome, ended_by, error = run.time_limit_outcome(env, factory.name, end)
         await run.notify_limit(env, end.limit)
     except (EnvError, InfraError) as fault:
-        outcome, error = _fault(fault)
+        outcome, error = fault_of(fault)
     finally:
         stop_recording(recording)
         if token is not None:
@@ -168,7 +174,7 @@ async def run_episode(
         try:
             success = await success_of(env, reward, limits.step_seconds)
         except (EnvError, InfraError) as fault:  # an InfraError of an environment on another machine
-            (outcome, error), ended_by = _fault(fault), ""
+            (outcome, error), ended_by = fault_of(fault), ""
     return Episode(
         task=task,
         turns=turns,
@@ -186,13 +192,6 @@ async def run_episode(
         info=run.info,
         lineage=lineage,
     )
-
-
-def _fault(error: EnvError | InfraError) -> tuple[Outcome, str]:
-    """The outcome of an episode that an error has ended, and its text."""
-    if isinstance(error, EnvError):
-        return Outcome.ENV_FAULT, error_text(error)
-    return Outcome.INFRA_FAULT, f"{type(error).__name__}: {error}"
 
 
 async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:

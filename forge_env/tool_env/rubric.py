@@ -30,6 +30,8 @@ from forge_env.utils.threads import call_on, invoke
 
 RewardFunction = Callable[..., Any]
 ARGUMENTS = ("prompt", "response", "answer", "target", "task", "messages")
+GROUP_ARGUMENTS = ("episodes", "answers", "prompt", "target", "task")
+"""Of a reward of a group, see `forge_env.rollout.group_reward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class RewardPart:
     function: RewardFunction
     weight: float = 1.0
     names: tuple[str, ...] = ()
+    is_method: bool = False
 
     @property
     def reads_target(self) -> bool:
@@ -48,7 +51,13 @@ class RewardPart:
 
     @classmethod
     def of(
-        cls, function: RewardFunction, *, name: str = "", weight: float = 1.0, is_method: bool = False
+        cls,
+        function: RewardFunction,
+        *,
+        name: str = "",
+        weight: float = 1.0,
+        is_method: bool = False,
+        arguments: Sequence[str] = ARGUMENTS,
     ) -> RewardPart:
         name = name or _name_of(function)
         if not callable(function):
@@ -58,14 +67,32 @@ class RewardPart:
             parameters = without_self(f"the reward {name}", parameters)
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         for parameter in named:
-            if parameter.name not in ARGUMENTS and parameter.default is parameter.empty:
+            if parameter.name not in arguments and parameter.default is parameter.empty:
                 raise UserError(
                     f"the reward {name} has the parameter {parameter.name!r}, which is no argument of a reward. "
-                    f"{nearest(parameter.name, ARGUMENTS)}"
+                    f"{nearest(parameter.name, arguments)}"
                 )
-        return cls(
-            name=name, function=function, weight=weight, names=tuple(p.name for p in named if p.name in ARGUMENTS)
-        )
+        names = tuple(p.name for p in named if p.name in arguments)
+        return cls(name=name, function=function, weight=weight, names=names, is_method=is_method)
+
+
+def methods_with(mark: str, owner: type[Any]) -> dict[str, Any]:
+    """The methods of a class that `@reward` or `@group_reward` has marked, by name."""
+    methods = {name: getattr(owner, name, None) for name in dir(owner) if not name.startswith("__")}
+    return {name: method for name, method in methods.items() if hasattr(method, mark)}
+
+
+def group_methods(owner: type[Any]) -> list[RewardPart]:
+    """The rewards of a group that a class of environments has."""
+    return [
+        RewardPart.of(f, name=n, weight=f.__forge_group_reward__, is_method=True, arguments=GROUP_ARGUMENTS)
+        for n, f in methods_with("__forge_group_reward__", owner).items()
+    ]
+
+
+def prompt_of(task: Task) -> str:
+    """The last message of the user in a task's prompt."""
+    return next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
 
 
 def numbered(parts: Sequence[RewardPart], taken: Collection[str] = ()) -> list[RewardPart]:
@@ -102,8 +129,7 @@ async def score(
         parts: with names of their own, see `numbered`.
         owner: the instance, if the parts are methods; None for plain functions.
     """
-    prompt = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
-    arguments: dict[str, Any] = {"prompt": prompt, "response": response, "answer": response}
+    arguments: dict[str, Any] = {"prompt": prompt_of(task), "response": response, "answer": response}
     arguments |= {"target": task.target, "task": task, "messages": messages}
     values: dict[str, float] = {}
     total = 0.0
@@ -119,9 +145,9 @@ async def score(
     return reward_value(total, "the weighted sum of the rewards is"), values
 
 
-def load_reward(target: str) -> RewardPart:
+def load_reward(target: str, *, arguments: Sequence[str] = ARGUMENTS, option: str = "") -> RewardPart:
     """Import a reward function, or a class of reward functions."""
-    function = load(target)
+    function = load(target, option=option)
     if isinstance(function, type):
         try:
             function = function()
@@ -129,4 +155,4 @@ def load_reward(target: str) -> RewardPart:
             raise UserError(f"{target!r}: {function.__qualname__}() raised {type(error).__name__}: {error}") from error
     if not callable(function):
         raise UserError(f"{target!r} is {function!r}; a reward is a function of what `forge_env.tool_env.rubric` names")
-    return RewardPart.of(function)
+    return RewardPart.of(function, arguments=arguments)

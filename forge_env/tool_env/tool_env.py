@@ -25,7 +25,7 @@ from forge_env.core.errors import EnvError, UserError
 from forge_env.core.own_copies import own_copy
 from forge_env.core.tools import Tool, is_tool, make_tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
-from forge_env.tool_env.rubric import RewardFunction, RewardPart, numbered, score
+from forge_env.tool_env.rubric import RewardFunction, RewardPart, group_methods, methods_with, numbered, score
 from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.gates import gate_of, still_running
@@ -68,7 +68,7 @@ class ToolEnv(Env):
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
         cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
         cls._specs = [tool.spec for tool in cls._tools.values()]
-        rewards = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
+        rewards = methods_with("__forge_reward__", cls)
         cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in rewards.items()]
         pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1.0) for part in cls.rubric]
         cls._rubric = numbered([RewardPart.of(function, weight=weight) for function, weight in pairs], taken=rewards)
@@ -160,6 +160,8 @@ def why_unscored(env_class: type[Env], tasks: Sequence[Task], rewards: Iterable[
     if not issubclass(env_class, ToolEnv) or any(rewards):
         return ""
     if any(getattr(env_class, name) is not getattr(ToolEnv, name) for name in ("step", "_all_scores", "success")):
+        return ""
+    if group_methods(env_class):
         return ""
     parts = [*env_class._rewards, *env_class._rubric]
     if not parts:

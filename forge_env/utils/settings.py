@@ -59,6 +59,9 @@ MAY_CHANGE = "may change"
 """The mark of a setting, or of a section, that may differ when a run goes on from its checkpoint: where and how a run
 computes, its length, and how it optimises. A run that differs in another setting would be another run."""
 
+SEVERAL = "several"
+"""The mark of a text that may be given several times."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:

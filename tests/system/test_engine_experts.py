@@ -44,7 +44,7 @@ Said = list[tuple[object, object]]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts") / "model"
     chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
-    make_tiny_model(folder, [chat], Math().tools, seed=0, size=MODEL_SIZES["tiny-moe"])
+    make_tiny_model(folder, [(chat, Math().tools)], seed=0, size=MODEL_SIZES["tiny-moe"])
     return folder
 
 

@@ -190,6 +190,36 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
     _check_export(run.output / "model")
 
 
+@pytest.mark.slow
+def test_siblings_that_are_compared_and_a_reward_vector(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Two steps whose advantages are those of the parts: one of the environment, and one of a comparison."""
+    (tmp_path / "own.py").write_text(
+        "async def place(episodes):\n    return [float(n) for n in range(len(episodes))]\n"
+    )
+    run = start(
+        "trainers.grpo", "--env", "math", "--steps", "2", *UNTRAINED, *SHORT, "--evaluation.n", "2",
+        "--training.batch_size", "4", "--grpo.n_samples", "4", "--group-reward", f"{tmp_path}/own.py:place",
+        "--grpo.reward_parts.correct", "1", "--grpo.reward_parts.place.weight", "0.5",
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert [(line["groups_with_signal"], line["grad_norm"] > 0) for line in steps] == [(4, True)] * 2
+    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    advantages = {line["episode"]: line["advantages"][0] for line in learned}
+    played = {episode.id: episode for episode in read_jsonl(run.output / "episodes" / "train.jsonl")}
+    assert len(played) == 2 * 4 * 4
+    for name, episode in played.items():
+        place = int(name.rpartition("/")[2])
+        assert episode.rewards["place"] == place and episode.success == (episode.reward - place >= 1)
+        if not any(played[f"{episode.group_id}/{n}"].success for n in range(4)):
+            assert advantages[name] == pytest.approx(0.5 * (place - 1.5) / 1.291, abs=1e-3)
+    evaluated = [line for line in lines if line["phase"] == "evaluation"]
+    assert {line["reward/place/mean"] for line in evaluated} == {0.5}
+
+
 def _check_observed(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """The timeline has the work of the run in its order, TensorBoard has the records, and the machine is measured."""
     trace = json.loads((output / "trace.json").read_text())
@@ -276,6 +306,25 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert second["ratio_min"] < 0.9999 and second["ratio_max"] > 1.0001  # by what the first step changed
     assert [step["staleness_max"] for step in steps] == [0, 1, 0]
     assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", ["0", "8"])
+def test_a_teacher_that_is_the_policy_itself_has_nothing_to_teach_at_first(start, tiny_model: Path, top_k: str) -> None:  # type: ignore[no-untyped-def]
+    """With real actors, on two processes; the engine's rounding is the only divergence of the first step."""
+    run = start(
+        "trainers.reinforce", "--env", "math", "--model", str(tiny_model), "--steps", "2", "--tasks", "32",
+        "--dataset.held_out", "8", "--distill.teacher", str(tiny_model), "--distill.only", "--distill.top_k", top_k,
+        "--teacher.procs", "2", "--reinforce.n_samples", "1", "--env.min_valid", "1", "--training.batch_size", "4",
+        *SHORT,
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert abs(steps[0]["teacher_kl"]) < 1e-4 and all(step["seconds/teacher"] > 0 for step in steps)
+    assert all(step["tokens_left_out"] == 0 for step in steps)
 
 
 @pytest.mark.slow

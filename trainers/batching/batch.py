@@ -11,14 +11,14 @@ If the rows of an episode do not fit into one micro-batch, it is split over seve
 sees complete episodes, so it cannot be called on these micro-batches: see `trainers.titan.backward`.
 
 Letters in shapes: B sequences of a micro-batch, L tokens of a sequence, E episodes, T targets of an episode,
-N sampled targets of the micro-batch, K experts that compute a token in a layer.
+N sampled and M observed targets of the micro-batch, K experts that compute a token in a layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from forge_env.core.errors import InvariantError
-from forge_env.core.tokens import FLOATS, SINGLES, TokenRecord, array_of
+from forge_env.core.tokens import FLOATS, IDS, MASK, SINGLES, TokenRecord, array_of
 from trainers.batching.packing import DEFAULT_CROSSOVER, Layout, plan_packed, plan_padded, round_up
 from trainers.batching.routes import routes_shape, write_routes
 
@@ -42,6 +42,9 @@ class Sample(TokenRecord):
         "advantage": FLOATS,
         "reference_logprobs": SINGLES,
         "old_logprobs": SINGLES,
+        "observed": MASK,
+        "teacher_ids": IDS,
+        "teacher_logprobs": SINGLES,
     }
 
     rows: tuple[Row, ...]
@@ -52,6 +55,13 @@ class Sample(TokenRecord):
     """float32: the reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
     old_logprobs: np.ndarray | None = None
     """float32: the trainer's own logprobs of the weights before the step, or before the first step of a window."""
+    observed: np.ndarray | None = None
+    """bool: the tokens of the environment that are learned as data, one for each token of the rows, in order; see
+    trainers/objective/observations.py."""
+    teacher_ids: np.ndarray | None = None
+    """int32: the tokens that a teacher finds most likely at each sampled target, K after K; the same K in each step."""
+    teacher_logprobs: np.ndarray | None = None
+    """float32: their logprobs by the teacher."""
 
     def __post_init__(self) -> None:
         for name, kind in self.ARRAYS.items():
@@ -62,6 +72,26 @@ class Sample(TokenRecord):
     def has_advantage(self) -> bool:
         """Whether any token's advantage is not 0."""
         return bool(np.any(self.advantage))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is learned from it by a loss that needs an advantage."""
+        return not self.has_advantage and not self.num_observed and self.teacher_ids is None
+
+    @property
+    def observed_rows(self) -> list[np.ndarray]:
+        """`observed`, row by row; all False for an episode without a sampled target, which no loss sees."""
+        lengths = [len(row.token_ids) for row in self.rows]
+        if self.observed is None or not self.num_targets:
+            return [np.zeros(length, dtype=MASK) for length in lengths]
+        if len(self.observed) != sum(lengths):
+            raise InvariantError(f"a sample has {len(self.observed)} values of observed for {sum(lengths)} tokens")
+        return np.split(self.observed, np.cumsum(lengths)[:-1])
+
+    @property
+    def num_observed(self) -> int:
+        """How many observed targets it has, in all of its rows; a row's first token is predicted by nothing."""
+        return sum(int(np.count_nonzero(row[1:])) for row in self.observed_rows)
 
     @property
     def units(self) -> tuple[int, int]:
@@ -91,11 +121,13 @@ class MicroBatch:
     source: Tensor
     """(E, T) int64: the place in the flattened (B, L) whose output predicts this target, -1 if there is no target."""
     selected: Tensor
-    """(N,) int64 places in the flattened (B, L) that predict sampled targets, in loss order."""
+    """(N + M,) int64 places in the flattened (B, L) that predict sampled targets, in loss order, and then observed
+    ones."""
     slots: Tensor
     """(N,) int64 places in the flattened (E, T) of the sampled targets, in loss order."""
     targets: Tensor
-    """(N,) int64 sampled token ids."""
+    """(N + M,) int64 token ids, those of the sampled targets first. With a teacher's K tokens (N + M, 1 + K), which
+    follow the target."""
     target_index: Tensor
     """(N,) int64: each sampled target's number among the targets of all samples given to `pack`, in order of sample and
     row."""
@@ -118,6 +150,10 @@ class MicroBatch:
     routes: Tensor | None = None
     """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 if the router chooses them: in
     padding, and if the engine returned none. None if no row has any, or they are not asked for."""
+    observed: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """(M,) float32: the weight of each observed target, one over the number of them in its episode."""
+    teacher_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """(N, K) float32: the teacher's of its K tokens."""
     rows_read: tuple[int, int] = (0, 0)
     """With `routes`: the number of tokens without the padding, and of those for which the router chooses the
     experts."""
@@ -160,6 +196,7 @@ class _Read(NamedTuple):
     lengths: list[int]  # inputs of each row
     counts: list[int]  # sampled targets of each row
     start: int  # the number of its first sampled target
+    observed: list[np.ndarray]  # of each row, True on the observed targets among the tokens after the first
 
     @property
     def rows(self) -> list[int]:
@@ -198,8 +235,8 @@ def pack(
     up to `pack_length` tokens and `positions` restart at each row. An episode's rows stay in one micro-batch if it can
     hold them. Otherwise the episode is split, and `MicroBatch.is_part` is true of the micro-batches with its rows. A
     row longer than `max_tokens` or `pack_length` gets what it needs. Sequence lengths are rounded up to `multiple`.
-    What nothing is learned from is left out: tokens after a row's last sampled one, rows and episodes without a sampled
-    target. A row's first token is never a target.
+    What nothing is learned from is left out: tokens after a row's last target, rows and episodes without a target.
+    Targets are the sampled tokens and the observed ones; a row's first token is never a target.
 
     Packing pays where attention skips what a document does not see (flex, varlen). With the dense mask of the CPU it
     costs the square of the sequence: a model of 2 layers and width 128 on 64 rows of 60 to 140 tokens took 4.1 times
@@ -213,7 +250,8 @@ def pack(
     reads: list[_Read] = []
     for index, sample in enumerate(samples):
         start = reads[-1].start + sum(reads[-1].counts) if reads else 0
-        reads.append(_Read(sample, *_lengths(index, sample), start))
+        observed = [row[1:] for row in sample.observed_rows]
+        reads.append(_Read(sample, *_lengths(index, sample, observed), start, observed))
     lengths = [read.lengths for read in reads]
     limits: dict[str, Any] = {"max_tokens": max_tokens, "multiple": multiple, "ranks": ranks, "crossover": crossover}
     if pack_length:
@@ -277,15 +315,15 @@ def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[
     return batches
 
 
-def _lengths(index: int, sample: Sample) -> tuple[list[int], list[int]]:
-    """Of each row, how many inputs the model has to read, those up to the last sampled token; and its targets."""
+def _lengths(index: int, sample: Sample, observed: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
+    """Of each row, how many inputs the model has to read, those up to the last target; and its sampled targets."""
     lengths, counts = [], []
-    for number, row in enumerate(sample.rows):
+    for number, (row, is_observed) in enumerate(zip(sample.rows, observed, strict=True)):
         if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
-        targets = np.flatnonzero(row.loss_mask[1:])
-        counts.append(len(targets))
+        counts.append(int(np.count_nonzero(row.loss_mask[1:])))
+        targets = np.flatnonzero(row.loss_mask[1:] | is_observed)
         # Attention is causal: later tokens change nothing.
         lengths.append(int(targets[-1]) + 1 if len(targets) else 0)
     sampled = sum(counts)
@@ -312,6 +350,7 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     targets = np.zeros(shape, dtype=np.int64)
     sampled = np.zeros(shape, dtype=bool)
     generator_logprobs = np.zeros(shape, dtype=np.float32)
+    observed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # places, token ids and weights
     for number, sequence in enumerate(layout):
         start = 0
         for sample, row_number in sequence:
@@ -328,6 +367,9 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
             targets[outputs] = row.token_ids[1 : n + 1]
             sampled[outputs] = row.loss_mask[1 : n + 1]
             generator_logprobs[outputs] = row.generator_logprobs[1 : n + 1]
+            if len(seen := np.flatnonzero(reads[sample].observed[row_number])):
+                weight = np.float32(1 / reads[sample].sample.num_observed)
+                observed.append((seen + (number * L + start), row.token_ids[seen + 1], np.full(len(seen), weight)))
             start += n
         positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
     places = [place for sequence in layout for place in sequence]
@@ -338,15 +380,27 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
         values[name] = _in_loss_layout([_here(reads[s], name, chosen) for s, chosen in here.items()], shape, slots)
+    of_teacher = [_of_teacher(reads[s], chosen) for s, chosen in here.items()]
     is_valid = loss_mask.any(-1)
+    none = np.zeros(0, dtype=np.int64)
+    seen_places, seen_ids, weights = map(
+        np.concatenate, zip((none, none, none.astype(np.float32)), *observed, strict=True)
+    )
+    target_ids = np.concatenate([targets.ravel()[slots], seen_ids])
+    teacher_ids, teacher_logprobs = map(np.concatenate, zip(*of_teacher, strict=True))
+    if teacher_ids.shape[1]:  # at observed targets, which no teacher judges, the target again
+        again = np.repeat(seen_ids[:, None], teacher_ids.shape[1], axis=1)
+        target_ids = np.column_stack([target_ids, np.concatenate([teacher_ids, again])])
     return MicroBatch(
         samples=tuple(order),
         tokens=torch.from_numpy(tokens),
         positions=torch.from_numpy(positions) if format_.packed else None,
         source=torch.from_numpy(source),
-        selected=torch.from_numpy(source.ravel()[slots]),
+        selected=torch.from_numpy(np.concatenate([source.ravel()[slots], seen_places])),
         slots=torch.from_numpy(slots),
-        targets=torch.from_numpy(targets.ravel()[slots]),
+        targets=torch.from_numpy(target_ids),
+        teacher_logprobs=torch.from_numpy(teacher_logprobs),
+        observed=torch.from_numpy(weights),
         target_index=torch.from_numpy(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
         loss_mask=torch.from_numpy(loss_mask),
         generator_logprobs=torch.from_numpy(np.where(loss_mask, generator_logprobs, np.float32(0))),
@@ -382,6 +436,14 @@ def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
     """A sample's value of that name; if it has one value for each sampled target, the values of the chosen targets."""
     values = getattr(read.sample, name)
     return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
+
+
+def _of_teacher(read: _Read, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ids and logprobs (n, K) of a teacher's tokens at the chosen targets of a sample; K is 0 without a teacher."""
+    ids, logprobs, shape = read.sample.teacher_ids, read.sample.teacher_logprobs, (sum(read.counts), -1)
+    if ids is None or logprobs is None:
+        return np.zeros((len(chosen), 0), dtype=np.int64), np.zeros((len(chosen), 0), dtype=np.float32)
+    return ids.reshape(shape)[chosen].astype(np.int64), logprobs.reshape(shape)[chosen]
 
 
 def _is_per_target(values: Any) -> bool:

@@ -26,9 +26,9 @@ class DropCounts:
     """Episodes without a reward by outcome, of all groups."""
     broken: dict[str, str] = field(default_factory=dict)
     """The tasks of groups that faults of their environment have ended, with an error of each."""
-    faulty: int = 0
-    """Groups that were dropped with too few valid episodes."""
-    faulty_in_a_row: int = 0
+    faulty: dict[str, int] = field(default_factory=dict)
+    """Groups that were dropped with too few valid episodes, by the label of their environment."""
+    faulty_in_a_row: dict[str, int] = field(default_factory=dict)
     flat: int = 0
     """Groups that were dropped because all their valid episodes have one reward. A flat group is no fault."""
     silent: dict[str, int] = field(default_factory=dict)
@@ -76,26 +76,28 @@ class DropCounts:
         if 2 * unjudged > judged:
             raise UserError(f"{unjudged} of the last {judged} episodes were left out: {self.unjudged_error}")
 
-    def keep(self, *, has_signal: bool) -> None:
-        """A group can be trained on; `has_signal` says that it is known to have one."""
-        self.faulty_in_a_row = 0
+    def keep(self, env: str, *, has_signal: bool) -> None:
+        """A group of an environment can be trained on; `has_signal` says that it is known to have one."""
+        self.faulty_in_a_row[env] = 0
         if has_signal:
             self.silent = {}
 
-    def drop_faulty(self, reason: str) -> None:
-        """Count a group with too few valid episodes, or none."""
-        self.faulty += 1
-        self.faulty_in_a_row += 1
-        if self.faulty_in_a_row >= MAX_FAULTS_IN_A_ROW:
-            raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; {reason}")
+    def drop_faulty(self, env: str, reason: str) -> None:
+        """Count a group with too few valid episodes, or none. The faults of each environment count on their own."""
+        for counts in (self.faulty, self.faulty_in_a_row):
+            counts[env] = counts.get(env, 0) + 1
+        if self.faulty_in_a_row[env] >= MAX_FAULTS_IN_A_ROW:
+            groups = f"groups of {env}" if env else "groups"
+            raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} {groups} in a row had too few valid episodes; {reason}")
 
-    def drop_flat(self, fate: Fate, reward: float, *, most: int) -> None:
+    def drop_flat(self, env: str, fate: Fate, reward: float, *, most: int) -> None:
         """Count a group that dynamic sampling drops, which ends a row of faulty groups.
 
         Args:
+            env: the label of its environment.
             most: of such groups in a row, in a run that has not learned yet; 0 is without end, in any run.
         """
-        self.faulty_in_a_row = 0
+        self.faulty_in_a_row[env] = 0
         self.flat += 1
         self._add({fate: 1}, reward)
         row = self.silent_in_a_row
@@ -133,8 +135,9 @@ class DropCounts:
         return {
             "episodes_timed_out": float(self.outcomes.get(Outcome.TIMEOUT.value, 0)),
             "episodes_unjudged": float(self.left_out),
-            "groups_dropped": float(self.faulty),
+            "groups_dropped": float(sum(self.faulty.values())),
             "groups_without_signal": float(self.flat),
+            **{f"groups_dropped/{env}": float(count) for env, count in self.faulty.items() if env},
         }
 
     def _add(self, fates: Mapping[Fate, int], reward: float) -> None:
@@ -156,7 +159,8 @@ class DropCounts:
             )
         if not total:
             return "no episode had a token to learn from: raise --env.max_tokens, or shorten the prompts"
-        faults = f", and {self.faulty:,} more were dropped with faults" if self.faulty else ""
+        faulty = sum(self.faulty.values())
+        faults = f", and {faulty:,} more were dropped with faults" if faulty else ""
         if solved == total:
             return f"always rewarded, all {total:,} groups had successes only{faults}; take harder tasks"
         if failed == total and reaches(0.0, self.silent_reward):

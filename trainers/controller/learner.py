@@ -20,6 +20,7 @@ from forge_env.evaluation.metrics import (
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.threads import invoke
 from trainers.controller.alarms import MismatchAlarm
+from trainers.controller.ledger import Prompt
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
 from trainers.controller.task_order import TaskOrder
@@ -44,24 +45,31 @@ class Learner:
 
     def __post_init__(self) -> None:
         run, objective = self.run, self.objective
-        tasks = tasks_after_warmup(run.plan.config.warmup, run.train_tasks)
-        self.tasks = TaskOrder(tasks=tasks, seed=run.plan.config.training.seed)
+        self.tasks = {
+            share.label: TaskOrder(
+                tasks=tasks_after_warmup(share.config.warmup, run.train_tasks[share.label]),
+                seed=run.plan.config.training.seed,
+            )
+            for share in run.plan.environments
+        }
         reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
-        self.make_samples = SampleMaker(objective=objective, reference=reference)
+        teacher = run.trainer.taught if objective.distillation is not None else None
+        self.make_samples = SampleMaker(objective=objective, reference=reference, teacher=teacher)
         self.old: OldLogprobs | None = None  # if the importance ratio is taken against the generator
         if run.plan.old_logprobs == "trainer":
             self.old = OldLogprobs(objective=objective, logprobs=run.trainer.logprobs)
         self.signal, self._engine_use = SignalCounts(run.kinds), EngineUse()
         self._began = time.time()  # since when the groups of the first step are sampled
 
-    def spec(self, number: int) -> GroupSpec:
-        """The group of a number; there is one for every number from 0 on."""
-        task, count = self.tasks.task(number), self.objective.group_size
-        return self.run.rollouts.spec("train", number, task, agent="policy", count=count)
+    def spec(self, prompt: Prompt) -> GroupSpec:
+        """The group of a prompt; each environment has one for every number from 0 on."""
+        env, place = prompt
+        count, task = self.run.plan.share(env).group_size, self.tasks[env].task(place)
+        return self.run.rollouts.spec("train", place, task, env=env, agent="policy", count=count)
 
     def keeps(self, group: Group) -> bool:
         """Whether a group has enough valid episodes to be trained on."""
-        return self.run.plan.config.env.fault_policy().keeps(group)
+        return self.run.plan.share(group.env).config.env.fault_policy().keeps(group)
 
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
         """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
@@ -84,6 +92,7 @@ class Learner:
             return False
         training = self.run.plan.config.training
         has_own_parts = bool(training.entropy_coef or training.loss or training.advantages)
+        has_own_parts |= metrics.get("observation_tokens", 0.0) > 0 or self.objective.distillation is not None
         return metrics["groups_with_signal"] > 0 or has_own_parts or not self.objective.needs_siblings
 
     # ---- steps ----
@@ -108,8 +117,15 @@ class Learner:
                     self.objective.loss,
                     old_is_present=self.old is not None and old is None,
                     compare_replay=run.plan.compares_replay(step),
+                    observation_coef=self.objective.observation_coef,
+                    distill_coef=self.objective.top_coef,
                 )
                 used = await use
+        if step == 1 and metrics.get("observation_tokens") == 0:
+            run.record.warn(
+                "warning: --training.observation_coef has nothing to learn from: no episode of the first step has a "
+                "token of the environment after its first prompt, such as the result of a call"
+            )
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         run.record.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
         run.weights.ages.trained(skipped=bool(metrics["skipped"]))
@@ -141,7 +157,7 @@ class Learner:
             "episodes": len(episodes),
             "unstopped": float(sum("unstopped" in episode.info for episode in played)),
             "processes_replaced": float(run.replaced),
-            "groups_run_again": float(run.rollouts.envs.client.retries),
+            "groups_run_again": float(sum(service.client.retries for service in run.rollouts.envs.values())),
             **{f"ended_by/{limit}": number / len(episodes) for limit, number in ended.items()},
             **run.kinds.training_metrics(episodes),
         }

@@ -1,31 +1,48 @@
 """The prompt ledger: the state of every prompt of a run, each counted exactly once.
 
-A prompt is numbered by its place in the endless sequence of tasks. It waits until it is admitted, then it is running,
-ready, and at the end trained or dropped, with the reason. The ledger is saved with every checkpoint, and so are the
-ready groups. A resumed run begins again what was running: no prompt is trained twice, and none is lost.
+A prompt is numbered by its place in the endless sequence of prompts, and in that of the tasks of its environment. It
+waits until it is admitted, then it is running, ready, and at the end trained or dropped, with the reason. The ledger is
+saved with every checkpoint, and so are the ready groups. A resumed run begins again what was running: no prompt is
+trained twice, and none is lost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from forge_env.core.errors import InvariantError
+from trainers.controller.mixture import Mixture
 
 Open = Literal["running", "ready"]
 
 
-class Ledger:
-    """States of prompts by number. A wrong transition is a defect of the run and raises InvariantError."""
+class Prompt(NamedTuple):
+    """Which prompt it is of its environment."""
 
-    def __init__(self) -> None:
+    env: str
+    """The label of the environment; "" is the only one."""
+    place: int
+    """Its number in the endless sequence of the environment's tasks."""
+
+
+class Ledger:
+    """States of prompts by number. A wrong transition is a defect of the run and raises InvariantError.
+
+    Args:
+        mixture: chooses the environment of each new prompt; by default there is one environment.
+    """
+
+    def __init__(self, mixture: Mixture | None = None) -> None:
+        self.mixture = mixture or Mixture()
         self.trained = 0
         self.dropped: Counter[str] = Counter()
         """Dropped prompts by reason."""
         self._next = 0
         self._again: list[int] = []  # running when the run stopped, in order
         self._open: dict[int, Open] = {}
+        self._prompts: dict[int, Prompt] = {}  # of those that are open, or begin again
 
     def prompts(self) -> Iterator[int]:
         """The prompts to admit, without end: first those that were running at the last stop, then new ones."""
@@ -34,17 +51,24 @@ class Ledger:
                 number = self._again.pop(0)
             else:
                 number, self._next = self._next, self._next + 1
+                self._prompts[number] = Prompt(*self.mixture.begin())
             self._open[number] = "running"
             yield number
 
-    def finish(self, number: int) -> None:
-        """The prompt's group is ready to be trained on."""
+    def prompt(self, number: int) -> Prompt:
+        """The environment and the task of a prompt that is open."""
+        return self._prompts[number]
+
+    def finish(self, number: int, tokens: int = 0) -> None:
+        """The prompt's group is ready to be trained on; `tokens` were sampled in it."""
         self._move(number, "running")
         self._open[number] = "ready"
+        self.mixture.finish(self._prompts[number].env, tokens)
 
     def train(self, number: int) -> None:
         """The prompt's group went into an optimizer step."""
         self._move(number, "ready")
+        del self._prompts[number]
         self.trained += 1
 
     def again(self, number: int) -> None:
@@ -55,6 +79,7 @@ class Ledger:
     def drop(self, number: int, reason: str) -> None:
         """The prompt's group will never be trained on."""
         self._move(number, "running")
+        del self._prompts[number]
         self.dropped[reason] += 1
 
     @property
@@ -73,6 +98,8 @@ class Ledger:
             "ready": sorted(number for number, state in self._open.items() if state == "ready"),
             "trained": self.trained,
             "dropped": dict(self.dropped),
+            "prompts": sorted([number, *prompt] for number, prompt in self._prompts.items()),
+            "mixture": {name: dict(of_env) for name, of_env in self.mixture.counts.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -81,6 +108,8 @@ class Ledger:
         self._next, self._again = state["next"], [number for number in state["open"] if number not in ready]
         self._open = dict.fromkeys(ready, "ready")
         self.trained, self.dropped = state["trained"], Counter(state["dropped"])
+        self._prompts = {number: Prompt(*prompt) for number, *prompt in state["prompts"]}
+        self.mixture.counts = {name: Counter(of_env) for name, of_env in state["mixture"].items()}
         counts = self.counts
         if counts["begun"] != sum(counts.values()) - counts["begun"]:
             raise InvariantError(f"the ledger does not add up: {counts}")

@@ -27,6 +27,7 @@ from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import has_signal
 
 if TYPE_CHECKING:  # tests run the loop without actors
+    from forge_env.rollout.rollout import GroupSpec
     from trainers.controller.learner import Learner
     from trainers.run.rollouts import Rollouts
     from trainers.run.weight_sync import WeightSync
@@ -179,7 +180,8 @@ class Loop:
 
     @property
     def _counts(self) -> dict[str, float]:
-        return self.drops.metrics | {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
+        counts = {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
+        return self.drops.metrics | counts | self.ledger.mixture.metrics
 
     def _window_size(self) -> int:
         """Number of steps that take their groups together: until the next update of the engines."""
@@ -245,6 +247,9 @@ class Loop:
         self._news.set()
         return metrics
 
+    def _spec(self, number: int) -> GroupSpec:
+        return self.learner.spec(self.ledger.prompt(number))
+
     def _admit(self, prompts: Iterator[int]) -> int:
         number = next(prompts)
         self._schedule.admit(number, self.weights.engine_steps)
@@ -257,12 +262,12 @@ class Loop:
 
     async def _rollout(self, number: int) -> None:
         try:
-            group = await self._judged(await self.rollouts.run_group(self.learner.spec(number)))
+            group = await self._judged(await self.rollouts.run_group(self._spec(number)))
             self._finish(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
-            self._drop(number, "its processes died")
+            env = self._drop(number, "its processes died")
             with self._ending():
-                self.drops.drop_faulty(f"the last error: {error}")
+                self.drops.drop_faulty(env, f"the last error: {error}")
         self._news.set()
 
     @contextmanager
@@ -293,7 +298,7 @@ class Loop:
         numbers = []
         while self._schedule.admits(self.weights.engine_steps):
             numbers.append(self._admit(prompts))
-        played = await self.rollouts.run_wave([self.learner.spec(number) for number in numbers])
+        played = await self.rollouts.run_wave([self._spec(number) for number in numbers])
         groups = [await self._judged(group) for group in played]
         rewards = [await self._task_rewards(group) for group in groups]
         for finished in zip(numbers, groups, rewards, strict=True):
@@ -315,25 +320,28 @@ class Loop:
         self._groups_back += 1
         self.drops.add_outcomes(group)
         if not self.learner.keeps(group):
-            self._drop(number, "too few valid episodes")
+            env = self._drop(number, "too few valid episodes")
             with self._ending():
-                self.drops.drop_faulty(why_faulty(group))
+                self.drops.drop_faulty(env, why_faulty(group))
         elif self.learner.objective.needs_signal and not has_signal(task_rewards):
-            self._drop(number, "no signal")
+            env = self._drop(number, "no signal")
             self.learner.dropped(group, task_rewards)
-            steps = self.settings.signal_error
+            most = self.settings.signal_error * self.settings.batch_size
             with self._ending():
-                self.drops.drop_flat(fate_of(group), task_rewards[0], most=steps * self.settings.batch_size)
+                self.drops.drop_flat(env, fate_of(group), task_rewards[0], most=most)
         else:
-            self.drops.keep(has_signal=self.learner.objective.needs_signal)
+            self.drops.keep(self.ledger.prompt(number).env, has_signal=self.learner.objective.needs_signal)
             self._ready[number] = group
             self.lengths.finished(group)
-            self.ledger.finish(number)
+            self.ledger.finish(number, sum(episode.num_sampled for episode in group.valid))
             self._schedule.finish(number)
 
-    def _drop(self, number: int, reason: str) -> None:
+    def _drop(self, number: int, reason: str) -> str:
+        """Give a group up; returns the label of its environment."""
+        env = self.ledger.prompt(number).env
         self.ledger.drop(number, reason)
         self._schedule.drop(number)
+        return env
 
     async def _take(self, *, may_stop: bool = False) -> list[int]:
         """Wait for the groups of the next step; returns their numbers, in the order of their admission.

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainers.controller.drop_counts import DropCounts
 from trainers.controller.ledger import Ledger
+from trainers.controller.mixture import Mixture
 from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
 from trainers.metrics.length_bias import LengthBias
 
@@ -60,10 +61,11 @@ class LoopState:
         return place, {READY_FILE: lines} if ready else {}
 
     @classmethod
-    def of(cls, place: Mapping[str, Any], steps_done: int, checkpoint: Path) -> LoopState:
+    def of(cls, place: Mapping[str, Any], steps_done: int, checkpoint: Path, mixture: Mixture) -> LoopState:
         """Read a state back from a checkpoint."""
         state = cls(
             steps_done=steps_done,
+            ledger=Ledger(mixture),
             ready=unpack(place["ready"], checkpoint),
             lengths=LengthBias(**place["lengths"]),
             drops=DropCounts(**place["drops"]),

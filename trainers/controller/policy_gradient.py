@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import make_alarm
 from trainers.controller.learner import Learner
+from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.mixture import Mixture
 from trainers.controller.policy_gradient_summary import summarise
 from trainers.objective.objective import Objective
 from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
@@ -63,7 +66,7 @@ async def _phases(run: Run, objective: Objective) -> None:
             await run.trainer.export()  # what was trained is kept
             raise
         await run.trainer.export()
-    await invoke(summarise, run, start.before, after, start.tool_off, train_seconds)
+    await invoke(summarise, run, start.before, after, start.tool_off, train_seconds, state.ledger.mixture)
     if state.drops.broken:
         run.record.warn(broken_note(state.drops.broken))
     state.drops.check_trained()
@@ -72,12 +75,15 @@ async def _phases(run: Run, objective: Objective) -> None:
 async def _begin(run: Run) -> _Start:
     record, algorithm, steps = run.record, run.plan.algorithm.name, run.plan.config.warmup.steps
     if steps:
-        tasks = run.plan.steps * run.plan.config.training.groups_per_step
-        if left_out := kinds_left_out(run.plan.config.warmup, run.train_tasks, tasks):
-            record.warn(
-                f"the warm-up demonstrates tasks of kind {', '.join(left_out)}, and the {tasks:,} tasks of this run's "
-                "steps have none of them: the policy may forget the kind; set --warmup.demonstrations lower"
-            )
+        groups = run.plan.steps * run.plan.config.training.groups_per_step
+        for share in run.plan.environments:
+            tasks = math.ceil(groups * run.plan.part(share))
+            if left_out := kinds_left_out(share.config.warmup, run.train_tasks[share.label], tasks):
+                sentence = (
+                    f"the warm-up demonstrates tasks of kind {', '.join(left_out)}, and the {tasks:,} tasks of this "
+                    "run's steps have none of them: the policy may forget the kind; set --warmup.demonstrations lower"
+                )
+                record.warn(*share.about([sentence]))
         with record.phase("warm-up"):
             run.warmup_steps = await warm_up(run, steps)
     await run.weights.sync(steps=0)
@@ -86,17 +92,17 @@ async def _begin(run: Run) -> _Start:
     record.say(f"held-out success before {algorithm}: {before}")
     run.evaluations.say_parts(before)
     tool_off = None
-    if await run.evaluations.has_tools():
+    if with_tools := await run.evaluations.with_tools():
         with record.phase("evaluation without tools"):
-            tool_off = await run.evaluations.evaluate("tool_off", use_tools=False)
+            tool_off = await run.evaluations.evaluate("tool_off", of=with_tools, use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
     if steps:
         await run.trainer.begin(run.plan.rate)
-    return _Start(before=before, tool_off=tool_off, state=LoopState())
+    return _Start(before=before, tool_off=tool_off, state=LoopState(ledger=Ledger(_mixture(run.plan))))
 
 
 async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
-    state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path)
+    state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path, _mixture(run.plan))
     with run.record.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
@@ -133,6 +139,11 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
             await learner.save(loop.state)
         raise
     return loop.state
+
+
+def _mixture(plan: RunPlan) -> Mixture:
+    weights = {share.label: share.weight for share in plan.environments}
+    return Mixture(weights=weights, by=plan.config.training.mixture_by)
 
 
 def _settings(plan: RunPlan) -> LoopSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
+from trainers.controller.mixture import Mixture
 from trainers.run.run import SAMPLES_SHOWN, Run
 
 
@@ -13,6 +14,7 @@ def summarise(
     after: Evaluation,
     tool_off: Evaluation | None,
     train_seconds: float,
+    mixture: Mixture,
 ) -> None:
     """Write the summary of a run that is done.
 
@@ -41,6 +43,7 @@ def summarise(
             "reward_curve": rewards,
             **({"training_reward_curve": trained_on} if trained_on != rewards else {}),
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
+            **({"mixture": mixture.summary()} if run.plan.has_several else {}),
         }
     )
     record.say(f"held-out success after {algorithm}: {after}")
@@ -58,7 +61,7 @@ def summarise(
         record.say(greedy)
     for name, change in by_kind.items():
         record.say(f"held-out success of {name}: {change}")
-    if level := verdict_note(by_kind):
+    if level := verdict_note(by_kind, run.kinds.environments):
         record.say(level)
     for observer in record.observers:
         for sentence in observer.last_words():

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
 from trainers.objective.advantages import has_signal, spread
+from trainers.objective.distillation import teacher_kl
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import Logprobs, rows_of
 
@@ -28,6 +30,8 @@ class SampleMaker:
     objective: Objective
     reference: Logprobs | None = None
     """The reference model; needed where the objective's `kl_reference` is "model"."""
+    teacher: Callable[[Sequence[Sample]], Awaitable[Sequence[Any]]] | None = None
+    """The teacher; needed where the objective distils one."""
 
     async def __call__(
         self, groups: Sequence[Group], old_logprobs: Sequence[np.ndarray | None] | None = None
@@ -40,18 +44,23 @@ class SampleMaker:
         Returns:
             The samples; the training reward of every valid episode by group; and as metrics training_reward and
             training_reward_std, their mean and standard deviation over episodes, group_reward_std, the mean over groups
-            of their standard deviation, groups_with_signal, seconds/reference if the reference model was asked, and
-            kl_penalty, the mean of the KL penalty that is subtracted from an episode's reward.
+            of their standard deviation, groups_with_signal, seconds/reference and seconds/teacher if these models were
+            asked, kl_penalty, the mean of the KL penalty that is subtracted from an episode's reward, and teacher_kl,
+            see `trainers.objective.distillation.teacher_kl`.
         """
         episodes = [episode for group in groups for episode in group.valid]
         rewards = await invoke(self.objective.rewards, groups)
         metrics = _reward_metrics(rewards)
-        references = None
-        if self.reference is not None:
-            started = time.perf_counter()
-            references = await self.reference(await invoke(rows_of, episodes))
-            metrics["seconds/reference"] = time.perf_counter() - started
-        samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards)
+        found: dict[str, Sequence[Any]] = {}
+        for name, model in (("reference", self.reference), ("teacher", self.teacher)):
+            if model is not None:
+                started = time.perf_counter()
+                found[name] = await model(await invoke(rows_of, episodes))
+                metrics[f"seconds/{name}"] = time.perf_counter() - started
+        references, taught = found.get("reference"), found.get("teacher")
+        samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards, taught)
+        if taught is not None and self.objective.distillation and not self.objective.distillation.top_k:
+            metrics["teacher_kl"] = await invoke(teacher_kl, episodes, taught)
         if self.objective.reward.kl_penalty is not None and references is not None:
             metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
         return samples, rewards, metrics

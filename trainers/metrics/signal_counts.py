@@ -36,7 +36,7 @@ class SignalCounts:
         names = ["groups"]
         if not has_signal(rewards):
             names.append(fate_of(group))
-        suffixes = ["", f"/{self._kinds.name_of(group.task)}"] if self._kinds.names else [""]
+        suffixes = ["", *(f"/{name}" for name in self._kinds.names_of(group.env, group.task))]
         self._counts.update(f"signal/{name}{suffix}" for name in names for suffix in suffixes)
 
     @property

@@ -46,9 +46,9 @@ class FoundModel:
         return folder if self.path and folder.exists() else None
 
 
-def find_shape(path: str, size: str = "tiny") -> FoundModel:
-    """Find the sizes of `model.path`, in a local folder, the hub's cache or the known names; without a path those of
-    `size`. Nothing is downloaded, and a local folder is complete.
+def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> FoundModel:
+    """Find the sizes of the model at `path`, in a local folder, the hub's cache or the known names; without a path
+    those of `size`. Nothing is downloaded, and a local folder is complete. `option` named it, for error messages.
     """
     if not path:
         return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
@@ -58,7 +58,7 @@ def find_shape(path: str, size: str = "tiny") -> FoundModel:
             "out"
         )
     if Path(path).expanduser().exists():
-        return _found(find_model(path), f"the folder {path}", path)
+        return _found(find_model(path, option=option), f"the folder {path}", path)
     check_hub_id(path)
     cached = _cached_config(path)
     if cached is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from agents.model_folder import weight_files
@@ -10,7 +11,7 @@ from agents.model_weights import places
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
-from forge_env.core.types import EpisodeLimits, Message
+from forge_env.core.types import EpisodeLimits, Message, ToolSpec
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_group
@@ -26,8 +27,8 @@ def count_parameters(model: Path) -> int:
     return sum(math.prod(place.shape) for place in places(weight_files(model)).values())
 
 
-async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:
-    """Make a model with a tokenizer for the environment's text; returns its number of parameters.
+async def make_model(folder: Path, *factories: EnvFactory, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:
+    """Make a model with a tokenizer for the text of environments; returns its number of parameters.
 
     Args:
         seed: of the weights, and of the tasks for the tokenizer.
@@ -35,10 +36,13 @@ async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: Ep
     """
     from trainers.model.tiny_model import make_tiny_model
 
-    async with factory:
-        conversations = await _expert_conversations(factory, seed=seed, limits=limits)
-        tools = factory.make().tools
-    return make_tiny_model(folder, conversations, tools, seed=seed, size=MODEL_SIZES[size])
+    corpus: list[tuple[Sequence[Message], Sequence[ToolSpec]]] = []
+    for factory in factories:
+        async with factory:
+            conversations = await _expert_conversations(factory, seed=seed, limits=limits)
+            tools = factory.make().tools
+        corpus += [(conversation, tools) for conversation in conversations]
+    return make_tiny_model(folder, corpus, seed=seed, size=MODEL_SIZES[size])
 
 
 async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: EpisodeLimits) -> list[list[Message]]:

@@ -38,13 +38,14 @@ EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
 def make_tiny_model(
-    folder: Path, conversations: Iterable[Sequence[Message]], tools: Sequence[ToolSpec], *, seed: int, size: ModelSize
+    folder: Path, corpus: Iterable[tuple[Sequence[Message], Sequence[ToolSpec]]], *, seed: int, size: ModelSize
 ) -> int:
-    """Write a Hugging Face folder with a fresh model for these conversations; returns its number of parameters."""
+    """Write a Hugging Face folder with a fresh model for conversations, each with its tools; returns its number of
+    parameters."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(size, vocab_size=len(SPECIAL_TOKENS) + 256)
     _save_tokenizer(_tokenizer([], vocab_size=0), folder, config)
-    segments = _segments(folder, conversations, tools)
+    segments = _segments(folder, corpus)
     tokenizer = _tokenizer(segments, vocab_size=size.vocab_size)
     config = _config(size, vocab_size=tokenizer.get_vocab_size())
     _save_tokenizer(tokenizer, folder, config)
@@ -53,12 +54,12 @@ def make_tiny_model(
     return sum(weight.numel() for weight in weights.values())
 
 
-def _segments(folder: Path, conversations: Iterable[Sequence[Message]], tools: Sequence[ToolSpec]) -> list[str]:
+def _segments(folder: Path, corpus: Iterable[tuple[Sequence[Message], Sequence[ToolSpec]]]) -> list[str]:
     """Render the conversations byte by byte, and return the text between the special tokens."""
     renderer = Renderer(folder)
     # The end of a generation prompt is a boundary too: no token reaches from it into the answer.
     special = re.compile("|".join(re.escape(token) for token in ("</think>\n\n", *SPECIAL_TOKENS)))
-    texts = (renderer.text(messages, tools) for messages in conversations)
+    texts = (renderer.text(messages, tools) for messages, tools in corpus)
     return [segment for text in texts for segment in special.split(text) if segment]
 
 

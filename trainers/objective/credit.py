@@ -16,6 +16,7 @@ import numpy as np
 
 from forge_env.core.episode import Episode
 from forge_env.core.reward_value import ROUNDING
+from trainers.objective.loss_terms import MAX_LOG_RATIO
 
 Credit = Literal["episode", "turn"]
 
@@ -35,6 +36,16 @@ def target_logprobs(episode: Episode) -> np.ndarray:
     """The generator's logprobs of the sampled targets, in row order: float64."""
     sampled = (row.generator_logprobs[1:][row.loss_mask[1:]] for row in episode.rows)
     return np.concatenate([np.zeros(0), *sampled])
+
+
+def log_ratios(episode: Episode, logprobs: np.ndarray) -> np.ndarray:
+    """log(p_engine / p) of the sampled targets, in row order, within +-MAX_LOG_RATIO: float64.
+
+    `logprobs` are p's, of another model. A target without a finite logprob on either side has 0.
+    """
+    with np.errstate(invalid="ignore"):
+        d = target_logprobs(episode) - np.asarray(logprobs, dtype=np.float64)
+    return np.where(np.isfinite(d), d, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:
@@ -95,10 +106,14 @@ def by_turn(values: np.ndarray, episode: Episode) -> Iterator[np.ndarray]:
 
 
 def turn_values(values: float | np.ndarray, episode: Episode) -> list[float]:
-    """One value for each turn: the value that all turns share, or the value of its targets. A turn without targets has
+    """One value for each turn: the value that all turns share, or the mean of its targets. A turn without targets has
     0."""
     if isinstance(values, int | float):
         of_work = iter([float(values)] * len(episode.work))
     else:
-        of_work = iter([float(of_turn[0]) if len(of_turn) else 0.0 for of_turn in by_turn(values, episode)])
+        # Differences from the first one: the mean of equal values is then exactly that value.
+        means = (
+            of_turn[0] + (of_turn - of_turn[0]).mean() if len(of_turn) else 0.0 for of_turn in by_turn(values, episode)
+        )
+        of_work = iter([float(mean) for mean in means])
     return [0.0 if turn.auxiliary else next(of_work) for turn in episode.turns]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,10 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from trainers.batching.batch import Sample
 from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
+from trainers.objective.distillation import Distillation
+from trainers.objective.observations import observed_tokens
 from trainers.objective.reward import TrainingReward
+from trainers.objective.reward_parts import RewardParts
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
@@ -39,6 +42,8 @@ class Objective:
     """Makes the divisor of a step's advantages from the rewards of all its episodes."""
     reward: TrainingReward = field(default_factory=TrainingReward)
     """The reward that advantages are taken of."""
+    parts: RewardParts | None = None
+    """Makes the numbers that advantages are taken of from the parts of the rewards instead, with their baselines."""
     penalty_baseline: Callable[[Sequence[float]], list[float]] | None = None
     """A group's KL penalties less their baseline, which are subtracted from the advantages. None subtracts the
     penalties from the rewards instead, before `advantages` is called: for an advantage function of the user's."""
@@ -49,6 +54,10 @@ class Objective:
     """True for an episode that takes part in the baseline and is not learned from."""
     needs_signal: bool = False
     """Whether a group is sampled anew if all its episodes have one task reward (dynamic sampling)."""
+    distillation: Distillation | None = None
+    """What a teacher adds to the advantages; None without one."""
+    observation_coef: float = 0.0
+    """Weight of the cross entropy on the environment's tokens, see trainers/objective/observations.py; 0 is none."""
 
     def samples(
         self,
@@ -56,6 +65,7 @@ class Objective:
         reference_logprobs: Sequence[np.ndarray] | None = None,
         old_logprobs: Sequence[np.ndarray | None] | None = None,
         rewards: Sequence[Sequence[float]] | None = None,
+        taught: Sequence[Any] | None = None,
     ) -> list[Sample]:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
 
@@ -65,6 +75,8 @@ class Objective:
             old_logprobs: of the sampled targets of every sample, by the trainer, if they were computed before the step;
                 None for a sample that needs none.
             rewards: the result of `rewards(groups)`, if it is known already.
+            taught: the teacher's answer for every valid episode, needed with `distillation`: its logprobs of the
+                sampled targets or, with top_k, the ids and logprobs of its most likely tokens.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
@@ -76,6 +88,14 @@ class Objective:
         for group, of_group in zip(groups, by_group, strict=True):
             members = slice(len(advantages), len(advantages) + len(group.valid))
             advantages += self._credit(group.valid, of_group, penalties[members], scale)
+        top: Sequence[Any] = [(None, None)] * len(episodes)
+        if self.distillation is not None:
+            assert taught is not None and len(taught) == len(episodes), "the teacher's answer for each episode"
+            if self.distillation.top_k:
+                top = taught
+            else:
+                given = zip(episodes, advantages, taught, strict=True)
+                advantages = [self.distillation.advantages(*of_episode) for of_episode in given]
         learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
         old = [None] * len(learned) if old_logprobs is None else old_logprobs
         return [
@@ -84,6 +104,9 @@ class Objective:
                 advantage=advantages[i],
                 reference_logprobs=references[i],
                 old_logprobs=values,
+                observed=observed_tokens(episodes[i]) if self.observation_coef else None,
+                teacher_ids=top[i][0],
+                teacher_logprobs=top[i][1],
             )
             for i, values in zip(learned, old, strict=True)
         ]
@@ -106,7 +129,19 @@ class Objective:
 
     def rewards(self, groups: Sequence[Group]) -> list[list[float]]:
         """The training reward of each valid episode, by group. Advantages are taken of it."""
+        if self.parts is not None:
+            return [self.parts(group.valid) for group in groups]
         return [[self.reward(episode) for episode in group.valid] for group in groups]
+
+    @property
+    def top_coef(self) -> float:
+        """Weight of the reverse KL over a teacher's most likely tokens; 0 if it is no term of the loss."""
+        return self.distillation.coef if self.distillation is not None and self.distillation.top_k else 0.0
+
+    @property
+    def asks_models(self) -> bool:
+        """Whether samples need logprobs of a reference model or of a teacher."""
+        return self.kl_reference == "model" or self.distillation is not None
 
     def learns_from(self, episode: Episode) -> bool:
         """Whether a valid episode becomes a sample."""
@@ -114,6 +149,8 @@ class Objective:
 
     def task_rewards(self, group: Group) -> list[float]:
         """The task rewards of a group's valid episodes. Dynamic sampling judges the group by them, see `has_signal`."""
+        if self.parts is not None:
+            return self.parts(group.valid)
         return [self.reward.of_task(episode) for episode in group.valid]
 
     def _credit(
@@ -122,11 +159,14 @@ class Objective:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
         is_own = self.reward.user_reward is not None  # then the environment's step rewards are no parts of the reward
         step_rewards = [[0.0 if is_own else turn.reward for turn in episode.work] for episode in episodes]
+        if (scale_of := self.reward.scale) is not None:
+            step_rewards = [[scale_of(e) * r for r in of_e] for e, of_e in zip(episodes, step_rewards, strict=True)]
         totals = [sum(penalty) for penalty in penalties]
         if self.penalty_baseline is None:
             rewards = [reward - total for reward, total in zip(rewards, totals, strict=True)]
             step_rewards = _differences(step_rewards, penalties)
-        values = self._by_turn(rewards, step_rewards, self._advantages)
+        is_taught = self.distillation is not None and self.distillation.only
+        values = self._by_turn(rewards, step_rewards, _no_advantages if is_taught else self._advantages)
         values = [[advantage / scale for advantage in of_episode] for of_episode in values]
         if self.penalty_baseline is not None and self.reward.kl_penalty is not None:
             values = _differences(values, self._by_turn(totals, penalties, self.penalty_baseline))
@@ -163,6 +203,10 @@ class Objective:
             )
             return given
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
+
+
+def _no_advantages(rewards: Sequence[float]) -> list[float]:
+    return [0.0] * len(rewards)
 
 
 def _differences(values: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -84,10 +84,10 @@ class OldLogprobs:
 
     async def _freeze(self, groups: Sequence[Group]) -> Frozen:
         objective = self.objective
-        if LossCall(objective.loss).skips_idle and objective.kl_reference != "model":
+        if LossCall(objective.loss).skips_idle and not objective.asks_models:
             samples = await invoke(objective.samples, groups)
-            is_computed = [sample.has_advantage for sample in samples]
-        else:  # the advantages do not matter, or need the reference model's answer first
+            is_computed = [not sample.is_idle for sample in samples]
+        else:  # the advantages do not matter, or need another model's answer first
             learned = [e for group in groups for e in group.valid if objective.learns_from(e)]
             samples = await invoke(rows_of, learned)
             is_computed = [True] * len(samples)

@@ -2,10 +2,10 @@
 
 1. The task's reward: the environment's `episode.reward`, or the number of the user's function (`--reward`). Dynamic
    sampling judges a group by it. The function is called once for each episode: a model that judges may change its mind.
-2. Plus what the algorithm adds: DAPO's overlong punishment. Advantages are taken of this sum.
+2. Plus what the algorithm adds: DAPO's overlong punishment. Times `env.reward_scale`. Advantages are taken of this.
 3. Less the KL penalty, with `kl_in reward`: beta times the KL estimate of each sampled token.
 
-If sum 2 is standardised, it does not contain the KL penalty. `Objective` subtracts the penalty from the advantages,
+If number 2 is standardised, it does not contain the KL penalty. `Objective` subtracts the penalty from the advantages,
 less its own baseline and not divided by a deviation. Otherwise a group with one reward for all its episodes would have
 advantages of size 1 however small beta is. So beta weighs a nat alike in every group, as in the loss, and the
 advantages are linear in beta. verl divides the sum of both by its deviation, and so has this jump at beta 0. An
@@ -27,8 +27,8 @@ import numpy as np
 
 from forge_env.core.episode import Episode
 from forge_env.core.own_copies import own_copy
-from trainers.objective.credit import by_turn, target_logprobs
-from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
+from trainers.objective.credit import by_turn, log_ratios
+from trainers.objective.loss_terms import MAX_K3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,7 @@ class KLPenalty:
         Returns:
             One number for each turn. A token without a finite logprob on either side counts nothing.
         """
-        generator_logprobs = target_logprobs(episode)
-        with np.errstate(invalid="ignore"):
-            d = generator_logprobs - np.asarray(reference_logprobs, dtype=np.float64)
-        d = np.where(np.isfinite(d), d, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        d = log_ratios(episode, reference_logprobs)
         values = d if self.kind == "k1" else d * d / 2 if self.kind == "k2" else np.minimum(np.expm1(-d) + d, MAX_K3)
         return [self.beta * math.fsum(of_turn) for of_turn in by_turn(values, episode)]
 
@@ -71,6 +68,8 @@ class TrainingReward:
     """The user's function instead of the environment's reward (`--reward`)."""
     addition: Callable[[Episode], float] | None = None
     """What the algorithm adds to it."""
+    scale: Callable[[Episode], float] | None = None
+    """What both are multiplied with, by the episode's environment."""
     kl_penalty: KLPenalty | None = None
     """What is subtracted, if the KL penalty is not a term of the loss."""
     _known: dict[int, tuple[weakref.ref[Episode], float]] = field(
@@ -95,7 +94,8 @@ class TrainingReward:
     def __call__(self, episode: Episode) -> float:
         """Steps 1 and 2: the number that advantages are taken of."""
         reward = self.of_task(episode)
-        return reward if self.addition is None else reward + self.addition(episode)
+        reward = reward if self.addition is None else reward + self.addition(episode)
+        return reward if self.scale is None else reward * self.scale(episode)
 
     def kl_by_turn(self, episode: Episode, reference_logprobs: np.ndarray | None) -> list[float]:
         """Step 3: the penalty of each turn's tokens; zeros without a penalty or a reference model."""

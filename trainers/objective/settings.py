@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Interval
 
@@ -49,3 +49,7 @@ class AlgorithmConfig:
     std_ddof: Annotated[int, Interval(ge=0, le=1)] = 1
     """1 divides the variance by n - 1, 0 by n."""
     std_eps: Annotated[float, Ge(0)] = 1e-4
+    reward_parts: dict[str, Any] = field(default_factory=dict)
+    """Take advantages of these parts of the reward, each normalised in its group, and sum them (GDPO):
+    `--ALGORITHM.reward_parts.PART.weight`, `.clip` bounds its advantage, and below `.at_least` the others are 0. Empty
+    takes them of the reward itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 
 from forge_env.core.episode import Episode, Row
-from forge_env.core.errors import UserError
+from forge_env.core.errors import EnvError, InfraError, UserError
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message, Task, ToolCall
+from forge_env.core.user_code import error_text
+from forge_env.rollout.group_reward import values_of
+from forge_env.tool_env.rubric import RewardPart
 from trainers.batching.batch import MicroBatch, Sample, pack
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.plugins import NoReward
@@ -76,11 +80,32 @@ def try_reward(reward: Callable[[Episode], float], task: Task) -> None:
             except UserError as error:
                 errors.append(error)
 
+    _within_seconds(call)
+    if len(errors) == len(episodes):
+        raise UserError(f"{errors[0]}; it gives none of {len(errors)} made-up episodes a number")
+
+
+def try_group_reward(part: RewardPart, task: Task) -> None:
+    """Let a function of the user's own compare the same episodes. A judge that does not answer may answer later."""
+    errors = list[EnvError]()
+
+    def call() -> None:
+        try:
+            asyncio.run(values_of([part], _episodes(task), None))
+        except InfraError:
+            pass
+        except EnvError as error:
+            errors.append(error)
+
+    _within_seconds(call)
+    if errors:
+        raise UserError(f"--group-reward, on two made-up episodes: {error_text(errors[0])}")
+
+
+def _within_seconds(call: Callable[[], None]) -> None:
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    if len(errors) == len(episodes):
-        raise UserError(f"{errors[0]}; it gives none of {len(errors)} made-up episodes a number")
 
 
 def _made_up(rng: torch.Generator, distance: float) -> tuple[MicroBatch, tuple[Tensor, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,8 @@ class Evaluations:
     """Measures the held-out sets of a run, and reads earlier results from its metrics."""
 
     rollouts: Rollouts
-    held_out: Mapping[str, HeldOutSet]
-    """The sets by name; "" is the headline."""
+    held_out: Mapping[str, Sequence[HeldOutSet]]
+    """The sets by name; "" is the headline. Each has a part of every environment that it measures."""
     kinds: Kinds = field(default_factory=Kinds)
     """The kinds of task that have metrics of their own."""
 
@@ -35,36 +35,42 @@ class Evaluations:
     def record(self) -> RunRecord:
         return self.rollouts.record
 
-    async def evaluate(self, phase: str, *, step: int | None = None, **env_options: Any) -> Evaluation:
+    async def evaluate(
+        self, phase: str, *, step: int | None = None, of: Collection[str] | None = None, **env_options: Any
+    ) -> Evaluation:
         """Measure the policy on the held-out tasks. Every evaluation of a run has the same seeds.
 
         Args:
             phase: name of the file of episodes; further sets have PHASE.NAME.
             step: optimizer steps behind the weights that the engines have; where given, all sets are measured, and
                 their results are metrics. Otherwise the headline alone is.
+            of: the labels of the environments that are measured; all of them by default.
 
         Returns:
             The headline.
         """
         started = time.perf_counter()
-        headline = await self._measure(phase, "", step, env_options)
+        headline = await self._measure(phase, "", step, env_options, of)
         if step is None:
             return headline
-        values = self._metrics(headline) | self.held_out[""].settings()
-        for name, held_out in self.held_out.items():
+        values = self._metrics(headline) | _settings(self.held_out[""])
+        for name, parts in self.held_out.items():
             if name:
-                result = await self._measure(f"{phase}.{name}", name, step, env_options)
-                metrics = self._metrics(result) | held_out.settings()
+                result = await self._measure(f"{phase}.{name}", name, step, env_options, of)
+                metrics = self._metrics(result) | _settings(parts)
                 values |= {f"{prefix_of(name)}{key}": value for key, value in metrics.items()}
                 self.record.say(f"{phase}, {name}: held-out success {result}")
         values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
         self.record.metrics("evaluation", step, values)
         return headline
 
-    async def has_tools(self) -> bool:
-        """Whether an instance for the first task of the headline has tools, and can switch them off."""
-        held_out = self.held_out[""]
-        return await self.rollouts.offers_tools(self._spec(held_out, 0, held_out.env_options))
+    async def with_tools(self) -> list[str]:
+        """The labels of the environments of which an instance for the first task has tools, and can switch them off."""
+        return [
+            part.env
+            for part in self.held_out[""]
+            if await self.rollouts.offers_tools(self._spec(part, 0, part.env_options))
+        ]
 
     @property
     def greedy_change(self) -> str:
@@ -84,7 +90,7 @@ class Evaluations:
     def say_parts(self, result: Evaluation) -> None:
         """Print the success of each kind of task and the mean of each part of the reward, if there are several."""
         for title, text in {
-            "by kind of task": self.kinds.text(result),
+            f"by {'environment' if self.kinds.environments else 'kind of task'}": self.kinds.text(result),
             "parts of the reward": result.parts_text,
         }.items():
             if text:
@@ -150,24 +156,30 @@ class Evaluations:
     def _sets_measured(self, records: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
         return {
             name or "headline": {
-                "split": held_out.split,
-                "options": dict(held_out.options),
-                "tasks": len(held_out.tasks),
-                **held_out.settings(),
+                "split": parts[0].split,
+                "options": dict(parts[0].options),
+                "tasks": sum(len(part.tasks) for part in parts),
+                **_settings(parts),
                 "success_first": records[0].get(f"{prefix_of(name)}success"),
                 "success_last": records[-1].get(f"{prefix_of(name)}success"),
             }
-            for name, held_out in self.held_out.items()
+            for name, parts in self.held_out.items()
             if records
         }
 
     def _metrics(self, result: Evaluation) -> dict[str, float]:
         return result.metrics() | self.kinds.evaluation_metrics(result)
 
-    async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
-        held_out, started = self.held_out[name], time.perf_counter()
-        options = {**held_out.env_options, **env_options}
-        specs = [self._spec(held_out, i, options) for i in range(len(held_out.tasks))]
+    async def _measure(
+        self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any], of: Collection[str] | None
+    ) -> Evaluation:
+        started = time.perf_counter()
+        specs = [
+            self._spec(part, i, {**part.env_options, **env_options})
+            for part in self.held_out[name]
+            if of is None or part.env in of
+            for i in range(len(part.tasks))
+        ]
         result = await self.rollouts.measure(
             specs, lambda done: self.record.progress(phase, done, len(specs), {}, since=started)
         )
@@ -179,7 +191,9 @@ class Evaluations:
     def _spec(self, held_out: HeldOutSet, index: int, options: Mapping[str, Any]) -> GroupSpec:
         """The group of a task. The phase of its seeds is not the name of an evaluation: all have the same seeds."""
         of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
-        return self.rollouts.spec(held_out.seeds, index, held_out.tasks[index], env_options=options, **of_set)
+        return self.rollouts.spec(
+            held_out.seeds, index, held_out.tasks[index], env=held_out.env, env_options=options, **of_set
+        )
 
     def _check_versions(self, result: Evaluation) -> None:
         versions = {version for episode in result.valid for version in episode.versions}
@@ -205,6 +219,14 @@ def best_text(summary: Mapping[str, Any], last: int) -> str:
     verb = "do not differ" if low <= 0 <= high else "differ"
     difference = f"{change['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
     return f"{text}; on the same {change['tasks']:,} tasks they {verb}: {difference}"
+
+
+def _settings(parts: Sequence[HeldOutSet]) -> dict[str, float]:
+    """How a set is sampled, as numbers; those in which environments differ have their labels."""
+    first = parts[0].settings()
+    if all(part.settings() == first for part in parts):
+        return first
+    return {f"{name}/{part.env}": value for part in parts for name, value in part.settings().items()}
 
 
 def _phase(step: int) -> str:

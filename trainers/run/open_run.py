@@ -40,7 +40,8 @@ from trainers.run.warmup import demonstrate
 from trainers.setup.checks.output_folder import check_output, claim_folder, clear, is_free, new_folder
 from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
-from trainers.setup.plan import tasks_of, with_folder, with_model
+from trainers.setup.held_out import HeldOutSet
+from trainers.setup.plan import tasks_of, with_folder, with_model, with_teacher
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import data_digests
 
@@ -88,16 +89,22 @@ async def open_run(
                 tasks, held_out = tasks_of(plan)
                 files, began = check_data(folder, data_digests(config)), data_at_start(folder)
             what = f"{algorithm.name} on {config.env.name or 'data'}, seed {config.training.seed}"
-            for sentence in (f"{what}; everything is written to {folder}", *tasks.about):
+            about = [text for share in plan.environments for text in share.about(tasks[share.label].about)]
+            for sentence in (f"{what}; everything is written to {folder}", *about):
                 record.say(sentence)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
-            plan = with_folder(plan, model)
+            plan, teacher = with_folder(plan, model), ""
+            if plan.teacher is not None:
+                teacher = str(find_model(plan.config.distill.teacher, option="--distill.teacher"))
+                plan = with_teacher(plan, Path(teacher), model)
             model = _with_new_rows(plan, record, model)
             _write_facts(plan, record, model_facts(plan, folder, model, parameters))
             if data is None:
-                record.add_fact("data", files | tasks.record)
-            kinds = _kinds(record, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
+                records = {label: of_env.record for label, of_env in tasks.items() if of_env.record}
+                record.add_fact("data", files | records.get("", records))
+            train_tasks = {label: of_env.train for label, of_env in tasks.items()}
+            kinds = _kinds(record, train_tasks, held_out)
             if data is not None:
                 with record.phase("data"):
                     steps = await data.prepare(model, record.say, began if checkpoint else None)
@@ -111,9 +118,9 @@ async def open_run(
             async def prepare_warmup(rollouts: Rollouts) -> None:
                 if plan.has_warmup:
                     state.is_empty = False  # it has episodes that show what the expert does
-                    demonstrations.extend(await demonstrate(rollouts, tasks.train))
+                    demonstrations.extend(await demonstrate(rollouts, train_tasks))
 
-            parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
+            parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup, teacher=teacher)
             trainer, rollouts = await parts
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_observing)
@@ -132,7 +139,7 @@ async def open_run(
                 parameters=parameters,
                 setup_seconds=setup_seconds,
                 caller=caller,
-                train_tasks=tasks.train,
+                train_tasks=train_tasks,
                 demonstrations=demonstrations,
                 checkpoint=checkpoint,
             )
@@ -150,7 +157,8 @@ def _open_record(plan: RunPlan, stack: AsyncExitStack, state: _FolderState, star
     if state.is_empty:
         check_output(str(folder))  # nobody else can change it from now on
         clear(folder)
-    write(plan.config.env.name)
+    for share in plan.environments:
+        write(share.config.env.name)
     stack.enter_context(_left_as_it_was(state))
     record = stack.enter_context(RunRecord(folder, asdict(plan.config), startup))
     record.add(state.caller)
@@ -238,10 +246,9 @@ async def _prepare_model(
     if data is not None:
         parameters = data.make_model(model)
     else:
-        assert plan.environment is not None, "without data there is an environment"
         parameters = await make_model(
             model,
-            plan.environment,
+            *(share.factory for share in plan.environments),
             seed=plan.config.training.seed,
             limits=plan.config.env.limits(),
             size=plan.model.size,
@@ -279,7 +286,9 @@ def _write_facts(plan: RunPlan, record: RunRecord, facts: Mapping[str, Any]) -> 
     training, algorithm = plan.config.training, plan.algorithm
     targets = [training.loss, training.advantages, training.reward, algorithm.target]
     code = {
-        "environment": environment_digests(plan.environment) if plan.environment else {},
+        "environment": {
+            name: digest for e in plan.environments for name, digest in environment_digests(e.factory).items()
+        },
         "training": target_digests(filter(None, targets)),
     }
     if before := code_at_start(record.folder):
@@ -288,10 +297,19 @@ def _write_facts(plan: RunPlan, record: RunRecord, facts: Mapping[str, Any]) -> 
     write_facts(record.folder, algorithm.name, asdict(plan.config), facts, code)
 
 
-def _kinds(record: RunRecord, tasks: Sequence[Task]) -> Kinds:
-    """The kinds of the run's tasks, which run.json names for the report; warns of those without figures."""
-    kinds = Kinds.of(tasks)
-    if kinds.names:
+def _kinds(
+    record: RunRecord, train: Mapping[str, Sequence[Task]], held_out: Mapping[str, Sequence[HeldOutSet]]
+) -> Kinds:
+    """The environments and kinds of the run's tasks, which run.json names for the report; warns of those without
+    figures."""
+    measured = [part for parts in held_out.values() for part in parts]
+    kinds = Kinds.of(
+        {
+            label: [*tasks, *(task for part in measured if part.env == label for task in part.tasks)]
+            for label, tasks in train.items()
+        }
+    )
+    if kinds.order:
         record.add_fact("kinds", asdict(kinds))
     if kinds.note:
         record.warn(kinds.note)
@@ -320,7 +338,7 @@ def _say_plan(plan: RunPlan, record: RunRecord) -> None:
 
 def _say_what_is_up(plan: RunPlan, record: RunRecord) -> None:
     record.say(describe_services(plan))
-    if plan.environment is None:
+    if not plan.environments:
         return
     step_seconds = plan.config.training.step_seconds
     if plan.patience > step_seconds:

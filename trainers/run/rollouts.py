@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ class Rollouts:
     """Runs groups, see `GroupSpec`."""
 
     plan: RunPlan
-    envs: Service[EnvActor]
+    envs: Mapping[str, Service[EnvActor]]
+    """The processes of each environment, by its label."""
     engines: Service[PolicyActor]
     weights: WeightSync
     record: RunRecord
@@ -43,50 +45,62 @@ class Rollouts:
         task: Task,
         *,
         agent: str,
+        env: str = "",
         count: int = 1,
         env_options: Mapping[str, Any] | None = None,
         is_measured: bool = False,
     ) -> GroupSpec:
-        """The group PHASE/INDEX. Its seed depends on the run's seed, the phase and the index only."""
+        """The group PHASE/INDEX, or PHASE/ENV/INDEX. Its seed depends on the run's seed and this name only."""
+        group_id = "/".join(filter(None, (phase, env, str(index))))
         return GroupSpec(
             task=task,
             agent=agent,
+            env=env,
             count=count,
-            seed=random.Random(f"{self.plan.config.training.seed}/{phase}/{index}").randrange(2**31),
-            group_id=f"{phase}/{index}",
+            seed=random.Random(f"{self.plan.config.training.seed}/{group_id}").randrange(2**31),
+            group_id=group_id,
             env_options=env_options or {},
             is_measured=is_measured,
         )
 
+    @property
+    def services(self) -> dict[str, Service[EnvActor]]:
+        """The processes of each environment, by their names for people."""
+        return {f"environments{f' of {label}' if label else ''}": service for label, service in self.envs.items()}
+
     async def run_group(self, spec: GroupSpec) -> Group:
         """Run one group. It has no deadline: the caller waits within `moving`, or in the loop."""
         with self._span([spec]):
-            group = await (await self._sent(lambda: self.envs.route(EnvActor.run_group, spec)))
+            group = await (await self._sent(lambda: self.envs[spec.env].route(EnvActor.run_group, spec)))
         self._count([group])
         return group
 
     async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
-        """Run groups in lockstep, in one process."""
-        with self._span(specs):
-            groups = await self.envs.route(EnvActor.run_wave, specs)
-        self._count(groups)
-        return groups
+        """Run groups in lockstep, in one process; of several environments one after another, so that runs repeat."""
+        groups: dict[str, Group] = {}
+        for env in dict.fromkeys(spec.env for spec in specs):
+            wave = [spec for spec in specs if spec.env == env]
+            with self._span(wave):
+                groups |= {group.id: group for group in await self.envs[env].route(EnvActor.run_wave, wave)}
+        self._count([*groups.values()])
+        return [groups[spec.group_id] for spec in specs]
 
     async def measure(
         self, specs: Sequence[GroupSpec], on_done: Callable[[int], None] = lambda done: None
     ) -> Evaluation:
         """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones."""
-        at_once, phase, in_a_row = self.plan.episodes_at_once, _phase(specs[0]), 0
+        at_once, phase, in_a_row = self.plan.episodes_at_once, _phase(specs[0]), Counter[str]()
 
-        def checked(group: Group) -> Group:
-            nonlocal in_a_row
-            in_a_row = 0 if any(episode.outcome.is_attempt for episode in group.episodes) else in_a_row + 1
-            if in_a_row == MAX_FAULTS_IN_A_ROW:
-                raise ServiceError(f"{phase}: {in_a_row} groups in a row had faults only; {why_faulty(group)}")
+        def checked(group: Group, spec: GroupSpec) -> Group:
+            in_a_row[spec.env] += 1
+            if any(episode.outcome.is_attempt for episode in group.episodes):
+                in_a_row[spec.env] = 0
+            if (row := in_a_row[spec.env]) == MAX_FAULTS_IN_A_ROW:
+                raise ServiceError(f"{_phase(spec)}: {row} groups in a row had faults only; {why_faulty(group)}")
             return group
 
         async def run(task: Task, index: int) -> Group:
-            return checked(await self.run_group(specs[index]))
+            return checked(await self.run_group(specs[index]), specs[index])
 
         async with self.moving(phase):
             if not self.plan.config.training.deterministic:
@@ -94,14 +108,15 @@ class Rollouts:
                 return await evaluate(run, tasks, concurrency=at_once, on_done=on_done)
             groups: list[Group] = []
             for first in range(0, len(specs), at_once):
-                groups += map(checked, await self.run_wave(specs[first : first + at_once]))
+                wave = specs[first : first + at_once]
+                groups += map(checked, await self.run_wave(wave), wave)
                 on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
 
     async def offers_tools(self, spec: GroupSpec) -> bool:
         """Whether an instance of the environment for this group has tools, and can switch them off."""
         async with self.moving(_phase(spec)):
-            return await self.envs.route(EnvActor.offers_tools, spec)
+            return await self.envs[spec.env].route(EnvActor.offers_tools, spec)
 
     def moving(self, phase: str) -> AbstractAsyncContextManager[None]:
         """Enter it to wait for groups: it raises when there is no progress for `RunPlan.patience` seconds."""
@@ -114,12 +129,14 @@ class Rollouts:
 
         A replica that is being started counts as progress: its start has a deadline of its own.
         """
-        if self.engines.is_starting or self.envs.is_starting:
+        envs = self.envs.values()
+        if self.engines.is_starting or any(service.is_starting for service in envs):
             return object()
         with suppress(ServiceError):  # a replica that does not answer makes no progress; its ping handles it
             uses = await self.engines.deadline(10.0).fanout(PolicyActor.use)
-            ended = await self.envs.deadline(10.0).fanout(EnvActor.ended)
-            return len(self.engines.deaths), len(self.envs.deaths), [use.steps for use in uses], ended
+            ended = [await service.deadline(10.0).fanout(EnvActor.ended) for service in envs]
+            deaths = [len(service.deaths) for service in envs]
+            return len(self.engines.deaths), deaths, [use.steps for use in uses], ended
         return None
 
     async def _sent(self, call: Callable[[], Coroutine[Any, Any, Group]]) -> asyncio.Task[Group]:

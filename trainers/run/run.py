@@ -29,6 +29,7 @@ from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
+from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 
 SAMPLES_SHOWN = 3
@@ -60,7 +61,8 @@ class Run:
     """Supervised steps that the run has taken before reinforcement learning."""
     caller: TrainingRun = field(default_factory=TrainingRun)
     """Hears of the run, and may stop it."""
-    train_tasks: Sequence[Task]
+    train_tasks: Mapping[str, Sequence[Task]]
+    """Of each environment, by its label."""
     checkpoint: Checkpoint | None
     """The checkpoint that the run resumes from; None for a new run."""
     demonstrations: Sequence[Episode] = ()
@@ -74,9 +76,8 @@ class Run:
     @property
     def services(self) -> dict[str, Service[Any]]:
         """The services by their names for people."""
-        rollouts, reference = self.rollouts, self.trainer.reference
-        services: dict[str, Service[Any]] = {"environments": rollouts.envs, "engine": rollouts.engines}
-        return services | ({"reference model": reference} if reference else {})
+        services: dict[str, Service[Any]] = {**self.rollouts.services, "engine": self.rollouts.engines}
+        return services | {f"{FROZEN[name]} model": service for name, service in self.trainer.frozen.items()}
 
     @property
     def replaced(self) -> int:

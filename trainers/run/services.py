@@ -1,8 +1,8 @@
-"""The services of a run, as its plan describes them: engines, environments and the reference model. None is started."""
+"""The services of a run, as its plan describes them: engines, environments and frozen models. None is started."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agents.generator.policy import ActorPolicy, PolicyActor
@@ -18,7 +18,8 @@ from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
 from trainers.settings.services import ReplicasConfig, ServiceConfig
-from trainers.setup.placement import ReplicaPlace
+from trainers.setup.env_share import EnvShare
+from trainers.setup.placement import FROZEN, ReplicaPlace
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import RateSettings, TitanSettings
 
@@ -52,33 +53,49 @@ def make_engines(plan: RunPlan, launcher: Launcher, model: str, store: WeightSto
 
 def make_environments(
     plan: RunPlan, launcher: Launcher, model: str, engines: ServiceClient[PolicyActor]
-) -> Service[EnvActor]:
-    return Service(
-        actor_class=EnvActor,
-        arguments={
-            "env": plan.config.env.name,
-            "options": plan.config.env.options,
-            "agents": _agents(plan, model, engines),
-            "limits": plan.config.env.limits(),
-            "on_fault": plan.config.env.fault_policy(),
-        },
-        name="envs",
-        options=_options(plan.config.services.envs, plan.placement.replicas["envs"], plan.deadlines.weights),
-        launcher=launcher,
-    )
+) -> dict[str, Service[EnvActor]]:
+    """A service for each environment, by label: the death or the load of one is none of another."""
+    services, count = {}, plan.config.services.envs.num_replicas
+    for number, share in enumerate(plan.environments):
+        env, places = share.config.env, plan.placement.replicas["envs"][number * count : (number + 1) * count]
+        services[share.label] = Service(
+            actor_class=EnvActor,
+            arguments={
+                "env": env.name,
+                "label": share.label,
+                "options": env.options,
+                "agents": _agents(plan, share, model, engines),
+                "limits": env.limits(),
+                "on_fault": env.fault_policy(),
+                "group_reward": env.group_reward,
+            },
+            name="-".join(filter(None, ("envs", share.label))),
+            options=_options(plan.config.services.envs, places, plan.deadlines.weights),
+            launcher=launcher,
+        )
+    return services
 
 
-def make_reference(plan: RunPlan, launcher: Launcher, model: str) -> Service[TrainerActor] | None:
-    """The reference model; None if the run needs none, or if the trainer is its own."""
-    if not plan.placement.has_reference:
-        return None
-    return Service(
-        actor_class=TrainerActor,
-        arguments={"model": model, "settings": plan.reference, "is_frozen": True},
-        name="reference",
-        options=_options(plan.config.services.ref_model, plan.placement.replicas["ref_model"], plan.deadlines.weights),
-        launcher=launcher,
-    )
+def make_frozen(plan: RunPlan, launcher: Launcher, models: Mapping[str, str]) -> dict[str, Service[TrainerActor]]:
+    """The frozen models that the run needs, by their names in the settings; no reference if the trainer is its own.
+
+    Args:
+        plan: of the run.
+        launcher: starts their processes.
+        models: the folder of each.
+    """
+    return {
+        name: Service(
+            actor_class=TrainerActor,
+            arguments={"model": models[name], "settings": plan.frozen(settings), "is_frozen": True},
+            name=what,
+            options=_options(settings, plan.placement.replicas[name], plan.deadlines.weights),
+            launcher=launcher,
+        )
+        for name, what in FROZEN.items()
+        if plan.placement.replicas[name]
+        for settings in (getattr(plan.config.services, name),)
+    }
 
 
 def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:
@@ -102,11 +119,10 @@ def _trainer_settings(plan: RunPlan) -> TitanSettings:
     return replace(plan.trainer, **rate, total_steps=plan.steps, compile_full=not plan.engine.sleep)
 
 
-def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
-    assert plan.environment is not None
+def _agents(plan: RunPlan, share: EnvShare, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     engines = ActorPolicy(policy)
     asked: Policy = LockstepPolicy(engines) if plan.config.training.deterministic else engines
-    evaluation = plan.config.evaluation
+    evaluation = share.config.evaluation
     rendered = {"model": model, "thinking": plan.config.env.thinking, "tools": plan.config.renderer.tools}
     sampling = {
         "policy": {"temperature": plan.temperature},  # and no top_p, which would bias the ratio
@@ -117,8 +133,8 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
         name: ("agents.token_agent:TokenAgent", {**rendered, "policy": asked, **settings})
         for name, settings in sampling.items()
     }
-    if hasattr(plan.environment.env_class, "expert"):
-        expert = {"env": plan.config.env.name, **rendered}
+    if hasattr(share.factory.env_class, "expert"):
+        expert = {"env": share.config.env.name, **rendered}
         agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 

@@ -17,10 +17,12 @@ from trainers.algorithm import check_unchanged
 from trainers.run.delivery import make_delivery
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord
-from trainers.run.services import make_engines, make_environments, make_reference, make_trainer
+from trainers.run.services import make_engines, make_environments, make_frozen, make_trainer
 from trainers.run.trainer import Trainer
+from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_ages import WeightAges
 from trainers.run.weight_sync import WeightSync
+from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 
 
@@ -31,6 +33,7 @@ async def start_parts(
     record: RunRecord,
     *,
     with_environments: Callable[[Rollouts], Awaitable[None]],
+    teacher: str = "",
 ) -> tuple[Trainer, Rollouts]:
     """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
@@ -39,26 +42,26 @@ async def start_parts(
         record: told of each phase of the start, and of every update of the weights.
         with_environments: awaited as a part of the start, as soon as the environments are up. Trainer and engines may
             not be up by then.
+        teacher: the Hugging Face folder of the teacher; "" without one.
     """
     seconds, store, starts = plan.deadlines.weights, plan.store, dict[str, Awaitable[Any]]()
-    reference: Service[Any] | None = None
-    if plan.environment is None or store is None:
+    frozen: dict[str, Service[TrainerActor]] = {}
+    if not plan.environments or store is None:
         ranks = make_trainer(plan, launcher, model, None)
         engines = Service(actor_class=PolicyActor, arguments={}, name="generator", launcher=launcher)  # never started
-        envs = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # nor is this one
+        envs = dict[str, Service[EnvActor]]()
         engine_ready = asyncio.create_task(asyncio.sleep(0))
     else:
         store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
         engines = make_engines(plan, launcher, model, store)
         ranks = make_trainer(plan, launcher, model, store)
         envs = make_environments(plan, launcher, model, engines.client)
-        reference = make_reference(plan, launcher, model)
+        frozen = make_frozen(plan, launcher, {"ref_model": model, "teacher": teacher})
         processes = launcher.processes("store", ForgeActor) if store.needs_process else None
         # The engines are the slowest to start, and the warm-up does not need them.
         engine_ready = asyncio.create_task(_waited(record, "starting the engine", engines.start()))
         starts = {"opening the store": store.open(processes)}
-        if reference is not None:
-            starts["starting the reference model"] = reference.start()
+        starts |= {f"starting the {FROZEN[name]} model": service.start() for name, service in frozen.items()}
         if processes is not None:
             starts["starting the store"] = launcher.start("store", seconds=seconds)
     weights = WeightSync(
@@ -69,29 +72,31 @@ async def start_parts(
         delivery=make_delivery(plan),
         ages=WeightAges(staleness=plan.config.training.most_behind),
         seconds=seconds,
-        sleeps=plan.engine.sleep and plan.environment is not None,
+        sleeps=plan.engine.sleep and bool(plan.environments),
     )
     rollouts = Rollouts(plan=plan, envs=envs, engines=engines, weights=weights, record=record)
 
     async def start_environments() -> None:
-        await _waited(record, "starting the environments", envs.start())
+        async with asyncio.TaskGroup() as starting:
+            for name, service in rollouts.services.items():
+                starting.create_task(_waited(record, f"starting the {name}", service.start()))
         await with_environments(rollouts)
 
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_waited(record, "starting the trainer", launcher.start("trainer", seconds=seconds)))
-            if plan.environment is not None:
+            if plan.environments:
                 tasks.create_task(start_environments())
             for what, start in starts.items():
                 tasks.create_task(_waited(record, what, start))
         if plan.algorithm.target:
             check_unchanged(plan.algorithm)
-        if plan.environment is not None:
+        if plan.environments:
             await weights.begin()
     except BaseException:
         await weights.stop_waiting()
         raise
-    return Trainer(plan, ranks, weights, record, Path(model), reference), rollouts
+    return Trainer(plan, ranks, weights, record, Path(model), frozen), rollouts
 
 
 async def _waited(record: RunRecord, what: str, start: Awaitable[Any]) -> None:

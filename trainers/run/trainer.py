@@ -1,4 +1,4 @@
-"""Trainer: the model that a run trains, and the reference model beside it. Every call has a deadline.
+"""Trainer: the model that a run trains, and the frozen models beside it. Every call has a deadline.
 
 The reference model is frozen. It holds the policy that the run's reinforcement learning starts from: the model of
 `model.path`, or, where a warm-up of the same run came first, the warmed-up weights. The trainer writes those, exact, to
@@ -8,9 +8,10 @@ The reference model is frozen. It holds the policy that the run's reinforcement 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from agents.renderer.served import texts_of_export
 from agents.served_tokenizer import plain_config
@@ -29,6 +30,7 @@ from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
+from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import RateSettings
 
@@ -46,7 +48,8 @@ class Trainer:
     Args:
         weights: told of every change; it puts engines to sleep that have no room beside the trainer.
         model: the folder of the model that the run begins with.
-        reference: the reference model, not started yet; None without one, or if the trainer is its own.
+        frozen: the reference model and the teacher, by their names in the settings, as far as the run has them. A
+            trainer of adapters is its own reference model.
     """
 
     def __init__(
@@ -56,9 +59,9 @@ class Trainer:
         weights: WeightSync,
         record: RunRecord,
         model: Path,
-        reference: Service[TrainerActor] | None = None,
+        frozen: Mapping[str, Service[TrainerActor]] = MappingProxyType({}),
     ) -> None:
-        self.ranks, self.reference = ranks, reference
+        self.ranks, self.frozen = ranks, frozen
         self.tokens_trained = 0
         self._plan, self._weights, self._record, self._model = plan, weights, record, model
         self._kept = record.folder / REFERENCE  # the weights that the reference model is given, if there are some
@@ -68,7 +71,14 @@ class Trainer:
         await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(TrainerActor.begin, rate)
 
     async def step(
-        self, samples: Sequence[Sample], loss: Loss, *, old_is_present: bool = False, compare_replay: bool = False
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        *,
+        old_is_present: bool = False,
+        compare_replay: bool = False,
+        observation_coef: float = 0.0,
+        distill_coef: float = 0.0,
     ) -> dict[str, float]:
         """Take one optimizer step, see `TitanTrainer.train_step`; returns its metrics."""
         await self._weights.make_room()
@@ -81,6 +91,8 @@ class Trainer:
                 temperature=self._plan.temperature,
                 old_is_present=old_is_present,
                 compare_replay=compare_replay,
+                observation_coef=observation_coef,
+                distill_coef=distill_coef,
             )
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
@@ -93,12 +105,20 @@ class Trainer:
         """The reference model's logprobs of the sampled targets, per sample."""
         if self._plan.lora:  # the trainer is its own reference model
             return await self._logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
-        assert self.reference is not None
+        return await self._ask("ref_model", samples)
+
+    async def taught(self, samples: Sequence[Sample]) -> list[Any]:
+        """The teacher's logprobs of the sampled targets or, with distill.top_k, its most likely tokens, per sample."""
+        return await self._ask("teacher", samples, top_k=self._plan.config.distill.top_k)
+
+    async def _ask(self, name: str, samples: Sequence[Sample], *, top_k: int = 0) -> list[Any]:
         await self._weights.make_room()
-        service = self.reference.deadline(self._plan.config.training.step_seconds)
-        with self._record.span("reference model", "logprobs", samples=len(samples)):
-            replicas, shape = self._plan.config.services.ref_model.num_replicas, self._plan.model.shape
-            return await ask_reference(service, samples, self._plan.temperature, replicas=replicas, shape=shape)
+        service = self.frozen[name].deadline(self._plan.config.training.step_seconds)
+        with self._record.span(f"{FROZEN[name]} model", "logprobs", samples=len(samples)):
+            replicas, shape = getattr(self._plan.config.services, name).num_replicas, self._plan.frozen_shape(name)
+            return await ask_frozen(
+                service, samples, self._plan.temperature, replicas=replicas, shape=shape, top_k=top_k
+            )
 
     async def _logprobs(
         self, endpoint: Endpoint[TrainerActor, ..., list[np.ndarray] | None], samples: Sequence[Sample], what: str
@@ -154,15 +174,15 @@ class Trainer:
 
     async def _settle_model(self, is_warm: bool) -> str:
         """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
-        assert self.reference is not None
+        reference = self.frozen["ref_model"]
         seconds, what = self._plan.deadlines.weights, "read from"
         if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
             if not is_warm:
                 return f"the model {self._model}"
             ranks, what = self.ranks.deadline(seconds, "writing the weights of the reference model"), "kept as"
             await ranks.call_one(TrainerActor.write_weights, str(self._kept))
-        await self.reference.deadline(seconds).fanout(TrainerActor.read_weights, str(self._kept))
-        self.reference.on_ready = self._hand_over
+        await reference.deadline(seconds).fanout(TrainerActor.read_weights, str(self._kept))
+        reference.on_ready = self._hand_over
         return f"the policy after the warm-up, {what} {self._kept}"
 
     async def _settle_adapters(self, adapter: str, is_warm: bool) -> str:
@@ -179,26 +199,36 @@ class Trainer:
         await unless_gone(within(self._plan.deadlines.weights, load, "the reference"), replica.dead)
 
 
-async def ask_reference(
+async def ask_frozen(
     service: ServiceHandle[TrainerActor],
     samples: Sequence[Sample],
     temperature: float,
     *,
     replicas: int,
     shape: ModelShape | None = None,
-) -> list[np.ndarray]:
-    """The reference model's logprobs of the sampled targets, per sample, in order.
+    top_k: int = 0,
+) -> list[Any]:
+    """A frozen model's logprobs of the sampled targets, per sample, in order.
 
     The samples are split by FLOPs into a share for each replica of the plan, even if a replica is down at the moment:
     the shares do not depend on that.
+
+    Args:
+        shape: of the model, where its sizes are known.
+        top_k: answer with the ids and logprobs of so many tokens, see `TitanTrainer.top_logprobs`; 0 does not.
     """
     crossover = flops_crossover(shape) if shape else DEFAULT_CROSSOVER
     costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
 
-    async def ask(share: list[int]) -> list[np.ndarray]:
-        found = await service.route(TrainerActor.logprobs, [samples[index] for index in share], temperature)
+    async def ask(share: list[int]) -> Sequence[Any]:
+        asked = [samples[index] for index in share]
+        found: Sequence[Any] | None
+        if top_k:
+            found = await service.route(TrainerActor.top_logprobs, asked, temperature, top_k)
+        else:
+            found = await service.route(TrainerActor.logprobs, asked, temperature)
         if found is None or len(found) != len(share):
-            raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
+            raise InvariantError(f"a frozen model gave no logprobs for {len(share)} samples")
         return found
 
     shares = even_shares(costs, replicas)

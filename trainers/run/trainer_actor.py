@@ -118,11 +118,12 @@ class TrainerActor(ForgeActor):
         imports: a target in a file of the user's, which is imported first; "" for none.
     """
 
-    idempotent = frozenset({"logprobs"})
+    idempotent = frozenset({"logprobs", "top_logprobs"})
     trainer: TitanTrainer
     begin = _in_thread(TitanTrainer.begin)
     step = _in_thread(TitanTrainer.train_step)
     logprobs = _in_thread(TitanTrainer.logprobs)
+    top_logprobs = _in_thread(TitanTrainer.top_logprobs)
     reference_logprobs = _in_thread(TitanTrainer.reference_logprobs)
     score = _in_thread(TitanTrainer.score)
     keep_reference = _in_thread(TitanTrainer.keep_reference)

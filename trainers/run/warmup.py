@@ -17,12 +17,14 @@ from forge_env.core.types import EpisodeLimits, Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from forge_env.evaluation.kinds import Kinds
 from forge_env.evaluation.metrics import reward_part_metrics
+from forge_env.rollout.rollout import GroupSpec
 from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.skipped_steps import SkippedSteps
 from trainers.settings.tasks import WarmupConfig
+from trainers.setup.env_share import EnvShare
 
 LEAST_EXPECTED = 5
 """Tasks of a kind: with so many expected, less than one in a hundred runs has none of them by chance."""
@@ -80,7 +82,7 @@ async def warm_up(
     counts.check(metrics)
     success = f", success on probe tasks {probe.success_rate:.3f}" if probe.attempts else ""
     run.record.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}{success}")
-    if text := overshoot(warmup, probe):
+    if (text := overshoot(warmup, probe)) and not run.kinds.environments:  # else one may have waited for another
         run.record.warn(text)
     return step
 
@@ -99,10 +101,13 @@ def overshoot(warmup: WarmupConfig, probe: Evaluation) -> str:
 
 
 def learned_enough(warmup: WarmupConfig, probe: Evaluation, kinds: Kinds) -> bool:
-    """Whether a probe shows the success at which the warm-up stops, over all its tasks and in each kind that it has."""
-    rates = [of_kind.success_rate for of_kind in kinds.split(probe.episodes).values() if of_kind.attempts]
-    least = warmup.until_each_kind
-    return reaches(probe.success_rate, warmup.until_success) and all(reaches(rate, least) for rate in rates)
+    """Whether a probe shows the success at which the warm-up stops, over all its tasks, in each of several
+    environments, and in each kind that it has."""
+    goals = dict.fromkeys(kinds.environments, warmup.until_success)
+    rates = {name: part.success_rate for name, part in kinds.split(probe.episodes).items() if part.attempts}
+    return reaches(probe.success_rate, warmup.until_success) and all(
+        reaches(rate, goals.get(name, warmup.until_each_kind)) for name, rate in rates.items()
+    )
 
 
 def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Task]:
@@ -125,32 +130,39 @@ def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     return tasks[-min(warmup.probe_tasks, max(1, len(tasks) // 2)) :] if is_probed else ()
 
 
-async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[Episode]:
-    """Let the environment's expert solve training tasks; returns full successes within the run's limits. It needs no
-    engine.
+async def demonstrate(rollouts: Rollouts, train_tasks: Mapping[str, Sequence[Task]]) -> list[Episode]:
+    """Let the experts of the environments solve training tasks; returns full successes within the limits of each. It
+    needs no engine.
+
+    Args:
+        rollouts: whose environments are up.
+        train_tasks: of each environment, by its label.
     """
+    with rollouts.record.phase("demonstrations"):
+        return [e for share in rollouts.plan.environments for e in await _demonstrate(rollouts, share, train_tasks)]
+
+
+async def _demonstrate(rollouts: Rollouts, share: EnvShare, train_tasks: Mapping[str, Sequence[Task]]) -> list[Episode]:
     started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
-    assert plan.environment is not None, "demonstrations are an environment's"
-    can_demonstrate = plan.environment.env_class.can_demonstrate
-    tasks = [task for task in demonstrated(train_tasks, plan.config.warmup) if can_demonstrate(task)]
-    with record.phase("demonstrations"):
-        async with rollouts.moving("demonstrations"):
-            result = await evaluate(
-                lambda task, i: rollouts.run_group(rollouts.spec("demonstrations", i, task, agent="expert")),
-                tasks,
-                concurrency=plan.episodes_at_once,
-                on_done=lambda done: record.progress("demonstrations", done, len(tasks), {}, since=started),
-            )
-    record.episodes("demonstrations", result.episodes)
+    phase, can_demonstrate, env = "demonstrations", share.factory.env_class.can_demonstrate, share.config.env
+    tasks = [task for task in demonstrated(train_tasks[share.label], share.config.warmup) if can_demonstrate(task)]
+    if not share.weight:
+        return []
+    async with rollouts.moving(phase):
+        result = await evaluate(
+            lambda task, i: rollouts.run_group(rollouts.spec(phase, i, task, env=share.label, agent="expert")),
+            tasks,
+            concurrency=plan.episodes_at_once,
+            on_done=lambda done: record.progress(phase, done, len(tasks), {}, since=started),
+        )
+    record.episodes(phase, result.episodes)
     solved = [episode for episode in result.valid if is_success(episode)]
     if not solved:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
         ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
         reason = reason or "".join(ended)
-        raise UserError(
-            f"the expert of {plan.config.env.name} solved none of its own tasks; the warm-up has no data{reason}"
-        )
-    shown = within_limits(plan.config.env.name, solved, plan.config.env.limits())
+        raise UserError(f"the expert of {env.name} solved none of its own tasks; the warm-up has no data{reason}")
+    shown = within_limits(env.name, solved, env.limits())
     if len(shown) < len(solved):
         left_out = f"{len(solved) - len(shown)} of {len(solved)} demonstrations"
         record.warn(f"warning: {left_out} are left out: they are longer than --env.max_turn_tokens or --env.max_tokens")
@@ -186,15 +198,17 @@ async def _probe(run: Run, step: int) -> Evaluation:
     A probe ends after its first part if no task of it is solved: so a model that can do nothing yet costs little.
     """
     await run.weights.sync(steps=0)
-    tasks = probed(run.train_tasks, run.plan.config.warmup)
-    probe = f"probe/{step}"
-    specs = [run.rollouts.spec(probe, i, task, agent="policy", is_measured=True) for i, task in enumerate(tasks)]
-    part = first_part(run.plan.config.warmup.until_success)
-    first = await run.rollouts.measure(specs[:part])
-    if not first.successes or part >= len(specs):
-        return first
-    rest = await run.rollouts.measure(specs[part:])
-    return Evaluation(episodes=first.episodes + rest.episodes)
+    first, rest, part = list[GroupSpec](), list[GroupSpec](), first_part(run.plan.config.warmup.until_success)
+    for share in (share for share in run.plan.environments if share.weight):
+        specs = [
+            run.rollouts.spec(f"probe/{step}", i, task, env=share.label, agent="policy", is_measured=True)
+            for i, task in enumerate(probed(run.train_tasks[share.label], share.config.warmup))
+        ]
+        first, rest = [*first, *specs[:part]], [*rest, *specs[part:]]
+    probe = await run.rollouts.measure(first)
+    if not probe.successes or not rest:
+        return probe
+    return Evaluation(episodes=probe.episodes + (await run.rollouts.measure(rest)).episodes)
 
 
 _LENGTHS: Mapping[str, Callable[[Episode], int]] = {

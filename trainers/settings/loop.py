@@ -24,11 +24,16 @@ class LoopOptions:
     seq_len: Annotated[int, Ge(0)] = 0
     """Another name for env.max_tokens, the most tokens of an episode and of a training row; 0 uses env.max_tokens. A
     turn may then use all of them, unless env.max_turn_tokens says otherwise."""
+    mixture_by: Literal["groups", "tokens"] = "groups"
+    """What the weights of several environments divide: the groups, or the sampled tokens."""
     packing: Annotated[bool, MAY_CHANGE] = False
     """Rows share sequences of max_tokens_per_micro_batch tokens; otherwise they are padded to one length. It is true
     by default if the trainer is on GPUs, unless training.attention is sdpa."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    observation_coef: Annotated[float, Ge(0)] = 0.0
+    """Weight of the cross entropy on the environment's tokens beside the policy gradient (ECHO, 0.05 in its paper).
+    The model also learns to predict the results of its calls, from failed episodes too. 0 is none."""
     loss: str = ""
     """A loss of your own instead of the algorithm's, "module:MyLoss"; see trainers/objective/plugins.py."""
     advantages: str = ""

@@ -32,8 +32,8 @@ class ServiceConfig(ReplicasConfig):
     """Processes of one replica. For the generator it is the tensor parallel degree; for the trainer it is all of its
     ranks."""
     with_gpus: bool = False
-    """Each process is on a GPU. If the machine has GPUs, this is true for trainer, generator and reference model,
-    unless it is given; see also launcher.share_gpus."""
+    """Each process is on a GPU. If the machine has GPUs, this is true for trainer, generator, reference model
+    and teacher, unless it is given; see also launcher.share_gpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,8 @@ class ServicesConfig:
     """The frozen reference model of the KL penalty. It starts if beta is above 0, or if a loss of your own names
     ref_logprobs. Its weights are sharded over the processes of a replica, and the samples of a step are split over the
     replicas."""
+    teacher: ServiceConfig = field(default_factory=ServiceConfig)
+    """The frozen model of --distill.teacher, which is started only with it. It is spread as the reference model is."""
 
     def check(self) -> None:
         """Check that each service can have the processes that are asked for.

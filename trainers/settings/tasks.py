@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Gt, Interval
 
 from forge_env.core.errors import UserError
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, values_of
+from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, SEVERAL, values_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,9 @@ class DatasetConfig:
 class EnvName:
     """Which environment."""
 
-    name: str = "code_exec"
-    """A registered name, or a "module:Class"; `forge-env list` shows them."""
+    name: Annotated[str, SEVERAL] = "code_exec"
+    """A registered name, or a "module:Class"; `forge-env list` shows them. With several `--env NAME:WEIGHT` a run has
+    several environments, each with its part of the sum of the weights; a weight is 1 if it is left out."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own options, one by one: `--env.options.level 2`; `forge-env info NAME` shows them."""
 
@@ -96,6 +97,12 @@ class EnvConfig(EpisodeLimits, EnvName):
     rest of its group, "drop" gives the group up."""
     min_valid: Annotated[int, Ge(1)] = 2
     """Valid episodes that a group needs to be trained on."""
+    group_reward: str = ""
+    """A function of your own, such as own.py:best, that compares the episodes of a task and adds a number to the reward
+    of each."""
+
+    reward_scale: Annotated[float, Gt(0)] = 1.0
+    """What the training rewards of the environment are multiplied with."""
 
     def check(self) -> None:
         """Check the budget of thinking against the limit of a turn.

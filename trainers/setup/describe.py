@@ -21,7 +21,10 @@ from trainers.model.new_rows import untrained_marks
 from trainers.setup.card import gib, host_parts
 from trainers.setup.checks.no_effect import no_effect
 from trainers.setup.cost import describe_cost
+from trainers.setup.env_share import EnvShare
+from trainers.setup.mixture import differences
 from trainers.setup.options.defaults import case_of
+from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
 
@@ -68,7 +71,12 @@ def describe_settings(plan: RunPlan) -> list[tuple[str, ...]]:
     usual = {setting.name: setting.value for setting in leaves(type(plan.config)())}
     usual |= {name: default.value for name, default in plan.defaults.items()}
     rows: list[tuple[str, ...]] = []
-    for name, value in ((setting.name, setting.value) for setting in leaves(plan.config)):
+    settings = {setting.name: setting.value for setting in leaves(plan.config)}
+    for label, name, value, of_run in differences(plan.config):
+        settings[f"mixture.{label}.{name}"], usual[f"mixture.{label}.{name}"] = value, of_run
+    for name, value in settings.items():
+        if name == "mixture":
+            continue
         text = f"{masked(value, name.split('.'))!r}"
         rows.append(("", name, text) if value == usual[name] else ("*", name, text, f"{usual[name]!r}"))
     return rows
@@ -79,7 +87,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     lines = [
         ("model", _describe_model(plan)),
         *(("template", text) for text in plan.model.template),
-        ("environment", _describe_env(plan)),
+        *(("environment", _describe_env(share, plan)) for share in plan.environments),
         *(("data", text) for text in plan.about_data),
         *_describe_steps(plan),
         ("cost of a step", describe_cost(plan)),
@@ -97,7 +105,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
 
 def describe_services(plan: RunPlan) -> str:
     """The services that are up once all processes are started, and the kind of device of each."""
-    services = ("envs", "generator", "trainer", "ref_model")
+    services = ("envs", "generator", "trainer", *FROZEN)
     processes = [process for process in plan.placement.processes if process.service in services]
     devices = Counter((process.service, "GPU" if process.gpu is not None else "CPU") for process in processes)
     places = [f"{name} on {device}{f' x {count}' if count > 1 else ''}" for (name, device), count in devices.items()]
@@ -116,9 +124,12 @@ def _describe_model(plan: RunPlan) -> str:
     return f"{where}: {sizes}{unread if plan.model.unread else ''}"
 
 
-def _describe_env(plan: RunPlan) -> str:
-    data, name = plan.config.dataset, plan.config.env.name
-    if not name or plan.tasks is not None:  # the lines on the data have the counts
+def _describe_env(share: EnvShare, plan: RunPlan) -> str:
+    data, name = share.config.dataset, share.config.env.name
+    if plan.has_several:
+        name = f"{'' if name == share.label else f'{share.label}: '}{name}"
+        name += f", {plan.part(share):.0%} of the {plan.config.training.mixture_by}"
+    if share.tasks is not None:  # the lines on the data have the counts
         return name
     most = "all" if data.path and not data.streaming else f"at most {TRAIN_TASKS:,}"
     source = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
@@ -144,11 +155,25 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
         ("importance ratio", f"against the {old}"),
         ("credit", _describe_credit(plan)),
         ("KL reference", f"a frozen model on {device}" if plan.placement.has_reference else REFERENCES[kind]),
+        ("teacher", _describe_teacher(plan)),
         (
             "routing replay",
             "the trainer computes with the experts that the engine chose" if plan.replays_routes else "",
         ),
     ]
+
+
+def _describe_teacher(plan: RunPlan) -> str:
+    """The model that is distilled; "" without one."""
+    distill = plan.config.distill
+    if plan.teacher is None:
+        return ""
+    shape, device = plan.teacher.shape, "GPU" if plan.config.services.teacher.with_gpus else "CPU"
+    sizes = f", {shape.parameters:,} parameters" if shape else ""
+    over = f", over {distill.top_k} tokens," if distill.top_k else ""
+    beside = "rewards are only measured" if distill.only else "rewards count as well"
+    where = f"{plan.teacher.where}{sizes}, frozen, on {device}"
+    return f"{where}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
 
 
 def _describe_credit(plan: RunPlan) -> str:
@@ -222,6 +247,11 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         )
     if warning := kl_warning(plan.config):
         warnings.append(warning)
+    if plan.objective and plan.objective.needs_signal and plan.objective.observation_coef:
+        warnings.append(
+            f"--{plan.config.algorithm_name}.dynamic_sampling drops groups of failed episodes before training, so that "
+            "--training.observation_coef learns nothing from them: set it to false"
+        )
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):
         warnings.append(
             f"{', '.join(inexact)}: the engine's logprobs differ from the trainer's by more than rounding; each step "

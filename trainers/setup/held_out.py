@@ -36,6 +36,8 @@ class HeldOutSet:
 
     set_name: str = ""
     """Of `evaluation.sets`; "" is the run's own held-out tasks."""
+    env: str = ""
+    """The label of the environment; "" is the only one."""
     split: str = "test"
     tasks: Sequence[Task]
     n: int = 1
@@ -67,10 +69,17 @@ class HeldOutSet:
         return {"n": float(self.n), "temperature": self.temperature, "top_p": self.top_p}
 
 
-def held_out_sets(config: RunConfig, tasks: Sequence[Task]) -> dict[str, HeldOutSet]:
-    """The held-out sets of a run by name: "" is the headline; the others are "greedy", NAME and NAME.greedy."""
+def held_out_sets(config: RunConfig, tasks: Sequence[Task], *, env: str = "") -> dict[str, HeldOutSet]:
+    """The held-out sets of an environment by name: "" is the headline; the others are "greedy", NAME and NAME.greedy.
+
+    Args:
+        config: as the environment has it.
+        tasks: of the headline.
+        env: its label.
+    """
     evaluation = config.evaluation
     sampling: dict[str, Any] = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "n": evaluation.n}
+    sampling |= {"env": env}
     headline = HeldOutSet(tasks=tasks, **sampling)
     sampled = [headline, *(_make_set(config, name, given, sampling) for name, given in _given_sets(config).items())]
     sets = {held_out.set_name: held_out for held_out in sampled}
@@ -93,12 +102,13 @@ def prefix_of(name: str) -> str:
     return f"sets/{name.replace('.', '/')}/"
 
 
-def check_sets(config: RunConfig) -> None:
-    """Check the sets of evaluations, as far as it needs no tasks."""
-    for name, given in _given_sets(config).items():
-        if not config.env.name:
-            raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")
-        _env_options(config, name, given)
+def check_sets(*configs: RunConfig) -> None:
+    """Check the sets of evaluations of each environment, as far as it needs no tasks."""
+    for config in configs:
+        for name, given in _given_sets(config).items():
+            if not config.env.name:
+                raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")
+            _env_options(config, name, given)
 
 
 def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
 from trainers.families.shape import LinearAttention, ModelShape
 from trainers.lora import Lora, target_sizes
+from trainers.settings.services import ServiceConfig
 from trainers.setup.card import GIB, Memory
 from trainers.setup.run_plan import RunPlan
 
@@ -22,7 +23,7 @@ BYTES = {"float32": FLOAT32, "bfloat16": 2}
 MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "8bit": 2 * (1 + FLOAT32 / 256)}
 """Bytes of AdamW's two moments of a parameter. In 8 bits, each block of 256 numbers has a float32 scale."""
 WORKSPACES = 1.5 * GIB
-"""What a step of the trainer or of the reference model takes on a GPU beside its tensors: workspaces of matrix
+"""What a step of the trainer or of a frozen model takes on a GPU beside its tensors: workspaces of matrix
 products, and memory that torch's allocator cannot reuse. Measured on an H200 with 8k tokens: 1.4 and 1.6 GiB."""
 OFFLOADED = "offloaded weights, gradients and optimizer state"
 COPIED = "a copy of the sleeping engine's weights"
@@ -134,7 +135,9 @@ def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
     largest = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
     if lora:
         trained, of_number = lora.parameters(shape) / shard, 2 * FLOAT32 + published
-        state = _frozen_bytes(plan, compute)[0] / ranks + (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
+        state = (
+            _frozen_bytes(plan, shape, compute)[0] / ranks + (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
+        )
         sizes = [target_sizes(shape)[name] for name in lora.targets]
         half, merged = of_number * lora.rank * max(map(max, sizes)), of_number * max(map(math.prod, sizes))
         largest = float(half if lora.publish == "adapter" else max(largest, merged))
@@ -163,11 +166,11 @@ def _micro_batch(plan: RunPlan) -> int:
     return max(plan.config.training.max_tokens_per_micro_batch, plan.config.env.max_tokens)
 
 
-def _frozen_bytes(plan: RunPlan, compute: int) -> tuple[int, int]:
+def _frozen_bytes(plan: RunPlan, shape: ModelShape, compute: int) -> tuple[int, int]:
     """All weights in the compute dtype, and the output layer alone, which `training.fp32_head` keeps in float32."""
-    head = plan.sizes.vocab_size * plan.sizes.hidden_size
+    head = shape.vocab_size * shape.hidden_size
     of_head = (FLOAT32 if plan.config.training.fp32_head else compute) * head
-    return compute * (plan.sizes.parameters - head) + of_head, of_head
+    return compute * (shape.parameters - head) + of_head, of_head
 
 
 def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
@@ -190,13 +193,15 @@ def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
     training, shape, lora, parallelism = plan.config.training, plan.sizes, plan.lora, plan.config.parallelism
     (shard, tensor, _), expert, tied = _ranks(plan), parallelism.expert_parallel_degree, shape.tie_word_embeddings
     compute, head = BYTES[plan.trainer_dtype], shape.vocab_size * shape.hidden_size
-    _, of_head = _frozen_bytes(plan, compute)
+    _, of_head = _frozen_bytes(plan, shape, compute)
     tokens = -(-_micro_batch(plan) // parallelism.context_parallel_degree)
     kept, at_work = activation_bytes(plan, tokens)
     limit = training.keep_logits_gib * GIB if plan.config.services.trainer.with_gpus else 0
     logits: float = tokens * of_head // shape.hidden_size
     if logits / tensor > limit:
         logits = tokens * shape.vocab_size * FLOAT32 / 8
+    # Of a teacher's tokens: ids, logprobs of both models, and the gradient.
+    logits += tokens * plan.config.distill.top_k * (8 + 3 * FLOAT32)
 
     def summed(unit: float, of_unit: float) -> float:
         """Bytes while the gradients of a unit of `unit` parameters are summed."""
@@ -282,14 +287,13 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     return norms + attention + of_mlp, max(2 * m + h + routed, of_rule)
 
 
-def reference_memory(plan: RunPlan) -> Memory:
-    """One process of the frozen reference model: weights, activations of one block, and an eighth of the logits.
+def frozen_memory(plan: RunPlan, service: ServiceConfig, shape: ModelShape) -> Memory:
+    """One process of a reference model or teacher: weights, activations of one block, and an eighth of the logits.
 
     If the weights are sharded, it gathers the output layer and two blocks.
     """
-    shape, service, tokens = plan.sizes, plan.config.services.ref_model, _micro_batch(plan)
-    compute = BYTES[plan.config.training.dtype_on(service.with_gpus)]
-    weights, of_head = _frozen_bytes(plan, compute)
+    tokens, compute = _micro_batch(plan), BYTES[plan.config.training.dtype_on(service.with_gpus)]
+    weights, of_head = _frozen_bytes(plan, shape, compute)
     held = {"weights": weights / service.procs}
     held["forward"] = compute * tokens * _block_numbers(shape, compute)[0] + tokens * shape.vocab_size * FLOAT32 / 8
     if service.procs > 1:

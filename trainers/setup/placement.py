@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
+from trainers.settings.mixture import read_names
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers: NVIDIA's, AMD's, and WSL's."""
+FROZEN = {"ref_model": "reference", "teacher": "teacher"}
+"""Services with a frozen model, by their names in the settings, and what each is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Process:
     """One process of a run."""
 
     service: str
-    """"controller", "store", "envs", "generator", "trainer" or "ref_model"."""
+    """"controller", "store", "envs", "generator", "trainer", "ref_model" or "teacher"."""
     rank: int = 0
     host: int | None = None
     """Number of its host; None if there is one machine only."""
@@ -64,7 +67,7 @@ class Placement:
     gpus_wanted: Mapping[str, int]
     """Service -> its number of GPUs, in the order in which they are handed out."""
     shares_gpus: bool
-    """Whether generator, trainer and reference model have the same GPUs, see `LauncherConfig.share_gpus`."""
+    """Whether generator, trainer and frozen models have the same GPUs, see `LauncherConfig.share_gpus`."""
     replicas: Mapping[str, Sequence[ReplicaPlace]]
     """Service -> where each of its replicas lives; no replica where the service is not started."""
     processes: Sequence[Process]
@@ -124,10 +127,12 @@ class Placement:
         return ", ".join(f"{name} {count}" for name, count in self.gpus_wanted.items())
 
 
-def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool = True) -> Placement:
+def make_placement(
+    config: RunConfig, *, has_reference: bool, has_engine: bool = True, has_teacher: bool = False
+) -> Placement:
     """Place every process of a run."""
     num_hosts, per_host = config.launcher.count, gpus_per_host(config)
-    started = {"generator": has_engine, "trainer": True, "ref_model": has_reference}
+    started = {"generator": has_engine, "trainer": True, "ref_model": has_reference, "teacher": has_teacher}
     models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
     wanted = {
         name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs
@@ -182,9 +187,9 @@ def _place_replicas(
 
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
-    generator. On each host GPUs are handed out to the generator, the trainer and the reference model, in this order; a
-    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. If GPUs are shared,
-    each of the three begins at the first, and begins there again with the replica that finds no more GPUs.
+    generator. On each host GPUs are handed out to the generator, the trainer, the reference model and the teacher, in
+    this order; a trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. If GPUs
+    are shared, each of them begins at the first, and begins there again with the replica that finds no more GPUs.
     """
     services = config.services
     load: Counter[tuple[int, bool]] = Counter()  # processes, by host and whether they have GPUs
@@ -198,9 +203,9 @@ def _place_replicas(
     spread = min(max(1, spread), hosts)
     for host in range(spread):
         load[host, services.trainer.with_gpus] += -(-services.trainer.procs // spread)
-    generators, reference_hosts = (
+    generators, *frozen_hosts = (
         [least_loaded(models[name]) for _ in range(models[name].num_replicas)] if name in models else []
-        for name in ("generator", "ref_model")
+        for name in ("generator", *FROZEN)
     )
     next_gpu: Counter[tuple[int, str]] = Counter()  # by host and, if they are shared, by service
 
@@ -216,13 +221,14 @@ def _place_replicas(
         return ReplicaPlace(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + count)))
 
     trainer_first = place("trainer", 0, spread) if spread > 1 else None
-    envs = range(services.envs.num_replicas if generators else 0)
+    environments = max(1, len(read_names(config.env.name)))  # each has processes of its own
+    envs = range(environments * services.envs.num_replicas if generators else 0)
     return {
         "store": [ReplicaPlace()] if generators else [],
         "envs": [ReplicaPlace(host=generators[index % len(generators)]) for index in envs],
         "generator": [place("generator", host) for host in generators],
         "trainer": [trainer_first or place("trainer", 0)],
-        "ref_model": [place("ref_model", host) for host in reference_hosts],
+        **{name: [place(name, host) for host in on] for name, on in zip(FROZEN, frozen_hosts, strict=True)},
     }
 
 
@@ -241,15 +247,15 @@ def _processes(
         part = "two versions of the weights; a process if the store needs one"
         placed.append(Process(service="store", host=0 if has_several_hosts else None, part=part))
     parts_of_services = {
-        "envs": ["environments, agents, tokenising, rewards"],
+        "envs": [f"{label or 'environments'}, agents, tokenising, rewards" for label in read_names(config.env.name)],
         "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],
         "trainer": [_trainer_part(config, rank) for rank in range(config.services.trainer.procs)],
-        "ref_model": _reference_parts(config.services.ref_model.procs),
+        **{name: _frozen_parts(what, getattr(config.services, name).procs) for name, what in FROZEN.items()},
     }
     for name, parts in parts_of_services.items():
         service: ReplicasConfig = getattr(config.services, name)
         for replica, place in enumerate(replicas[name]):
-            for rank, (host, gpu) in enumerate(_slots(place, len(parts))):
+            for rank, (host, gpu) in enumerate(_slots(place, 1 if name == "envs" else len(parts))):
                 placed.append(
                     Process(
                         service=name,
@@ -257,7 +263,7 @@ def _processes(
                         host=host if has_several_hosts else None,
                         gpu=gpu,
                         threads=service.threads if gpu is None else 0,
-                        part=parts[rank],
+                        part=parts[replica // service.num_replicas if name == "envs" else rank],
                         replica=replica,
                     )
                 )
@@ -277,8 +283,8 @@ def _trainer_part(config: RunConfig, rank: int) -> str:
     return f"{of_copy}FSDP {shard}, {of_rows}TP {rank % tensor}{of_experts}"
 
 
-def _reference_parts(procs: int) -> list[str]:
-    return [f"frozen reference, FSDP {rank}" for rank in range(procs)] if procs > 1 else ["frozen reference"]
+def _frozen_parts(what: str, procs: int) -> list[str]:
+    return [f"frozen {what}, FSDP {rank}" for rank in range(procs)] if procs > 1 else [f"frozen {what}"]
 
 
 def _slots(place: ReplicaPlace, procs: int) -> Iterator[tuple[int, int | None]]:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.data.rows import find_file
-from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.host_settings import slurm_nodes
 from forge_env.utils.settings import with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
+from trainers.families.shape import ModelShape
 from trainers.families.table import read_shape
 from trainers.model.find import find_shape
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
 from trainers.objective.trials import try_advantages, try_loss
+from trainers.settings.mixture import read_names
 from trainers.setup.card import gib
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
+from trainers.setup.env_share import EnvShare
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
-from trainers.setup.options.defaults import LARGER_MICRO_BATCHES, MICRO_BATCH, Default, take_again, take_defaults
+from trainers.setup.mixture import of, views, with_views
+from trainers.setup.options.defaults import (
+    LARGER_MICRO_BATCHES,
+    MICRO_BATCH,
+    Default,
+    take_defaults,
+    without_defaults,
+)
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
@@ -32,12 +42,13 @@ from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
+C = TypeVar("C", bound=RunConfig)
 Check = Callable[[RunPlan], None]
 ALMOST = 0.9
 """Part of the engine's cache that a larger micro-batch has to leave."""
 
 OF_SETTINGS: tuple[Check, ...] = (
-    lambda plan: check_sets(plan.config),
+    lambda plan: check_sets(*([share.config for share in plan.environments] or [plan.config])),
     run_checks.check_folder,
     model_checks.check_shape,
     lambda plan: plan.config.parallelism.check_procs(plan.config.services.trainer.procs),
@@ -60,34 +71,55 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     check_bounds(config)
     config = model_checks.with_model_of_run(config.resolved())
     model = find_shape(config.model.path, config.model.size)
-    config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
+    config, defaults, environments = _with_environments(config, model.shape)
     objective = plan_objective(config, algorithm)
-    source = own_data(config) or config.dataset.path  # as the user wrote it
-    config = give_dataset(resolve_sources(config))
-    environment = run_checks.make_environment(config)
     config.check()
+    for share in environments:
+        with of(share.label):
+            share.config.check()
+    if objective is not None:
+        objective, environments = _with_group_sizes(objective, environments, algorithm)
     plan = RunPlan(
         config=config,
         defaults=defaults,
         algorithm=algorithm,
         model=model,
+        teacher=find_shape(config.distill.teacher, option="--distill.teacher") if config.distill.teacher else None,
         objective=objective,
-        environment=environment,
+        environments=environments,
         steps=max(0, config.training.steps),
     )
     for check in (*OF_SETTINGS, *OF_SIZES):
         check(plan)
     if model.folder is not None:
         plan = replace(plan, model=model_checks.check_folder(plan, model.folder))
+    if plan.teacher is not None and plan.teacher.folder is not None:
+        model_checks.check_teacher(plan, plan.teacher.folder, model.folder)
     config.check_data(model.folder)
-    tasks = _local_tasks(config, environment, source)
-    if tasks is not None and environment is not None:
-        run_checks.check_demonstrations(config, environment, tasks.train, source)
-    run_checks.check_reward(objective, environment, tasks.train if tasks else ())
-    about = [*(tasks.about if tasks else ()), *config.describe_data()]
-    plan = replace(plan, card=machine_checks.card_size(plan), tasks=tasks, about_data=about)
+    environments = [_with_local_tasks(share, objective) for share in environments]
+    about = [text for share in environments if share.tasks for text in share.about(share.tasks.about)]
+    about += config.describe_data()
+    plan = replace(plan, card=machine_checks.card_size(plan), environments=environments, about_data=about)
     plan = _with_micro_batch(with_sizes(plan))
     return replace(plan, problems=_problems(plan))
+
+
+def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[str, Default], list[EnvShare]]:
+    """Give each setting of -1 its default, and make each environment, with its data; returns also the defaults."""
+    made, environments, named = {}, list[EnvShare](), read_names(config.env.name)
+    for label, view in (views(config) or {"": config}).items():
+        with of(label):
+            check_bounds(view)
+            view, defaults = with_room_for_expert(*take_defaults(view, shape))
+            source = own_data(view) or view.dataset.path
+            made[label] = view = give_dataset(resolve_sources(view))
+            if (factory := run_checks.make_environment(view)) is not None:
+                share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)
+                environments.append(replace(share, weight=named[label].weight))
+    config = with_views(resolve_sources(config), made)
+    if len(made) > 1:
+        config, defaults = take_defaults(config, shape)
+    return config, defaults, environments
 
 
 def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
@@ -102,7 +134,7 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
             raise
         raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
     has_reference = config.services.ref_model.procs > 0 or config.lora.is_on
-    objective = resolve(objective, config.training, has_reference=has_reference)
+    objective = resolve(objective, config.training, config.distill, has_reference=has_reference)
     training = config.training
     if training.loss or algorithm.target:
         try_loss(objective.loss, f"--loss {training.loss}" if training.loss else f"the loss of {algorithm.target}")
@@ -111,14 +143,37 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
     return objective
 
 
+def _with_group_sizes(
+    objective: Objective, environments: Sequence[EnvShare], algorithm: Algorithm
+) -> tuple[Objective, list[EnvShare]]:
+    """The environments with the sizes of their groups, and the objective with the rewards of each."""
+    scales = {share.label: share.config.env.reward_scale for share in environments}
+    parts, several = {}, len(environments) > 1
+    for share in environments:
+        with of(share.label):
+            parts[share.label] = algorithm.make_objective(share.config) if several else objective
+    reward = objective.reward
+    if several and reward.addition is not None:
+        additions = {label: part.reward.addition or (lambda episode: 0.0) for label, part in parts.items()}
+        reward = replace(reward, addition=lambda episode: additions[episode.env](episode))
+    if any(scale != 1 for scale in scales.values()):
+        reward = replace(reward, scale=lambda episode: scales[episode.env if several else ""])
+    objective = replace(objective, reward=reward, group_size=max(part.group_size for part in parts.values()))
+    return objective, [replace(share, group_size=parts[share.label].group_size) for share in environments]
+
+
 def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """The plan with the sizes of the model in a folder; the same object if it has them already."""
     if plan.shape is not None:
         return plan
     shape = read_shape(folder)
-    config, defaults = with_room_for_expert(*take_again(plan.config, plan.defaults, shape))
+    of_views = {share.label: without_defaults(share.config, share.defaults) for share in plan.environments}
+    config = with_views(without_defaults(plan.config, plan.defaults), of_views)
+    config, defaults, made = _with_environments(config, shape)
+    pairs = zip(made, plan.environments, strict=True)
+    environments = [replace(new, group_size=old.group_size, tasks=old.tasks) for new, old in pairs]
     model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
-    plan = replace(plan, config=config, defaults=defaults, model=model)
+    plan = replace(plan, config=config, defaults=defaults, environments=environments, model=model)
     for check in OF_SIZES:
         check(plan)
     plan = _with_micro_batch(with_sizes(plan))
@@ -167,27 +222,44 @@ def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
     return replace(plan, model=model_checks.check_folder(plan, folder)) if plan.model.path else plan
 
 
-def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
-    """The tasks of a run, and its held-out sets; tasks that are not a local file's are read now."""
-    if plan.environment is None:
-        return RunTasks(), {}
-    tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
-    run_checks.check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
-    run_checks.check_reward(plan.objective, plan.environment, tasks.train)
-    return tasks, held_out_sets(plan.config, tasks.held_out)
+def with_teacher(plan: RunPlan, folder: Path, model: Path) -> RunPlan:
+    """The plan with the sizes of the teacher in a folder, which is checked against the folder of the model."""
+    assert plan.teacher is not None
+    if plan.teacher.shape is None:
+        teacher = replace(plan.teacher, shape=read_shape(folder), where=f"the folder {folder}", missing="")
+        plan = with_sizes(replace(plan, teacher=teacher))
+        for check in OF_MEMORY:
+            check(plan)
+    model_checks.check_teacher(plan, folder, model)
+    return plan
 
 
-def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str) -> RunTasks | None:
-    """The tasks of a local file; None if they are not those of a file, and are read at the start.
+def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOutSet]]]:
+    """The tasks of each environment by label, and the held-out sets by name, each with a part of every environment that
+    it measures. Tasks that are not a local file's are read now."""
+    tasks, held_out = dict[str, RunTasks](), dict[str, list[HeldOutSet]]()
+    for share in plan.environments:
+        with of(share.label):
+            read = share.tasks or read_run_tasks(share.config, share.factory)
+            run_checks.check_demonstrations(share.config, share.factory, read.train, own_data(share.config))
+            run_checks.check_reward(plan.objective, share.factory, read.train)
+            tasks[share.label] = read
+            for name, part in held_out_sets(share.config, read.held_out, env=share.label).items():
+                held_out.setdefault(name, []).append(part)
+    return tasks, held_out
 
-    `source` is the file as the user wrote it, for errors.
-    """
-    file = find_file(own_data(config), config.dataset.split)
-    if file is None or environment is None:
-        return None
-    if not file.is_file():
-        raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
-    try:
-        return read_run_tasks(config, environment)
-    except UserError as error:
-        raise UserError(str(error).replace(own_data(config), source)) from error
+
+def _with_local_tasks(share: EnvShare, objective: Objective | None) -> EnvShare:
+    """The environment with its tasks of a local file; tasks that are not those of a file are read at the start."""
+    config, source, tasks = share.config, share.source, None
+    with of(share.label):
+        if (file := find_file(own_data(config), config.dataset.split)) is not None:
+            if not file.is_file():
+                raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
+            try:
+                tasks = read_run_tasks(config, share.factory)
+            except UserError as error:
+                raise UserError(str(error).replace(own_data(config), source)) from error
+            run_checks.check_demonstrations(config, share.factory, tasks.train, source)
+        run_checks.check_reward(objective, share.factory, tasks.train if tasks else ())
+    return replace(share, tasks=tasks)

@@ -17,6 +17,7 @@ training on data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +27,6 @@ from agents.generator.engine_args import read_engine_args
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
-from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
@@ -37,12 +37,14 @@ from trainers.lora import Lora
 from trainers.model.find import FoundModel
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import choose_old_logprobs
+from trainers.settings.services import ServiceConfig
 from trainers.setup.card import Card, Processes, cards
 from trainers.setup.deadlines import Deadlines
+from trainers.setup.env_share import EnvShare
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.packages import missing_packages
 from trainers.setup.placement import Placement, make_placement
-from trainers.setup.run_tasks import RunTasks, chat_data
+from trainers.setup.run_tasks import chat_data
 from trainers.titan.settings import ForwardSettings, ParallelismConfig, RateSettings, TitanSettings, TrainerSettings
 
 ADAM_BETAS = (0.9, 0.95)
@@ -60,14 +62,14 @@ class RunPlan:
     """The defaults of what is trained, by the names of the settings."""
     algorithm: Algorithm
     model: FoundModel
+    teacher: FoundModel | None = None
+    """The model of `distill.teacher`; None without one."""
     objective: Objective | None
     """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
-    environment: EnvFactory | None = None
-    """None for supervised training on data without an environment."""
+    environments: Sequence[EnvShare] = ()
+    """None for supervised training on data without an environment. Of several, `config.env` has the largest limits."""
     steps: int = 0
     """Optimizer steps; 0 if they are counted when the data is read."""
-    tasks: RunTasks | None = None
-    """Tasks of a local file, which are read before anything is started; None if the start reads them."""
     about_data: Sequence[str] = ()
     """Sentences on the data: what was read, how it is divided, and which rows were left out."""
     card: float | None = None
@@ -100,15 +102,16 @@ class RunPlan:
     @property
     def missing(self) -> list[str]:
         """What this machine lacks, as sentences."""
-        placement, data = self.placement, self.config.dataset
+        placement = self.placement
         missing = [f"{package} is not installed" for package in missing_packages()]
-        missing += [self.model.missing] if self.model.missing else []
+        missing += [model.missing for model in (self.model, self.teacher) if model and model.missing]
         if self.shape is None:
             missing.append("the sizes of the model, and so the estimates of its memory")
-        if data.path and find_file(data.path, data.split) is None:
-            missing.append(
-                f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache"
-            )
+        for data in (share.config.dataset for share in self.environments):
+            if data.path and find_file(data.path, data.split) is None:
+                missing.append(
+                    f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache"
+                )
         if placement.gpus_wanted and self.card is None:
             missing.append(
                 "the memory of the GPUs, which --launcher.gpu_memory_gib says: whether the run fits is not known"
@@ -118,6 +121,23 @@ class RunPlan:
         if needed > available:
             missing.append(f"{needed - available} of {needed} GPUs")
         return missing
+
+    # ---- the environments ----
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the run has several environments."""
+        return len(self.environments) > 1
+
+    def part(self, share: EnvShare) -> float:
+        """The part of an environment in the training, by the weights."""
+        return share.weight / math.fsum(other.weight for other in self.environments)
+
+    def share(self, label: str) -> EnvShare:
+        """The environment of a label, as prompts and groups name it; the only one has any."""
+        if not self.has_several:
+            return self.environments[0]
+        return next(share for share in self.environments if share.label == label)
 
     # ---- the algorithm ----
 
@@ -220,14 +240,17 @@ class RunPlan:
             threads=self.config.services.trainer.threads,
         )
 
-    @cached_property
-    def reference(self) -> TitanSettings:
-        """What a reference model takes, if there is one: it computes logprobs as the trainer does.
+    def frozen(self, service: ServiceConfig) -> TitanSettings:
+        """What a reference model or a teacher takes: it computes logprobs as the trainer does.
 
         Its attention is the default of its own device, which may be another than the trainer's.
         """
         shared = values_of(self.config.training, ForwardSettings)
-        return TitanSettings(**shared, **self._sequences, threads=self.config.services.ref_model.threads)
+        return TitanSettings(**shared, **self._sequences, threads=service.threads)
+
+    def frozen_shape(self, name: str) -> ModelShape | None:
+        """The sizes of the model of a service of `FROZEN`; None if they are not known yet."""
+        return self.teacher.shape if name == "teacher" and self.teacher else self.shape
 
     @property
     def _sequences(self) -> dict[str, Any]:
@@ -262,7 +285,10 @@ class RunPlan:
         """Where each process is. A reference model is started unless the trainer is its own, without its adapters."""
         needs_reference = self.objective is not None and self.objective.kl_reference == "model"
         has_reference = needs_reference and not self.config.lora.is_on
-        return make_placement(self.config, has_reference=has_reference, has_engine=self.has_engine)
+        has_teacher = self.objective is not None and self.objective.distillation is not None
+        return make_placement(
+            self.config, has_reference=has_reference, has_engine=self.has_engine, has_teacher=has_teacher
+        )
 
     @property
     def hosts(self) -> HostSettings | None:
@@ -286,8 +312,9 @@ class RunPlan:
 
     @property
     def deadlines(self) -> Deadlines:
-        """Of operations that move the weights of the model."""
-        return Deadlines(self.config.deadlines, self.shape.parameters if self.shape else 0)
+        """Of operations that move the weights of a model, by the largest one."""
+        shapes = (self.shape, self.teacher.shape if self.teacher else None)
+        return Deadlines(self.config.deadlines, max(shape.parameters if shape else 0 for shape in shapes))
 
     @property
     def patience(self) -> float:

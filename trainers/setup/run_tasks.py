@@ -16,6 +16,7 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
+from trainers.setup.mixture import views
 
 C = TypeVar("C", bound=RunConfig)
 TRAIN_TASKS = 4096
@@ -120,11 +121,12 @@ def resolve_sources(config: C) -> C:
 
 def data_digests(config: RunConfig) -> dict[str, str]:
     """The digests of the local files that a run learns from and is measured on, by path."""
-    files = [find_file(own_data(config), split) for split in (config.dataset.split, "test")]
-    files.append(find_file(chat_data(config)))
-    for name in config.evaluation.sets:
-        data, split = _of_set(config, name, "options", "data") or own_data(config), _of_set(config, name, "split")
-        files.append(find_file(str(data), str(split or "test")))
+    files = [find_file(chat_data(config))]
+    for view in views(config).values():
+        files += [find_file(own_data(view), split) for split in (view.dataset.split, "test")]
+        for name in view.evaluation.sets:
+            data, split = _of_set(view, name, "options", "data") or own_data(view), _of_set(view, name, "split")
+            files.append(find_file(str(data), str(split or "test")))
     return {str(file): file_digest(file) for file in dict.fromkeys(files) if file is not None and file.is_file()}
 
 

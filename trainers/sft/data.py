@@ -92,8 +92,7 @@ class SFTData:
         length = max(size.max_position_embeddings, self._training.seq_len)
         return make_tiny_model(
             folder,
-            [_plain(example.messages) for example in examples],
-            list(tools.values()),
+            [(_plain(example.messages), [*tools.values()]) for example in examples],
             seed=self._training.seed,
             size=replace(size, max_position_embeddings=length),
         )

@@ -48,13 +48,20 @@ class StepLoss:
         """This rank's part of the loss."""
 
     def backward(
-        self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None, *, is_counted: bool = True
+        self,
+        batch: MicroBatch,
+        logprobs: Tensor,
+        entropies: Tensor | None,
+        *,
+        beside: Tensor | None = None,
+        is_counted: bool = True,
     ) -> None:
         """Call the loss on complete episodes, and accumulate the gradients of logprobs and entropies.
 
         Args:
             logprobs: (N,) of the sampled targets of the batch, with gradient.
             entropies: (N,) likewise, or None.
+            beside: another part of the loss, a scalar with gradient, which the caller counts.
             is_counted: whether this rank adds the loss and the metrics of the batch to its own.
         """
         laid_out = batch.scatter(logprobs)  # (E, T)
@@ -66,7 +73,7 @@ class StepLoss:
             value = self._call(batch, laid_out, entropy, units=units, normalizer=self._normalizer)
         else:  # no valid token, but this rank must take part in the collectives of the backward pass
             value = laid_out.nan_to_num().sum() * 0
-        value.backward()
+        (value if beside is None else value + beside).backward()
         if is_counted:
             measured = None if entropy is None else entropy.detach()
             self._metrics.add(batch, laid_out.detach(), measured, laid_out.grad)
@@ -109,14 +116,18 @@ class SplitEpisodes:
                     gradient[targets] = leaf.grad
             self.uses_entropy |= entropies.grad is not None
 
-    def backward(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
+    def backward(
+        self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None, *, beside: Tensor | None = None
+    ) -> None:
         """Add the gradients of a micro-batch with rows of split episodes; for the arguments see `StepLoss.backward`."""
         assert self._gradients is not None
         of_logprobs, of_entropies = self._gradients[:, batch.target_index]
+        values, gradients = [logprobs], [of_logprobs]
         if entropies is not None and self.uses_entropy:
-            torch.autograd.backward([logprobs, entropies], [of_logprobs, of_entropies])
-        else:
-            torch.autograd.backward([logprobs], [of_logprobs])
+            values, gradients = [*values, entropies], [*gradients, of_entropies]
+        if beside is not None:
+            values, gradients = [*values, beside], [*gradients, torch.ones_like(beside)]
+        torch.autograd.backward(values, gradients)
 
 
 def _full_batch(sample: Sample, part: MicroBatch) -> MicroBatch:
@@ -125,5 +136,6 @@ def _full_batch(sample: Sample, part: MicroBatch) -> MicroBatch:
         sample = dataclasses.replace(sample, reference_logprobs=None)
     if part.old_logprobs is None:
         sample = dataclasses.replace(sample, old_logprobs=None)
+    sample = dataclasses.replace(sample, observed=None, teacher_ids=None, teacher_logprobs=None)
     (batch,) = pack([sample], max_tokens=sys.maxsize, pack_length=0, pad_id=0)
     return batch

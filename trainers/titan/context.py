@@ -58,7 +58,7 @@ class LocalBatch(MicroBatch):
     """
 
     chosen: Tensor
-    """(n,) int64: indices of these targets among all N targets of the micro-batch; (0,) for a dummy target."""
+    """(n,) int64: indices of these targets among all N + M of the micro-batch; (0,) for a dummy target."""
 
 
 class Context:
@@ -85,7 +85,7 @@ class Context:
         chosen = mine[batch.selected % length].nonzero()[:, 0]
         selected, targets = batch.selected[chosen], batch.targets[chosen]
         if not len(chosen):
-            selected, targets = mine.nonzero()[:1, 0], torch.zeros(1, dtype=torch.int64)
+            selected, targets = mine.nonzero()[:1, 0], batch.targets.new_zeros(1, *batch.targets.shape[1:])
         given: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
         return LocalBatch(**given | {"selected": selected, "targets": targets, "chosen": chosen})
 
@@ -101,15 +101,14 @@ class Context:
         return sequence * size + order.argsort()[place] - self.rank * size
 
     def combine(self, values: Tensor, batch: MicroBatch) -> Tensor:
-        """Per-token values (N,) of the full micro-batch, the same on all ranks, from the values (n,) of this rank's
-        part.
+        """Per-token values (N + M, ...) of the full micro-batch, the same on all ranks, from those of this rank's part.
 
         Every rank computes the loss of all tokens from them. In the backward pass a rank takes the gradient of its own
         tokens.
         """
         if not isinstance(batch, LocalBatch):
             return values
-        result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots), self._group)
+        result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots) + len(batch.observed), self._group)
         return result
 
     def mask(self, positions: Tensor, window: int | None) -> Tensor:
@@ -159,8 +158,8 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, chosen: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(chosen)
-        ctx.size = len(values)
-        combined = values.new_zeros(count).index_copy_(0, chosen, values[: len(chosen)])
+        ctx.shape = values.shape
+        combined = values.new_zeros(count, *values.shape[1:]).index_copy_(0, chosen, values[: len(chosen)])
         dist.all_reduce(combined, group=group)
         return combined
 
@@ -168,6 +167,6 @@ class _Combine(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_combined: Tensor) -> tuple[Tensor | None, ...]:
         (chosen,) = ctx.saved_tensors
-        of_values = of_combined.new_zeros(ctx.size)
+        of_values = of_combined.new_zeros(ctx.shape)
         of_values[: len(chosen)] = of_combined[chosen]
         return of_values, None, None, None

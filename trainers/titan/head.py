@@ -46,7 +46,7 @@ def head_logprobs(
     Args:
         hidden: (N, D).
         weight: (V, D) of the same dtype; with `group`, this rank's rows of the vocabulary.
-        targets: (N,) int64. One outside the vocabulary has logprob -inf.
+        targets: (N,) or (N, K) int64. One outside the vocabulary has logprob -inf.
         temperature: above 0.
         with_entropy: also return the entropy; costs little forward, and a second chunk of float32 backward.
         group: ranks that share the vocabulary, all with the same `hidden` and `targets`. The results are for the full
@@ -57,7 +57,7 @@ def head_logprobs(
             with their gradient.
 
     Returns:
-        Logprobs (N,), and entropies (N,) in nats or None.
+        Logprobs in the shape of `targets`, and entropies (N,) in nats or None.
     """
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     keeps = learns and len(hidden) * len(weight) * hidden.element_size() <= kept_bytes
@@ -65,7 +65,9 @@ def head_logprobs(
     # logits.
     parts, most = (6 * hidden.element_size(), 1 << 28) if hidden.is_cuda else (32, 1 << 26)
     columns = len(weight) if keeps else columns or _columns(len(hidden), len(weight), parts, most=most)
-    return _HeadLogprobs.apply(hidden, weight, targets - start, temperature, with_entropy, group, columns, keeps)
+    wanted = (targets - start).view(len(hidden), math.prod(targets.shape[1:]))  # (N, K), also for N = 0
+    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, wanted, temperature, with_entropy, group, columns, keeps)
+    return logprobs.view(targets.shape), entropy
 
 
 def check_temperature(temperature: float) -> None:
@@ -75,11 +77,11 @@ def check_temperature(temperature: float) -> None:
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Saves its inputs and a few numbers per token, and the logits if they are kept; `targets` count from this rank's
-    first vocabulary entry.
+    """Saves its inputs and a few numbers per token, and the logits if they are kept; `targets`, (N, K), count from this
+    rank's first vocabulary entry.
 
     Let z = logits / temperature, p = softmax(z), H the entropy, and w and u the gradients of logprob and entropy. The
-    gradient of z is then w (onehot - p) - u p (log p + H).
+    gradient of z is then w (onehot - p) - u p (log p + H), with a sum over K in the first term.
     """
 
     @staticmethod
@@ -96,12 +98,12 @@ class _HeadLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.kept_logits = None
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        chosen = hidden.new_full((len(hidden),), -math.inf, dtype=dtype)  # z of the targets
+        chosen = hidden.new_full(targets.shape, -math.inf, dtype=dtype)  # z of the targets
         parts = []
         for chunk in _chunks(len(weight), columns):
             logits = F.linear(hidden, weight[chunk])
             column, inside = _within(targets, chunk)
-            chosen = torch.where(inside, logits.gather(-1, column)[:, 0].to(dtype) / temperature, chosen)
+            chosen = torch.where(inside, logits.gather(-1, column).to(dtype) / temperature, chosen)
             if _has_kernels(logits):
                 parts.append(_kernels().sums(logits, temperature, with_entropy))
             else:
@@ -112,7 +114,7 @@ class _HeadLogprobs(torch.autograd.Function):
         lse, entropy = _combined(*map(torch.stack, zip(*parts, strict=True)))
         if group is not None:
             chosen, lse, entropy = _over_ranks(chosen, lse, entropy, group)
-        logprobs = chosen - lse
+        logprobs = chosen - lse[:, None]
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature, ctx.columns = temperature, columns
         ctx.set_materialize_grads(False)  # if the loss did not use the entropy, its gradient is None and costs nothing
@@ -126,17 +128,22 @@ class _HeadLogprobs(torch.autograd.Function):
             ctx.kept_logits,
             None,
         )  # overwritten below; a second backward pass would compute them again
-        w = torch.zeros_like(lse) if of_logprobs is None else of_logprobs / ctx.temperature
+        w = torch.zeros_like(targets, dtype=lse.dtype) if of_logprobs is None else of_logprobs / ctx.temperature
         u = None if of_entropy is None else of_entropy / ctx.temperature
         of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for chunk in _chunks(len(weight), ctx.columns):
             logits = F.linear(hidden, weight[chunk]) if kept_logits is None else kept_logits
             kept_logits = None
-            if _has_kernels(logits):
-                gradient = _kernels().gradient_(logits, targets - chunk.start, lse, entropy, w, u, ctx.temperature)
-            else:
+            if not _has_kernels(logits):
                 gradient = _of_scaled(logits, *_within(targets, chunk), lse, entropy, w, u, ctx.temperature)
+            elif w.shape[1] == 1:
+                place = targets[:, 0] - chunk.start
+                gradient = _kernels().gradient_(logits, place, lse, entropy, w[:, 0], u, ctx.temperature)
+            else:  # the kernel's only onehot is outside, and those of the K targets are added
+                nowhere, total = torch.full_like(targets[:, 0], -1), w.sum(-1)
+                gradient = _kernels().gradient_(logits, nowhere, lse, entropy, total, u, ctx.temperature)
+                _add_onehots(gradient, *_within(targets, chunk), w)
             del logits  # each of these is a chunk: none may live on into the next round
             gradient = gradient.to(hidden.dtype)
             if of_weight is not None:
@@ -160,11 +167,16 @@ def _of_scaled(
     """Gradient of one chunk of z, in the dtype of `lse`. May overwrite the logits."""
     logp = _scaled(logits, lse, temperature, lse.dtype)
     if u is None:
-        gradient = logp.exp_().mul_(-w[:, None])
+        gradient = logp.exp_().mul_(-w.sum(-1, keepdim=True))
     else:
         p = logp.exp()
-        gradient = torch.addcmul(-(w + u * entropy)[:, None], -u[:, None], logp, out=logp).mul_(p)
-    return gradient.scatter_add_(-1, column, torch.where(inside, w, 0.0)[:, None])
+        gradient = torch.addcmul(-(w.sum(-1) + u * entropy)[:, None], -u[:, None], logp, out=logp).mul_(p)
+    return _add_onehots(gradient, column, inside, w)
+
+
+def _add_onehots(gradient: Tensor, column: Tensor, inside: Tensor, w: Tensor) -> Tensor:
+    """Add the gradient of each target's own z, in place."""
+    return gradient.scatter_add_(-1, column, torch.where(inside, w, 0.0).to(gradient.dtype))
 
 
 def _scaled(logits: Tensor, offset: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
@@ -208,11 +220,12 @@ def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
 def _over_ranks(
     chosen: Tensor, lse: Tensor, entropy: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_rank = torch.stack([chosen, lse, entropy])
+    of_rank = torch.cat([chosen, lse[:, None], entropy[:, None]], dim=1)
     gathered = [torch.empty_like(of_rank) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, of_rank, group=group)
-    chosen, lse, entropy = torch.stack(gathered, dim=1)
-    return chosen.amax(0), *_combined(lse, entropy)  # a target is -inf on all ranks but one
+    of_ranks = torch.stack(gathered)  # (ranks, N, K + 2)
+    # A target is -inf on all ranks but one.
+    return of_ranks[..., :-2].amax(0), *_combined(of_ranks[..., -2], of_ranks[..., -1])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -224,9 +237,9 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _within(targets: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-    """Column of each target in a chunk (N, 1), clamped into the chunk, and whether it lies in the chunk (N,)."""
+    """Column of each target in a chunk (N, K), clamped into the chunk, and whether it lies in the chunk (N, K)."""
     inside = (targets >= chunk.start) & (targets < chunk.stop)
-    return (targets - chunk.start).clamp(0, chunk.stop - chunk.start - 1)[:, None], inside
+    return (targets - chunk.start).clamp(0, chunk.stop - chunk.start - 1), inside
 
 
 def _chunks(vocabulary: int, columns: int) -> Iterator[slice]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
@@ -18,7 +19,7 @@ from trainers.titan.head import head_logprobs
 class Head:
     """Replaces the forward of `lm_head`, a linear layer without bias that is already parallelized.
 
-    Call `ask_logits` or `ask_logprobs` before each pass of the model; the pass then returns what was asked for.
+    Call `ask_logits`, `ask_top` or `ask_logprobs` before each pass of the model; the pass then returns what was asked.
 
     Args:
         lm_head: the layer; it computes in the dtype of its weight, whatever the rest of the model computes in.
@@ -44,6 +45,21 @@ class Head:
                 logits = self._linear(hidden)
                 return (logits.full_tensor() if isinstance(logits, DTensor) else logits).flatten(0, 1)[selected]
             return self._linear(hidden.flatten(0, 1)[selected][None])[0]
+
+        self._answer = answer
+
+    def ask_top(self, selected: Tensor, count: int, temperature: float) -> None:
+        """Let the next pass return the `count` largest logprobs (N, count) at the places `selected`, and their ids.
+
+        For a frozen model, without tensor parallelism. A sixteenth of the logits is there at a time, in float32.
+        """
+
+        def answer(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            weight: Tensor = self._lm_head.weight
+            chosen = hidden.flatten(0, 1)[selected].to(weight.dtype)
+            parts = chosen.split(max(1, -(-len(chosen) // 16)))
+            found = [((part @ weight.T).float() / temperature).log_softmax(-1).topk(count) for part in parts]
+            return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
 
         self._answer = answer
 

@@ -148,17 +148,24 @@ class TitanModel:
         with_entropy: bool = False,
         routes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logprobs of targets (N,) int64 at the places `selected`, without holding all their logits at once.
+        """Logprobs of targets (N,) or (N, K) int64 at the places `selected`, without holding all logits at once.
 
         Args, in addition to those of `logits`:
             temperature: above 0; logits are divided by it.
             with_entropy: also return the entropy at each place.
 
         Returns:
-            Logprobs (N,), and entropies (N,) in nats or None: float32, with gradient, the same on tensor ranks.
+            Logprobs as targets, and entropies (N,) in nats or None: float32, with gradient, the same on tensor ranks.
         """
         self._head.ask_logprobs(self._places(tokens, selected), targets, temperature, with_entropy)
         return self._run(tokens, positions, routes)
+
+    def top_logprobs(
+        self, tokens: Tensor, positions: Tensor | None, selected: Tensor, temperature: float, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The `count` largest logprobs (N, count) at the places `selected`, float32, and their token ids."""
+        self._head.ask_top(self._places(tokens, selected), count, temperature)
+        return self._run(tokens, positions, None)
 
     @property
     def replayed(self) -> Tensor:

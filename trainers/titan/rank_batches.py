@@ -44,6 +44,8 @@ class StepWork(NamedTuple):
     """Valid tokens of all samples, computed or not."""
     episodes: int
     """Episodes with valid tokens, computed or not."""
+    observed: tuple[int, int]
+    """Observed targets of all samples, and samples that have any."""
 
 
 class RankBatches:
@@ -98,14 +100,16 @@ class RankBatches:
 
         Args:
             samples: of the step; every rank is given all of them, so that what is left out needs no collective.
-            skips_idle: leave out the samples without an advantage.
+            skips_idle: leave out the samples that are idle.
         """
-        idle = [sample for sample in samples if skips_idle and not sample.has_advantage]
-        learned = [sample for sample in samples if sample.has_advantage] if idle else samples
+        idle = [sample for sample in samples if skips_idle and sample.is_idle]
+        learned = [sample for sample in samples if not sample.is_idle] if idle else samples
         batches = self.of(learned)
         computed = self.count(batches)
         tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in idle), strict=True))
-        return StepWork(learned, batches, computed, computed.tokens + tokens, computed.episodes + episodes)
+        observed = [sample.num_observed for sample in learned]
+        tokens, episodes = tokens + computed.tokens, episodes + computed.episodes
+        return StepWork(learned, batches, computed, tokens, episodes, (sum(observed), sum(map(bool, observed))))
 
     def of(self, samples: Sequence[Sample], *, with_routes: bool | None = None) -> list[MicroBatch]:
         """This rank's share of the samples, on the CPU, with the caller's numbers of `samples`."""

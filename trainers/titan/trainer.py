@@ -26,6 +26,7 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
 - ../objective/loss_call.py: the tensors that a loss gets, and its divisor.
 - ../objective/loss_metrics.py: what is measured beside the loss.
+- ../objective/observations.py: the loss on the tokens of the environment.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
 from forge_env.utils.settings import values_of
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
+from trainers.objective.distillation import DistillationLoss
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
+from trainers.objective.observations import ObservationLoss
 from trainers.titan.adapter_files import export_adapter, load_adapter
 from trainers.titan.backward import SplitEpisodes, StepLoss
 from trainers.titan.checkpoint import TrainingState
@@ -169,6 +172,8 @@ class TitanTrainer:
         temperature: float = 1.0,
         old_is_present: bool = False,
         compare_replay: bool = False,
+        observation_coef: float = 0.0,
+        distill_coef: float = 0.0,
     ) -> dict[str, float]:
         """Take one optimizer step on `samples`; every rank is given the same ones.
 
@@ -179,6 +184,8 @@ class TitanTrainer:
                 is then exactly 1; a second pass would round differently. Otherwise old_logprobs are the samples' own,
                 if any.
             compare_replay: if rows have routes, also measure the step without them: one more forward pass.
+            observation_coef: weight of the cross entropy on the samples' observed tokens, see `ObservationLoss`.
+            distill_coef: weight of the reverse KL to the teacher over the samples' teacher_ids, see `DistillationLoss`.
 
         Returns:
             loss, grad_norm, learning_rate of this step, seconds;
@@ -187,6 +194,9 @@ class TitanTrainer:
             advantage and the loss needs none of them. The loss is still divided by all;
             the metrics of `LossMetrics.values` and, if rows have routes, of `ReplayMetrics.values`, over the computed
             ones;
+            observation_loss and observation_tokens, if observation_coef is above 0: L_env, in nats a token, and the
+            number of observed tokens;
+            teacher_kl, if the samples have teacher_ids: the mean of that KL, in nats a token;
             skipped: 1.0 if nothing was changed, because there was no valid token, or the loss or the gradient was not
                 finite. If all episodes are left out, the step is taken with a gradient of 0.
         """
@@ -199,13 +209,16 @@ class TitanTrainer:
         metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, work.computed.rows_read)
         normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
+        observations = ObservationLoss(observation_coef, work.observed[1], torch.zeros_like(normalizer))
+        distillation = DistillationLoss(distill_coef, work.tokens, torch.zeros_like(normalizer))
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
         batches = self._batches.rounds(work.batches, max(work.computed.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
                 replay.compare(batches, partial(self._logprobs, temperature=temperature))
-            self._add_gradients(work, batches, step, replay, temperature)
-            self._batches.sum_over_ranks(step.total)
+            self._add_gradients(work, batches, step, replay, temperature, observations, distillation)
+            for part in (step.total, observations.total, distillation.total):
+                self._batches.sum_over_ranks(part)
             replay.sum_over_ranks(self._batches.sum_over_ranks)
             self._batches.sum_over_ranks(metrics.sums)
             self._batches.max_over_ranks(metrics.largest)
@@ -225,12 +238,21 @@ class TitanTrainer:
             "episodes_left_out": float(work.episodes - work.computed.episodes),
             **metrics.values(work.computed.tokens),
             **replay.values(work.computed.tokens),
+            **observations.values(work.observed[0]),
+            **distillation.values(),
             "skipped": float(not is_taken),
             "seconds": time.perf_counter() - start,
         }
 
     def _add_gradients(
-        self, work: StepWork, batches: Sequence[MicroBatch], step: StepLoss, replay: ReplayMetrics, temperature: float
+        self,
+        work: StepWork,
+        batches: Sequence[MicroBatch],
+        step: StepLoss,
+        replay: ReplayMetrics,
+        temperature: float,
+        observations: ObservationLoss,
+        distillation: DistillationLoss,
     ) -> None:
         """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device."""
         split = SplitEpisodes(work.learned, work.batches, step)
@@ -241,9 +263,13 @@ class TitanTrainer:
             self.model.complete_gradients(number == len(batches))
             # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
             with_entropy = split.uses_entropy or not batch.is_part
-            found = self._logprobs(batch, temperature, with_entropy=with_entropy)
+            logprobs, entropies, observed, taught = self._forward(batch, temperature, with_entropy=with_entropy)
             replay.add(batch)
-            (split if batch.is_part else step).backward(batch, *found)
+            terms = [term for term in (observations(batch, observed), distillation(batch, taught)) if term is not None]
+            beside = torch.stack(terms).sum() if terms else None
+            (split if batch.is_part else step).backward(batch, logprobs, entropies, beside=beside)
+            if beside is not None:
+                step.total += beside.detach()
 
     def _update_weights(self, total_loss: Tensor, *, has_tokens: bool) -> tuple[float, float, bool]:
         """Take the optimizer step, unless there is no token, or a value that is not finite.
@@ -272,6 +298,26 @@ class TitanTrainer:
         ready = self._batches.rounds(batches, self._batches.count(batches).rounds)
         (values,) = self._values(samples, ready, temperature)
         return by_sample(samples, values)
+
+    def top_logprobs(
+        self, samples: Sequence[Sample], temperature: float, count: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The `count` most likely tokens at each sampled target, of a frozen model: for each sample their ids, int32,
+        and their logprobs, float32, target after target; the same on every rank."""
+        check_temperature(temperature)
+        self._batches.check_rows(samples)
+        batches = self._batches.of(samples, with_routes=False)
+        total = sum(sample.num_targets for sample in samples)
+        values = torch.zeros((total, count), device=self.device)
+        ids = torch.zeros_like(values, dtype=torch.int64)
+        with torch.no_grad():
+            for batch in self._batches.rounds(batches, self._batches.count(batches).rounds):
+                selected = batch.selected[: len(batch.slots)]
+                top = self.model.top_logprobs(batch.tokens, batch.positions, selected, temperature, count)
+                if batch.samples:
+                    values[batch.target_index], ids[batch.target_index] = top
+        found = (by_sample(samples, self._batches.sum_over_ranks(each)) for each in (ids, values))
+        return [(ids.ravel().astype(IDS), values.ravel()) for ids, values in zip(*found, strict=True)]
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """Like `logprobs`, under the model that the adapters started from: the frozen base, or the adapters that were
@@ -341,14 +387,24 @@ class TitanTrainer:
     def _logprobs(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        """Logprobs (N,) of the sampled targets, and entropies (N,) or None."""
+        return self._forward(batch, temperature, with_entropy=with_entropy)[:2]
+
+    def _forward(
+        self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """The values of `_logprobs`, logprobs (M,) of observed targets, and (N, K) of a teacher's tokens or None."""
         inputs, routes = (batch.tokens, batch.positions, batch.selected, batch.targets), batch.routes
         if routes is None and self._replays and self.settings.compile and (experts := self.model.experts):
             # Without routes the block would be compiled a second time.
             shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
             routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
         logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
-        combine = self.model.context.combine
-        return combine(logprobs, batch), None if entropies is None else combine(entropies, batch)
+        combine, sampled = self.model.context.combine, len(batch.slots)
+        logprobs = combine(logprobs, batch)
+        entropies = None if entropies is None else combine(entropies, batch)[:sampled]
+        own, taught = (logprobs, None) if logprobs.dim() == 1 else (logprobs[:, 0], logprobs[:sampled, 1:])
+        return own[:sampled], entropies, own[sampled:], taught
 
     def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.

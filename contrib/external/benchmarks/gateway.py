@@ -348,7 +348,7 @@ def main() -> None:
     relax_garbage_collector()  # as the process of the environments does
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        make_tiny_model(model, [conversation(-1, REQUESTS)[0]], TOOLS, seed=0, size=SIZE)
+        make_tiny_model(model, [(conversation(-1, REQUESTS)[0], TOOLS)], seed=0, size=SIZE)
         figures = asyncio.run(measure(str(model), Path(folder)))
     print(json.dumps(figures, indent=2))
     if options.json:

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from agents.chat.agent import ChatAgent
 from agents.scripted import ScriptedAgent
-from contrib.judges.judge import LLMJudge, read_verdict
+from contrib.judges.judge import PAIR_PROMPT, LLMJudge, read_verdict
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.core.tools import reward
+from forge_env.core.tools import group_reward, reward
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_episode
+from forge_env.rollout.group_reward import pairwise
+from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 from forge_env.tool_env.tool_env import ToolEnv
 
 QUESTION = ("2 + 2?", "It is 4.", "4")
@@ -184,6 +185,40 @@ async def test_it_rewards_an_episode(chat_server: Any, works: bool) -> None:
         )
     expected = (Outcome.SCORED, 0.7) if works else (Outcome.INFRA_FAULT, None)
     assert (episode.outcome, episode.reward) == expected
+
+
+class Compared(ToolEnv):
+    """Answers that a judge compares two by two."""
+
+    def __init__(self, judge: LLMJudge) -> None:
+        super().__init__()
+        self._judge = judge
+
+    @group_reward
+    async def better(self, answers: list[str], prompt: str) -> list[float]:
+        return await pairwise(answers, lambda first, second: self._judge(prompt, first, "a number", second))
+
+
+async def test_it_compares_siblings_and_its_cost_is_that_of_the_group(chat_server: Any) -> None:
+    """The judge likes 4; each pair is asked in both orders, and what it used stands in one sibling."""
+
+    def likes(asked: Any) -> str:
+        first = asked.body["messages"][-1]["content"].partition("The second answer:")[0]
+        return f"VERDICT: {10 if 'It is 4.' in first else 0}"
+
+    chat_server.will(chat_server.replies(likes))
+    answers = iter(["It is 5.", "It is 4."])
+    agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": next(answers)})
+    task = Task(prompt=({"role": "user", "content": "2 + 2?"},))
+    async with make(chat_server, prompt=PAIR_PROMPT) as judge, EnvFactory(Compared) as factory:
+        spec = GroupSpec(task=task, count=2, seed=0, group_id="g", env_options={"judge": judge})
+        group = await run_group(factory, agent, spec)
+    assert sorted((e.reward, e.messages[-1]["content"]) for e in group.episodes) == [
+        (0.0, "It is 5."),
+        (1.0, "It is 4."),
+    ]
+    assert [e.info.get("model_calls", {}).get("judge", {}).get("calls") for e in group.episodes] == [None, 2]
+    assert len(chat_server.asked) == 2
 
 
 # ---- remembering ----

@@ -59,7 +59,9 @@ async def _judge(
     from forge_env.rollout.factory import make
 
     phases = []
-    async with make(settings.env, **settings.options) as factory:
+    factory = make(settings.env, **settings.options)
+    factory.add_group_reward(settings.group_reward)
+    async with factory:
         tasks = TasksOfToday(factory, (episode.task for path in files.values() for episode in read_jsonl(path)))
         if tasks.note:
             note(tasks.note)

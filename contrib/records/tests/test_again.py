@@ -94,6 +94,35 @@ def test_another_verdict_is_listed_and_written_under_the_recorded_ids(again: Com
     assert sum(turn.reward for turn in now.turns) == 0.0
 
 
+def test_siblings_are_compared_again(tmp_path: Path, command: Command) -> None:
+    """By the method and the function of the run, as they are today; a replay of one episode compares nothing."""
+    compares = ENV.replace("    @reward\n", "    @group_reward\n    def all_alike(self, answers):\n"
+                           "        return [0.5] * len(answers)\n\n    @reward\n")  # fmt: skip
+    (tmp_path / "looked.py").write_text(compares.replace("import Task", "import group_reward, Task"))
+    (tmp_path / "own.py").write_text("def first(answers):\n    return [1.0, *[0.0] * (len(answers) - 1)]\n")
+    (tmp_path / "shown").write_text("red")
+    write_tasks(tmp_path, first="red", second="red")
+    name, data = f"{tmp_path}/looked.py:Looked", f"data={tmp_path}/tasks.json"
+    evaluation = ["eval", "--env", name, "--option", data, "--agent", "scripted:expert", "--split", "all", "-n", "2"]
+    assert (
+        main([*evaluation, "--tasks", "2", "--group-reward", f"{tmp_path}/own.py:first", "--out", f"{tmp_path}/run"])
+        == 0
+    )
+    assert sorted(e.reward or 0.0 for e in read_jsonl(tmp_path / "run" / "episodes.jsonl")) == [1.5, 1.5, 2.5, 2.5]
+    [phase] = command("score", f"{tmp_path}/run", "--again")["phases"]
+    assert (phase["judged"], phase["changed"], phase["reward_before"], phase["reward_now"]) == (4, [], 2.0, 2.0)
+    episode = next(read_jsonl(tmp_path / "run" / "episodes.jsonl"))
+    assert command("replay", f"{tmp_path}/run", episode.id)["same"]
+    (tmp_path / "own.py").write_text("def first(answers):\n    return [0.0] * len(answers)\n")
+    write_tasks(tmp_path, first="red", second="broken")
+    [phase] = command("score", f"{tmp_path}/run", "--again")["phases"]
+    now = [(change["now"]["reward"], change["now"]["rewards"]) for change in phase["changed"]]
+    assert sorted(now, key=str) == [
+        (1.5, {"right": 1.0, "all_alike": 0.5, "first": 0.0}),
+        *[(None, {})] * 2,
+    ]
+
+
 def test_a_verifier_that_breaks_leaves_no_reward(again: Command, tmp_path: Path) -> None:
     write_tasks(tmp_path, first="red", second="broken")
     [changed] = again()["changed"]

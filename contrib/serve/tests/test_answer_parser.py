@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import vllm.envs
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 from vllm.config import VllmConfig
@@ -242,6 +243,7 @@ def test_a_mark_is_allowed_after_other_requests_with_grammars(tmp_path: Path, mo
     """In vLLM's engine, with the environment that its server gets."""
     for name, value in ENVIRON.items():
         monkeypatch.setenv(name, value)
+    vllm.envs.disable_envs_cache()  # an engine of this process has read them
     channels = Renderer(make_gpt_oss(tmp_path / "model"), thinking="on")
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "model" / "tokenizer.json"))
     engine = XgrammarBackend(VllmConfig(), tokenizer=tokenizer, vocab_size=len(tokenizer))

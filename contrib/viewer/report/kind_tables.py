@@ -10,7 +10,7 @@ from contrib.viewer.report.numbers import short
 from contrib.viewer.report.run_data import RunData
 from contrib.viewer.report.tables import Table, titled_evaluations
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, SOLVED, KindChange, verdict_note
+from forge_env.evaluation.kinds import SOLVED, KindChange, verdict_note
 
 MAX_COLUMNS = 8
 """Parts of the reward with a column in the tables."""
@@ -19,7 +19,7 @@ MAX_COLUMNS = 8
 def kind_table(run: RunData) -> Table | None:
     """The success of each kind, and which kinds training did not change; None where the tasks have no kinds."""
     changes = run.kinds.changes(run.evaluations.get("before"), run.evaluations.get("after"))
-    trained = [n for n in (*run.kinds.names, OTHER_KINDS, NO_KIND) if run.series("train", f"success/{n}")]
+    trained = [n for n in run.kinds.order if run.series("train", f"success/{n}")]
     names = list(dict.fromkeys([*changes, *trained]))
     if not names:
         return None
@@ -27,7 +27,8 @@ def kind_table(run: RunData) -> Table | None:
     rows = [_row(run, name, changes.get(name, KindChange(before=empty, after=empty))) for name in names]
     numbers = ("tasks", "before", "after", "change (better / worse)", "in training", "mean reward")
     columns = {"kind": "", "result": "", **dict.fromkeys(numbers, "num")}
-    return Table(title="Success by kind of task", columns=columns, rows=rows, notes=_notes(run, changes))
+    what = f"{'environment and ' if run.kinds.environments else ''}kind of task"
+    return Table(title=f"Success by {what}", columns=columns, rows=rows, notes=_notes(run, changes))
 
 
 def part_tables(run: RunData) -> Iterator[Table]:
@@ -101,7 +102,7 @@ def _notes(run: RunData, changes: dict[str, KindChange]) -> list[str]:
         ", ".join(f"{count} of {len(changes)} kinds {verdict}" for verdict, count in counts.items()),
         f"solved is a success of at least {SOLVED:g}; where no change is shown, what there is may be chance",
         "brackets are 95% intervals of the success on held-out tasks; better / worse counts the same tasks",
-        verdict_note(changes),
+        verdict_note(changes, run.kinds.environments),
         "in training is the success of the first and of the last tenth of the steps",
         "the mean reward is that before and after training",
         run.kinds.note,

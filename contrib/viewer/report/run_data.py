@@ -94,7 +94,8 @@ class RunData:
         known = self.facts.get("kinds")
         if not isinstance(known, dict):
             return Kinds()
-        return Kinds(names=tuple(map(str, known.get("names") or ())), left_out=int(known.get("left_out") or 0))
+        names, environments = (tuple(map(str, known.get(name) or ())) for name in ("names", "environments"))
+        return Kinds(names=names, left_out=int(known.get("left_out") or 0), environments=environments)
 
     def tools(self) -> dict[str, ToolFigures]:
         """The tool calls of the training, or of the evaluations if there was no training."""

@@ -39,14 +39,14 @@ def test_a_kind_is_recorded_with_the_episode_and_is_no_part_of_the_id() -> None:
 
 
 def test_tasks_without_kinds_have_no_figures_by_kind() -> None:
-    kinds, evaluation = Kinds.of([task(1), task(2)]), measured([1.0, 0.0], kind="")
+    kinds, evaluation = Kinds.of({"": [task(1), task(2)]}), measured([1.0, 0.0], kind="")
     assert kinds == Kinds() and kinds.note == ""
     assert kinds.training_metrics(evaluation.episodes) == kinds.evaluation_metrics(evaluation) == {}
     assert kinds.text(evaluation) == "" and kinds.changes(evaluation, evaluation) == {}
 
 
 def test_success_reward_and_count_of_a_step() -> None:
-    kinds = Kinds.of([task(1, "cancel"), task(2, "buy"), task(3, "buy"), task(4), task(5, "move")])
+    kinds = Kinds.of({"": [task(1, "cancel"), task(2, "buy"), task(3, "buy"), task(4), task(5, "move")]})
     assert kinds.names == ("buy", "cancel", "move")
     episodes = [
         *(episode(1, 1.0, "cancel", i) for i in range(2)),
@@ -75,7 +75,7 @@ def test_an_evaluation_has_the_interval_of_each_kind() -> None:
     evaluation = Evaluation(
         episodes=(*measured([1.0, 0.0], "buy").episodes, *measured([1.0, 1.0, 1.0], "cancel", first=2).episodes)
     )
-    kinds = Kinds.of(episode.task for episode in evaluation.episodes)
+    kinds = Kinds.of({"": [episode.task for episode in evaluation.episodes]})
     metrics, buy = kinds.evaluation_metrics(evaluation), measured([1.0, 0.0]).interval
     assert (metrics["success/buy"], metrics["success_low/buy"], metrics["success_high/buy"]) == (0.5, *buy)
     assert (metrics["success/cancel"], metrics["reward/cancel"], metrics["episodes/cancel"]) == (1.0, 1.0, 3.0)
@@ -84,7 +84,7 @@ def test_an_evaluation_has_the_interval_of_each_kind() -> None:
 
 def test_a_kind_that_could_not_be_measured_has_no_rate() -> None:
     evaluation = measured([None, None])
-    kinds = Kinds.of([task(1, "buy")])
+    kinds = Kinds.of({"": [task(1, "buy")]})
     assert kinds.evaluation_metrics(evaluation) == {"episodes/buy": 0.0} and kinds.text(evaluation) == ""
     [change] = kinds.changes(evaluation, evaluation).values()
     assert change.verdict == "" and change.summary()["success_after"] is None
@@ -93,7 +93,7 @@ def test_a_kind_that_could_not_be_measured_has_no_rate() -> None:
 def test_of_many_kinds_those_with_the_most_tasks_keep_their_names() -> None:
     rare = [task(i, f"rare {i:02}") for i in range(40)]
     frequent = [task(100 + i, f"frequent {i // 2:02}") for i in range(40)]
-    kinds = Kinds.of([*rare, *frequent])
+    kinds = Kinds.of({"": [*rare, *frequent]})
     assert len(kinds.names) == MAX_KINDS and kinds.left_out == 60 - MAX_KINDS
     assert {f"frequent {i:02}" for i in range(20)} < set(kinds.names) and "rare 11" in kinds.names
     assert "rare 12" not in kinds.names and list(kinds.names) == sorted(kinds.names)
@@ -104,7 +104,7 @@ def test_of_many_kinds_those_with_the_most_tasks_keep_their_names() -> None:
     metrics = kinds.training_metrics([episode(i, float(i < 20), f"rare {i:02}") for i in range(40)])
     assert len(metrics) == 3 * 13 and metrics[f"episodes/{OTHER_KINDS}"] == 28.0
     assert metrics[f"success/{OTHER_KINDS}"] == pytest.approx(8 / 28)
-    assert Kinds.of(frequent[:20]).note == ""
+    assert Kinds.of({"": frequent[:20]}).note == ""
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,19 @@ def test_the_changes_name_every_kind_of_both_evaluations() -> None:
         "p_value": None,
         "verdict": "",
     }
+
+
+def test_each_of_several_environments_has_figures_and_its_kinds_have_its_name() -> None:
+    kinds = Kinds.of({"shop": [task(1, "buy"), task(2, "move")], "maze": [task(1, "move")], "plain": [task(9)]})
+    assert kinds.environments == ("shop", "maze", "plain")
+    assert kinds.names == ("maze/move", "shop/buy", "shop/move")
+    played = [replace(episode(1, 1.0, "buy"), env="shop"), replace(episode(2, 0.0, "move"), env="shop")]
+    played += [replace(episode(1, 1.0, "move"), env="maze"), replace(episode(9, 0.0), env="plain")]
+    evaluation = Evaluation(episodes=tuple(played))
+    rates = {name: part.success_rate for name, part in kinds.split(evaluation.episodes).items()}
+    assert rates == {"shop": 0.5, "maze": 1.0, "plain": 0.0, "maze/move": 1.0, "shop/buy": 1.0, "shop/move": 0.0}
+    metrics = kinds.evaluation_metrics(evaluation)
+    assert (metrics["success/shop"], metrics["episodes/shop/buy"]) == (0.5, 1.0)
+    changes = kinds.changes(evaluation, evaluation)
+    assert list(changes) == list(rates)
+    assert "corrected for 3 environments and 3 kinds by Holm" in verdict_note(changes, kinds.environments)

@@ -18,8 +18,8 @@ def test_a_checkpoint_restores_every_count() -> None:
     drops = DropCounts()
     drops.add_outcomes(group(0, [Outcome.TIMEOUT, Outcome.ENV_FAULT, Outcome.TIMEOUT]))
     drops.add_outcomes(group(1, [Outcome.ENV_FAULT, Outcome.ENV_FAULT]))
-    drops.drop_flat("same", 0.5, most=0)
-    drops.drop_faulty("gone")
+    drops.drop_flat("", "same", 0.5, most=0)
+    drops.drop_faulty("", "gone")
     restored = DropCounts(**json.loads(json.dumps(asdict(drops))))
     assert restored == drops and restored.outcomes == {"timeout": 2, "env_fault": 3}
     assert len(restored.broken) == 1, "the other task also had time-outs"
@@ -30,15 +30,15 @@ def test_a_checkpoint_restores_every_count() -> None:
 def test_a_flat_group_ends_a_row_of_faulty_ones_and_not_the_other_way_round() -> None:
     drops = DropCounts()
     for _ in range(MAX_FAULTS_IN_A_ROW - 1):
-        drops.drop_faulty("gone")
-    drops.drop_flat("failed", 0.0, most=2)
-    drops.drop_faulty("gone")
-    assert (drops.faulty_in_a_row, drops.silent_in_a_row) == (1, 1)
+        drops.drop_faulty("", "gone")
+    drops.drop_flat("", "failed", 0.0, most=2)
+    drops.drop_faulty("", "gone")
+    assert (drops.faulty_in_a_row, drops.silent_in_a_row) == ({"": 1}, 1)
     with pytest.raises(NothingTrained, match="2 groups in a row were dropped: never rewarded"):
-        drops.drop_flat("failed", 0.0, most=2)
-    drops.keep(has_signal=False)
-    assert (drops.faulty_in_a_row, drops.silent_in_a_row) == (0, 2)
-    drops.keep(has_signal=True)
+        drops.drop_flat("", "failed", 0.0, most=2)
+    drops.keep("", has_signal=False)
+    assert (drops.faulty_in_a_row, drops.silent_in_a_row) == ({"": 0}, 2)
+    drops.keep("", has_signal=True)
     assert drops.silent_in_a_row == 0
 
 
@@ -57,7 +57,7 @@ def test_a_run_that_had_one_gradient_has_trained() -> None:
     drops.check_trained()
     with pytest.raises(ServiceError, match="512 groups in a row"):
         for _ in range(MAX_FLAT_IN_A_ROW):
-            drops.drop_flat("failed", 0.0, most=2)
+            drops.drop_flat("", "failed", 0.0, most=2)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_run_without_any_gradient_has_trained_nothing(metrics: dict[str, float
 
 def test_faults_beside_groups_without_a_signal_are_named() -> None:
     drops = DropCounts()
-    drops.drop_faulty("gone")
+    drops.drop_faulty("", "gone")
     with pytest.raises(
         NothingTrained, match="the only step had no gradient: .* reward 0, and 1 more were dropped with"
     ):

@@ -34,7 +34,7 @@ def test_the_metrics_of_a_step_have_the_parts_of_the_reward() -> None:
     run = SimpleNamespace(
         record=record,
         replaced=0,
-        rollouts=SimpleNamespace(envs=SimpleNamespace(client=SimpleNamespace(retries=0))),
+        rollouts=SimpleNamespace(envs={"": SimpleNamespace(client=SimpleNamespace(retries=0))}),
         kinds=Kinds(names=("a", "b")),
     )
     groups = [Group(task=episode.task, episodes=(episode,), id=episode.id) for episode in episodes]
@@ -63,6 +63,8 @@ def test_the_metrics_of_a_step_have_the_parts_of_the_reward() -> None:
         (GRPO, (), {"groups_with_signal": 1.0, "grad_norm": math.nan, "skipped": 1.0}, False),
         (GRPO, ("--grpo.beta", "0.1"), {}, False),  # rounding of the KL penalty
         (GRPO, ("--training.entropy_coef", "0.1"), {}, True),
+        (GRPO, ("--training.observation_coef", "0.1"), {"observation_tokens": 5.0}, True),
+        (GRPO, ("--training.observation_coef", "0.1"), {"observation_tokens": 0.0}, False),
         (GRPO, ("--loss", "trainers.losses:SFTLoss"), {}, True),
         (REINFORCE, ("--reinforce.baseline", "none"), {}, True),
     ],

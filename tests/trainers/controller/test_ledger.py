@@ -70,4 +70,4 @@ def test_wrong_transitions_raise() -> None:
     with pytest.raises(InvariantError, match="prompt 7 is not open, not running"):
         ledger.drop(7, "reason")
     with pytest.raises(InvariantError, match="does not add up"):
-        ledger.load_state_dict({"next": 3, "open": [1], "ready": [], "trained": 1, "dropped": {}})
+        ledger.load_state_dict(Ledger().state_dict() | {"next": 3, "open": [1], "trained": 1})

@@ -22,9 +22,10 @@ from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, SHRINK
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts
-from trainers.controller.ledger import Ledger
+from trainers.controller.ledger import Ledger, Prompt
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.mixture import Mixture
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import group_relative, has_signal
@@ -32,6 +33,8 @@ from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
 
 TASKS = [Task(prompt=(), target=i) for i in range(5)]
+ENVIRONMENTS = ("even", "odd")
+"""Of a loop with two: each has groups with every second number."""
 
 
 def episode(index: int, sibling: int, outcome: Outcome = Outcome.SCORED, error: str = "") -> Episode:
@@ -124,12 +127,14 @@ class Record:
     instead: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """What a test does in the place of a method, by its name."""
 
-    def spec(self, number: int) -> GroupSpec:
-        return GroupSpec(task=TASKS[number % len(TASKS)], count=2, seed=0, group_id=str(number))
+    def spec(self, prompt: Prompt) -> GroupSpec:
+        env, number = prompt
+        number = 2 * number + ENVIRONMENTS.index(env) if env else number
+        return GroupSpec(env=env, task=TASKS[number % len(TASKS)], count=2, seed=0, group_id=str(number))
 
     async def run_group(self, spec: GroupSpec) -> Group:
         number = int(spec.group_id)
-        assert spec == self.spec(number)
+        assert spec == self.spec(Prompt(spec.env, number // 2 if spec.env else number))
         self.admitted[number] = self.version
         done = self.version * len(self.trained[0]) if self.trained else 0
         self.most_open = max(self.most_open, len(self.admitted) - done)
@@ -503,7 +508,7 @@ async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
     await run_to_end(loop)
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
-    assert loop.drops.outcomes["env_fault"] == loop.drops.faulty >= 18
+    assert loop.drops.outcomes["env_fault"] == loop.drops.faulty[""] >= 18
 
 
 async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
@@ -518,7 +523,7 @@ async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
     await run_to_end(loop)
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 4 != 1 for index in trained)
-    assert loop.ledger.dropped == {"its processes died": loop.drops.faulty} and loop.ledger.dropped
+    assert loop.ledger.dropped == {"its processes died": loop.drops.faulty[""]} and loop.ledger.dropped
 
 
 async def test_groups_that_end_their_process_all_the_time_end_the_run() -> None:
@@ -535,6 +540,32 @@ async def test_faults_all_the_time_end_the_run_and_name_the_error() -> None:
         await run_to_end(record.loop())
     assert record.trained == []
     assert len(record.admitted) <= MAX_FAULTS_IN_A_ROW + 4
+
+
+def two_environments() -> Ledger:
+    return Ledger(Mixture(weights=dict.fromkeys(ENVIRONMENTS, 1.0)))
+
+
+async def test_the_faults_of_each_environment_count_on_their_own() -> None:
+    """Good groups of another one do not hide an environment that is broken for good."""
+    broken = rollout(lambda i: group(i, [Outcome.ENV_FAULT if i % 2 else Outcome.SCORED] * 2, "no disk"))
+    loop = Record(broken).loop(steps=100, ledger=two_environments())
+    with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups of odd in a row.*no disk"):
+        await run_to_end(loop)
+    assert loop.drops.metrics["groups_dropped/odd"] == loop.drops.metrics["groups_dropped"] >= MAX_FAULTS_IN_A_ROW
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("slow", [1, 40])
+async def test_a_slow_environment_starves_no_other_and_is_not_starved(staleness: int, slow: int) -> None:
+    record = Record(rollout(group, lambda index: slow if index % 2 else 0), train_ticks=3)
+    loop = record.loop(steps=12, batch_size=4, staleness=staleness, ledger=two_environments())
+    await run_to_end(loop)
+    for steps in range(1, 13):
+        trained = [index % 2 for groups in record.trained[:steps] for index in groups]
+        assert abs(sum(trained) - 2 * steps) <= 2 * staleness, "half of the groups, but for those that are open"
+    begun = loop.ledger.mixture.counts["begun"]
+    assert begun["even"] - begun["odd"] in (0, 1)
 
 
 async def test_a_good_group_now_and_then_keeps_the_run_going() -> None:
@@ -575,7 +606,7 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
     assert loop.drops.flat >= 18
-    assert loop.drops.faulty == 0
+    assert loop.drops.faulty == {}
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:

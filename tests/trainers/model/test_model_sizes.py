@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A model of size 100m."""
     folder = tmp_path_factory.mktemp("made") / "model"
     chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
-    return folder, make_tiny_model(folder, [chat], Math().tools, seed=0, size=MODEL_SIZES["100m"])
+    return folder, make_tiny_model(folder, [(chat, Math().tools)], seed=0, size=MODEL_SIZES["100m"])
 
 
 def test_the_setting_has_every_size_and_the_tiny_one_by_default() -> None:
@@ -73,7 +73,7 @@ def test_a_tiny_model_with_experts_that_transformers_loads(tmp_path: Path) -> No
     from transformers import AutoModelForCausalLM
 
     chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
-    parameters = make_tiny_model(tmp_path / "model", [chat], Math().tools, seed=0, size=MODEL_SIZES["tiny-moe"])
+    parameters = make_tiny_model(tmp_path / "model", [(chat, Math().tools)], seed=0, size=MODEL_SIZES["tiny-moe"])
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters

@@ -29,7 +29,7 @@ def conversations() -> list[list[Message]]:
 
 
 def make(folder: Path, seed: int = 0) -> int:
-    return make_tiny_model(folder, conversations(), Math().tools, seed=seed, size=SIZE)
+    return make_tiny_model(folder, [(chat, Math().tools) for chat in conversations()], seed=seed, size=SIZE)
 
 
 @pytest.fixture(scope="module")

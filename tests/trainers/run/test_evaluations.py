@@ -59,7 +59,13 @@ class Measured(Rollouts):
             starts_row=True,
         )
         members = tuple(
-            Episode(task=spec.task, turns=(turn,), reward=float(int(index) < self.solves), id=f"{spec.group_id}/{i}")
+            Episode(
+                task=spec.task,
+                turns=(turn,),
+                reward=float(int(index) < self.solves),
+                id=f"{spec.group_id}/{i}",
+                env=spec.env,
+            )
             for i in range(spec.count)
         )
         if int(index) < self.faulty:
@@ -85,9 +91,9 @@ def open_measured(config: RunConfig, record: RunRecord) -> tuple[Run, Measured]:
     """A run without any process, whose engines have the weights of version 0."""
     plan, still = make_plan(config, grpo.GRPO), StillServices()
     weights: Any = SimpleNamespace(in_engines=0)
-    rollouts = Measured(plan=plan, envs=still, engines=still, weights=weights, record=record)  # type: ignore[arg-type]
+    rollouts = Measured(plan=plan, envs={"": still}, engines=still, weights=weights, record=record)  # type: ignore[arg-type]
     run_tasks, held_out = tasks_of(plan)
-    tasks = run_tasks.train
+    tasks = {label: of_env.train for label, of_env in run_tasks.items()}
     run = Run(
         plan=plan,
         rollouts=rollouts,
@@ -163,6 +169,41 @@ async def test_every_kind_of_task_has_its_success(run: Run, policy: Measured, tm
         assert (first[f"success_low/{name}"], first[f"success_high/{name}"]) == of_kind.interval
     lines = [json.loads(line)["text"] for line in (tmp_path / "console.jsonl").read_text().splitlines()]
     assert f"by kind of task: {run.kinds.text(before)}" in lines
+
+
+BOTH = ("--env=math", "--env=code_exec", "--steps=6", "--dataset.tasks=4", "--mixture.math.evaluation.n=2")
+
+
+async def test_each_of_several_environments_has_its_figures_and_its_seeds(tmp_path: Path) -> None:
+    config = parse(grpo.Config, [*BOTH, "--dataset.held_out=3", "--mixture.math.dataset.held_out=2"], SHORT_OPTIONS)
+    with RunRecord(tmp_path, asdict(config)) as record:
+        run, policy = open_measured(config, record)
+        await run.evaluations.evaluate("before", step=0)
+        await run.evaluations.evaluate("tool_off", of=["code_exec"], use_tools=False)
+    values = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert values["success"] == pytest.approx(2 / 5), "over the tasks of both"
+    assert (values["success/math"], values["success/code_exec"]) == (1 / 2, pytest.approx(1 / 3))
+    assert (values["episodes/math"], values["n/math"], values["n/code_exec"]) == (4, 2, 1)
+    assert values["greedy/success/math"] == 1 / 2
+    ids = [spec.group_id for spec in policy.asked]
+    assert ids[:5] == ["evaluation/math/0", "evaluation/math/1", *(f"evaluation/code_exec/{i}" for i in range(3))]
+    assert ids[-3:] == ids[2:5] and len({spec.seed for spec in policy.asked[:5]}) == 5
+    summary = run.evaluations.summary()["evaluations"]["headline"]
+    assert (summary["tasks"], summary["success_first"]) == (5, pytest.approx(2 / 5))
+
+
+def test_the_faults_of_each_environment_end_an_evaluation_on_their_own(tmp_path: Path) -> None:
+    for tasks, ends in (("20", False), ("40", True)):
+        options = [*BOTH, f"--dataset.held_out={tasks}", "--evaluation.greedy=false"]
+        config = parse(grpo.Config, options, SHORT_OPTIONS)
+        with RunRecord(tmp_path / tasks, asdict(config)) as record:
+            run, policy = open_measured(config, record)
+            policy.faulty = 40
+            if ends:
+                with pytest.raises(ServiceError, match=r"evaluation/math: 32 groups in a row had faults only"):
+                    asyncio.run(run.evaluations.evaluate("evaluation", step=0))
+            else:
+                assert asyncio.run(run.evaluations.evaluate("evaluation", step=0)).faults == 60
 
 
 async def test_an_evaluation_with_weights_of_another_step_raises(run: Run, policy: Measured) -> None:
@@ -268,15 +309,15 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
         await run.evaluations.evaluate("after", step=6)
         run.summarise({})
     assert len(headline.episodes) == 6 and list(run.evaluations.held_out) == ["", "hard", "greedy", "hard.greedy"]
-    assert [task.id for task in run.evaluations.held_out["hard"].tasks] == [
-        task.id for task in run.evaluations.held_out["hard.greedy"].tasks
+    assert [task.id for task in run.evaluations.held_out["hard"][0].tasks] == [
+        task.id for task in run.evaluations.held_out["hard.greedy"][0].tasks
     ]
     asked = list(
         dict.fromkeys(
             (spec.group_id.rpartition("/")[0], spec.agent, spec.count, str(spec.env_options)) for spec in policy.asked
         )
     )
-    hard = str(dict(run.evaluations.held_out["hard"].env_options))
+    hard = str(dict(run.evaluations.held_out["hard"][0].env_options))
     assert asked == [
         ("evaluation", "evaluated", 2, "{}"),
         ("evaluation/hard", "evaluated", 2, hard),
@@ -345,7 +386,8 @@ def test_a_set_of_what_is_trained_on_is_refused() -> None:
 
 def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7"], SHORT_OPTIONS)
-    agents = _agents(make_plan(config, grpo.GRPO), "model", None)  # type: ignore[arg-type]
+    plan = make_plan(config, grpo.GRPO)
+    agents = _agents(plan, plan.share(""), "model", None)  # type: ignore[arg-type]
     sampling = {
         name: {key: value for key, value in arguments.items() if key in ("temperature", "top_p")}
         for name, (_, arguments) in agents.items()

@@ -22,7 +22,7 @@ from forge_env.runtime.service import Service, ServiceOptions
 from tests.trainers.episodes import episode, turn
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
-from trainers.run.trainer import ask_reference
+from trainers.run.trainer import ask_frozen
 from trainers.run.trainer_actor import TrainerActor
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -167,8 +167,8 @@ async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path
         )
         await service.start()
         wanted = expected(tiny_model, 0.7)
-        assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=2), wanted)
-        assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=1), wanted)
-        assert await ask_reference(service, [], 0.7, replicas=2) == []
+        assert_same(await ask_frozen(service, SAMPLES, 0.7, replicas=2), wanted)
+        assert_same(await ask_frozen(service, SAMPLES, 0.7, replicas=1), wanted)
+        assert await ask_frozen(service, [], 0.7, replicas=2) == []
         await service.fanout(TrainerActor.read_weights, str(tmp_path / "kept.safetensors"))
-        assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=2), expected(tiny_model, 0.7, weights))
+        assert_same(await ask_frozen(service, SAMPLES, 0.7, replicas=2), expected(tiny_model, 0.7, weights))

@@ -46,7 +46,8 @@ def test_all_agents_think_as_the_config_says() -> None:
     for thinking in ("off", "on"):
         budget = 9 if thinking == "on" else 0
         config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=budget))
-        agents = services._agents(make_plan(config, SFT), "folder", cast(Any, None))
+        plan = make_plan(config, SFT)
+        agents = services._agents(plan, plan.share(""), "folder", cast(Any, None))
         assert set(agents) == {"policy", "evaluated", "greedy", "expert"}
         assert {settings["thinking"] for _, settings in agents.values()} == {thinking}
         assert config.env.limits().max_thinking_tokens == budget

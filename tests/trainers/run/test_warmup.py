@@ -144,7 +144,7 @@ class Warming:
             follow=lambda *_, **__: None, metrics=lambda *_: None, say=self.said.append, warn=self.said.append
         )
         run = SimpleNamespace(
-            plan=SimpleNamespace(config=config),
+            plan=SimpleNamespace(config=config, environments=[SimpleNamespace(label="", weight=1.0, config=config)]),
             record=record,
             caller=TrainingRun(),
             demonstrations=_demonstrations({10: 4}),
@@ -152,7 +152,7 @@ class Warming:
             weights=SimpleNamespace(sync=nothing),
             rollouts=SimpleNamespace(spec=lambda phase, i, task, **_: i, measure=self.measure),
             kinds=Kinds(),
-            train_tasks=tasks,
+            train_tasks={"": tasks},
         )
         return await warm_up(cast(Run, run), steps)
 

@@ -13,7 +13,7 @@ from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO, Config
 from trainers.model.find import FoundModel
 from trainers.setup.card import GIB, Memory, gib
-from trainers.setup.memory import activation_bytes, reference_memory, state_bytes, step_moments, trainer_memory
+from trainers.setup.memory import activation_bytes, frozen_memory, state_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
@@ -162,9 +162,15 @@ def test_the_moments_of_a_micro_batch_with_sharded_weights() -> None:
     assert gathered == [2 * PARAMETERS, *[2 * (PARAMETERS - HEAD)] * 2, 2 * (PARAMETERS - HEAD - LAYER)]
 
 
+def test_the_tokens_of_a_teacher_are_beside_the_logits() -> None:
+    without, with_tokens = (step_moments(plan_with(SMALL, f"--distill.top_k={k}"))[0] for k in (0, 5))
+    assert with_tokens[3] - without[3] == 16 * 5 * 20 and with_tokens[:3] == without[:3]
+
+
 def test_a_reference_model_gathers_what_it_shards() -> None:
     def held(*options: str) -> dict[str, float]:
-        return reference_memory(plan_with(SMALL, *options, BFLOAT16)).held
+        plan = plan_with(SMALL, *options, BFLOAT16)
+        return frozen_memory(plan, plan.config.services.ref_model, SMALL).held
 
     alone, shared = held("--ref_model.procs=1"), held("--ref_model.procs=2")
     assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone

@@ -105,7 +105,7 @@ def test_the_reference_model_computes_as_the_trainer_does() -> None:
     arguments = ["--training.dtype=bfloat16", "--training.packing", "--training.fp32_head", "--ref_model.threads=3"]
     plan = plan_of(*arguments, "--training.max_tokens_per_micro_batch=512")
     computes = {"dtype": "bfloat16", "fp32_head": True, "max_tokens_per_micro_batch": 512, "pack_length": 512}
-    assert plan.reference == TitanSettings(**computes, threads=3)
+    assert plan.frozen(plan.config.services.ref_model) == TitanSettings(**computes, threads=3)
     assert {name: getattr(plan.trainer, name) for name in computes} == computes
 
 

@@ -64,13 +64,13 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_numbers_a_run_has_all_tasks_of_its_file(problems: Path) -> None:
     plan = plan_of("--env", "math", "--dataset.path", "q.jsonl", *MODEL)
-    assert plan.tasks is not None and plan.problems == []
-    train, held_out = len(plan.tasks.train), len(plan.tasks.held_out)
+    assert plan.share("").tasks is not None and plan.problems == []
+    train, held_out = len(plan.share("").tasks.train), len(plan.share("").tasks.held_out)
     assert train + held_out == 298 and held_out > 10
     [about] = plan.about_data
     assert about.startswith("q.jsonl: 300 rows, 2 left out (line 7: its answer is null; line 9: it is no JSON")
     assert about.endswith(f"; {train} train, {held_out} held out")
-    record = plan.tasks.record
+    record = plan.share("").tasks.record
     assert record["tasks"] == {"train": train, "test": held_out} and record["left_out"]["rows"] == 2
 
 
@@ -87,15 +87,15 @@ def test_no_training_task_is_a_copy_of_a_held_out_one(
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
     for path in ("{split}.jsonl", "all.jsonl"):
         plan = plan_of("--env", "math", "--dataset.path", path, *MODEL)
-        assert plan.tasks is not None
+        assert plan.share("").tasks is not None
         prompts = [
             {"".join(task.prompt[0]["content"].casefold().split()) for task in tasks}
-            for tasks in (plan.tasks.train, plan.tasks.held_out)
+            for tasks in (plan.share("").tasks.train, plan.share("").tasks.held_out)
         ]
         assert len(prompts[0]) > 100 and len(prompts[1]) >= 10 and not prompts[0] & prompts[1]
         if path != "all.jsonl":
-            assert len(plan.tasks.train) == 180
-            assert "20 training tasks are copies of held-out ones, and are left out" in plan.tasks.about
+            assert len(plan.share("").tasks.train) == 180
+            assert "20 training tasks are copies of held-out ones, and are left out" in plan.share("").tasks.about
     (tmp_path / "test.jsonl").write_text((tmp_path / "train.jsonl").read_text())
     with pytest.raises(UserError, match=r"all training tasks of train.jsonl are copies of held-out ones"):
         plan_of("--env", "math", "--dataset.path", "{split}.jsonl", *MODEL)
@@ -105,7 +105,10 @@ def test_a_number_that_was_given_must_be_there(problems: Path) -> None:
     plan = plan_of(
         "--env", "math", "--dataset.path", "q.jsonl", *MODEL, "--dataset.tasks", "9", "--dataset.held_out", "8"
     )
-    assert plan.tasks is not None and (len(plan.tasks.train), len(plan.tasks.held_out)) == (9, 8)
+    assert plan.share("").tasks is not None and (
+        len(plan.share("").tasks.train),
+        len(plan.share("").tasks.held_out),
+    ) == (9, 8)
     assert "; 9 of 2" in plan.about_data[0]
     for option in ("--dataset.tasks", "--dataset.held_out"):
         with pytest.raises(UserError, match=r"^999 .* were asked for.* 2 left out \(line 7"):

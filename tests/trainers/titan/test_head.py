@@ -58,6 +58,23 @@ def test_values_and_gradients_equal_plain_torch(n, vocabulary, columns, temperat
     torch.testing.assert_close(both, gradients(expected, upstream, (hidden, weight)), atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("columns", [3, 17])
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_several_targets_of_a_place_are_as_many_calls(columns, count):
+    hidden, weight, _, _ = make_inputs(6, 5, 17)
+    targets = torch.randint(0, 17, (6, count), generator=torch.Generator().manual_seed(3))
+    targets[:, 1:2] = targets[:, :1]  # one of them twice
+    ours, entropy = head_logprobs(hidden, weight, targets, 0.7, with_entropy=True, columns=columns)
+    expected = (hidden @ weight.T / 0.7).log_softmax(-1)
+    torch.testing.assert_close(ours, expected.gather(-1, targets))
+    weights = torch.randn(6, count + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    total = (ours * weights[:, 1:]).sum() + (entropy * weights[:, 0]).sum()
+    plain_entropy = -(expected.exp() * expected).sum(-1)
+    wanted = (expected.gather(-1, targets) * weights[:, 1:]).sum() + (plain_entropy * weights[:, 0]).sum()
+    both = (torch.autograd.grad(each, (hidden, weight)) for each in (total, wanted))
+    torch.testing.assert_close(*both)
+
+
 def test_gradients_equal_finite_differences():
     hidden, weight, targets, _ = make_inputs(4, 3, 7)
     for which in (0, 1):

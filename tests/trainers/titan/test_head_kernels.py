@@ -77,7 +77,7 @@ def check_gradients(rows: int, columns: int, with_entropy: bool) -> None:
     w, u = torch.randn(2, rows, generator=torch.Generator().manual_seed(2))
     of_entropy = u if with_entropy else None
     expected = head._of_scaled(
-        logits.clone(), *head._within(targets, slice(0, columns)), lse, entropy, w, of_entropy, 0.7
+        logits.clone(), *head._within(targets[:, None], slice(0, columns)), lse, entropy, w[:, None], of_entropy, 0.7
     )
     beside = torch.full((rows, columns + 5), math.pi)
     beside[:, :columns] = logits
@@ -105,6 +105,14 @@ def check_head(columns: int | None, kept_bytes: float) -> None:
     torch.testing.assert_close(ours[1].double(), expected[1], atol=1e-5, rtol=1e-5)
     result = gradients(ours, upstream, (hidden, weight))
     for mine, true in zip(result, gradients(expected, upstream, double), strict=True):
+        torch.testing.assert_close(mine.double(), true, atol=1e-5, rtol=1e-4)
+    several = torch.stack([targets.clamp(max=149), targets.roll(1).clamp(max=149)], dim=1)
+    both = head.head_logprobs(hidden, weight, several, 0.7, with_entropy=True, columns=columns, kept_bytes=kept_bytes)
+    wanted = (double[0] @ double[1].T / 0.7).log_softmax(-1)
+    weights = torch.stack([upstream[0], upstream[1]], dim=1)
+    found = torch.autograd.grad((both[0] * weights).sum() + both[1].sum(), (hidden, weight))
+    total = (wanted.gather(-1, several) * weights).sum() - (wanted.exp() * wanted).sum()
+    for mine, true in zip(found, torch.autograd.grad(total, double), strict=True):
         torch.testing.assert_close(mine.double(), true, atol=1e-5, rtol=1e-4)
 
 

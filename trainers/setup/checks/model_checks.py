@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agents.generator.adapter_folder import WEIGHTS
 from agents.model_folder import check_engine_packages, trained_model, weight_files
@@ -23,11 +24,10 @@ from trainers.setup.run_plan import RunPlan
 
 
 def with_model_of_run(config: RunConfig) -> RunConfig:
-    """The config with the folder of the model, if `model.path` names weights of a training run."""
-    path = config.model.path
-    return (
-        with_values(config, {"model.path": str(trained_model(path))}) if path and run_of(path) is not None else config
-    )
+    """The config with the folders of the model and of its teacher, if they name weights of a training run."""
+    paths = {"model.path": config.model.path, "distill.teacher": config.distill.teacher}
+    of_runs = {name: path for name, path in paths.items() if path and run_of(path) is not None}
+    return with_values(config, {name: str(trained_model(path)) for name, path in of_runs.items()})
 
 
 def check_thinking(plan: RunPlan) -> None:
@@ -45,11 +45,8 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
     from trainers.model.new_rows import untrained
 
-    model = read_config(folder)
-    family = family_of(model)
-    parts = [family.parts(name, place.shape) for name, place in places(weight_files(folder)).items()]
-    check_weights(folder, family.weights(model), {name: size for part in parts for name, size in part.items()})
-    check_packages(plan, family)
+    model, unread = _check_tensors(folder)
+    check_packages(plan, family_of(model))
     if plan.has_engine:
         check_engine_packages(folder)
     checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
@@ -66,12 +63,63 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         )
     return replace(
         plan.model,
-        unread=parts.count({}),
+        unread=unread,
         untrained=rows,
         template=renderer.notes,
         tools_problem=renderer.format.tools_problem,
         tokenizer=checked.tokenizer,
     )
+
+
+def _check_tensors(folder: Path) -> tuple[dict[str, Any], int]:
+    """Check that a model's folder has its weights; returns its config, and the number of tensors that are not read."""
+    model = read_config(folder)
+    family = family_of(model)
+    parts = [family.parts(name, place.shape) for name, place in places(weight_files(folder)).items()]
+    check_weights(folder, family.weights(model), {name: size for part in parts for name, size in part.items()})
+    return model, parts.count({})
+
+
+def check_teacher(plan: RunPlan, folder: Path, model: Path | None) -> None:
+    """Check that the teacher can judge the tokens of the model.
+
+    Args:
+        plan: of the run.
+        folder: of the teacher.
+        model: the folder of the model; None if it is not here, or not made yet.
+
+    Raises:
+        UserError: it reads fewer tokens, has another vocabulary, or weights that are not there or in MXFP4.
+    """
+    name, longest, shape = plan.config.distill.teacher, plan.config.env.max_tokens, plan.frozen_shape("teacher")
+    config, _ = _check_tensors(folder)
+    if is_quantized(config):
+        raise UserError(
+            f"--distill.teacher is {name}, and its experts are in MXFP4: name a copy in bfloat16, such as the "
+            "initial_model that a run with --model writes"
+        )
+    if shape is not None and shape.max_position_embeddings < longest:
+        raise UserError(
+            f"--distill.teacher is {name}, which reads {shape.max_position_embeddings} tokens at most, and "
+            f"--env.max_tokens is {longest}: set it to that or less, or take another teacher"
+        )
+    if shape is not None and plan.config.distill.top_k > shape.vocab_size:
+        raise UserError(
+            f"--distill.top_k is {plan.config.distill.top_k}, and the vocabulary has {shape.vocab_size} tokens: set it "
+            "to that or less"
+        )
+    if model is None:
+        return
+    from agents.renderer.tokenizer import FastTokenizer  # slow import
+
+    ours, others = (FastTokenizer(each).vocabulary for each in (model, folder))
+    differing = min((token for token in {*ours.items()} ^ {*others.items()}), key=lambda token: token[1], default=None)
+    if differing is not None:
+        text, number = differing
+        raise UserError(
+            f"--distill.teacher is {name}, which has another vocabulary than the model {model}: only one of them has "
+            f"the token {text!r} as number {number}; take a teacher with the tokenizer of the model"
+        )
 
 
 def check_packages(plan: RunPlan, family: Family) -> None:

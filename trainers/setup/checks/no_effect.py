@@ -34,6 +34,8 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
         yield from _of_algorithm(plan)
     asked = "no reference model is started: nothing asks for one"
     yield Rule(not placement.has_reference, "services.ref_model.", asked)
+    untaught = "--distill.teacher is empty, and nothing is distilled"
+    yield Rule(plan.teacher is None, "distill.coef distill.top_k services.teacher.", untaught)
     yield Rule(dense, "moe.", "the model has no experts")
     routes = "the trainer does not replay the engine's routes"
     yield Rule(not plan.replays_routes, "moe.compare_interval moe.record_routes", routes)
@@ -51,6 +53,8 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(warmup.until_success >= 1, _within("warmup", "until_each_kind probe_every probe_tasks"), probed)
     yield Rule(plan.trainer_dtype == "float32", "training.fp32_head", "the trainer computes in float32")
     yield Rule(services.trainer.procs == 1, "training.reshard_after_forward", "one process has all weights")
+    yield Rule(not plan.has_several, "training.mixture_by", "the run has one environment")
+    yield Rule(plan.is_supervised, "env.reward_scale", "supervised training has no rewards")
     drops = "--env.on_fault is drop: one fault drops a group"
     yield Rule(config.env.on_fault == "drop", "env.min_valid", drops)
     yield Rule(not evaluation.temperature, _within("evaluation", "top_p greedy"), "--evaluation.temperature is 0")
@@ -68,7 +72,7 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     trained = "the template uses no token with an untrained row"
     yield Rule(model.folder is not None and not model.untrained, "model.new_rows", trained)
     yield Rule(not engine, "dataset.", "--sft.data has the conversations, and there is no environment")
-    of_env = _within("env", "max_turns step_seconds episode_seconds scoring_seconds on_fault min_valid")
+    of_env = _within("env", "max_turns step_seconds episode_seconds scoring_seconds on_fault min_valid group_reward")
     yield Rule(not engine, of_env, "there is no environment")
 
 
@@ -83,6 +87,10 @@ def _of_algorithm(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(section.correction == "none", of_correction, f"--{name}.correction is none")
     deviation = f"--{name}.normalization is {section.normalization}, and no standard deviation is taken"
     yield Rule(section.normalization in ("none", "mean"), _within(name, "std_ddof std_eps"), deviation)
+    of_rewards = f"training.advantages {_within(name, 'normalization std_ddof std_eps dynamic_sampling')}"
+    yield Rule(
+        plan.config.distill.only, of_rewards, "--distill.only is true, and rewards are no part of the advantages"
+    )
     yield Rule(bool(plan.config.training.loss), _within(name, PARTS_OF_LOSS), "--loss is a loss of your own")
     is_unpunished = getattr(section, "overlong_penalty", 1) == 0
     yield Rule(is_unpunished, _within(name, "overlong_length overlong_buffer"), f"--{name}.overlong_penalty is 0")

@@ -12,9 +12,11 @@ from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
 from trainers.objective.objective import Objective
-from trainers.objective.trials import try_reward
+from trainers.objective.reward_parts import check_names
+from trainers.objective.trials import try_group_reward, try_reward
 from trainers.setup.checks.output_folder import check_output
 from trainers.setup.checks.resume_checks import checkpoint_of
+from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import chat_data
 
@@ -28,6 +30,14 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
     if config.env.name or config.algorithm is not None:
         factory = make(config.env.name, **config.env.options)
         factory.declared_limits()
+        factory.add_group_reward(config.env.group_reward)
+        if config.algorithm is not None:
+            algorithm = f"--{config.algorithm_name}"
+            factory.check_group_size(config.algorithm.n_samples, f"{algorithm}.n_samples")
+            names = [part.name for part in factory.group_rewards]
+            check_names(config.algorithm.reward_parts, factory.env_class, names, f"{algorithm}.reward_parts")
+        if config.evaluation.temperature:  # greedy attempts at a task are all the same
+            factory.check_group_size(config.evaluation.n, "--evaluation.n")
     config.env.fault_policy()
     if config.algorithm is not None:
         size = config.algorithm.n_samples
@@ -76,14 +86,17 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
 
 
 def check_reward(objective: Objective | None, environment: EnvFactory | None, tasks: Sequence[Task]) -> None:
-    """Try the user's reward function on a task of the run; on one that the environment makes, if none was read yet."""
-    if objective is None or environment is None or objective.reward.user_reward is None:
+    """Try the user's reward functions on a task of the run; on one that the environment makes, if none was read yet."""
+    if objective is None or environment is None or not (objective.reward.user_reward or environment.group_reward):
         return
     if not tasks and not environment.options.get("data") and not environment.effects():
         with suppress(UserError):  # the start says it
             tasks = environment.tasks("train", count=1, seconds=TASK_SECONDS, at_most=True)
     for task in tasks[:1]:
-        try_reward(objective.reward.user_reward, task)
+        if objective.reward.user_reward:
+            try_reward(objective.reward.user_reward, task)
+        if environment.group_reward:
+            try_group_reward(environment.group_rewards[-1], task)
 
 
 def check_deterministic(plan: RunPlan) -> None:
@@ -108,7 +121,7 @@ def check_deterministic(plan: RunPlan) -> None:
                 f"--training.deterministic needs one replica of each service, and --services.{name}.num_replicas is "
                 f"{replicas}: set it to 1"
             )
-    for name in ("generator", "trainer", "ref_model"):
+    for name in ("generator", "trainer", *FROZEN):
         if getattr(services, name).with_gpus:
             raise UserError(
                 f"--training.deterministic is for CPU, and --services.{name}.with_gpus is true: a GPU's sums do not "

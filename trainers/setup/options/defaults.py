@@ -117,10 +117,9 @@ def take_defaults(config: C, shape: ModelShape | None) -> tuple[C, dict[str, Def
     ), defaults
 
 
-def take_again(config: C, defaults: Mapping[str, Default], shape: ModelShape | None) -> tuple[C, dict[str, Default]]:
-    """Take the defaults of a config anew, now that the sizes of the model are known."""
-    taken = {name: BY_CASE for name, default in defaults.items() if default.is_taken}
-    return take_defaults(with_values(config, taken), shape)
+def without_defaults(config: C, defaults: Mapping[str, Default]) -> C:
+    """The config with -1 for each setting that has its default, to take it anew once the model's sizes are known."""
+    return with_values(config, {name: BY_CASE for name, default in defaults.items() if default.is_taken})
 
 
 def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, float, str]]:

@@ -51,6 +51,7 @@ OUR_NAMES = {
     "training.weight_decay": "l2 adam_weight_decay optim.weight_decay",
     "training.max_grad_norm": "grad_clip clip_grad max_norm gradient_clipping gradient_clip_val grad_norm_clip",
     "training.entropy_coef": "entropy_coeff entropy_loss_coef entropy_bonus ent_coef",
+    "training.observation_coef": "env_loss_coef world_model_coeff aux_token_loss_coeff echo_alpha",
     "training.dtype": "bf16 fp16 torch_dtype model_dtype param_dtype mixed_precision precision",
     "training.activation_checkpoint": """gradient_checkpointing enable_gradient_checkpointing ac
         activation_checkpointing activation_checkpoint.mode""",
@@ -63,6 +64,10 @@ OUR_NAMES = {
     "training.loss": "loss_fn policy_loss.loss_mode custom_loss",
     "training.seed": "data_seed random_seed",
     "training.mismatch_alarm": "rollout_mismatch_threshold",
+    "distill.teacher": """teacher_model teacher_model_name_or_path teacher_path opd_teacher_load
+        teacher_model.model_path""",
+    "distill.coef": "opd_kl_coef distillation_loss_coef distill_coef",
+    "distill.top_k": "topk_logits_k distillation_topk loss_top_k teacher_topk",
     "lora.rank": "lora_r lora_rank r peft_rank lora.r peft_config",
     "lora.alpha": "lora_alpha",
     "lora.targets": "lora_target_modules target_modules lora_targets",
@@ -77,6 +82,7 @@ OUR_NAMES = {
     "ALGORITHM.kl_in": "use_kl_loss use_kl_in_reward kl_in_reward",
     "ALGORITHM.aggregation": "loss_type loss_agg_mode loss_aggregation",
     "ALGORITHM.normalization": "scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm adv_norm advantage_norm",
+    "ALGORITHM.reward_parts": "multi_objective_aggregation reward_weights",
     "ALGORITHM.correction": "vllm_importance_sampling_correction rollout_is tis importance_sampling_correction",
     "ALGORITHM.correction_high": """vllm_importance_sampling_cap tis_imp_ratio_cap rollout_is_threshold
         importance_sampling_cap""",
@@ -106,7 +112,7 @@ OUR_NAMES = {
         wandb.project wandb_run_name wandb.name""",
     "metrics.tensorboard": "use_tensorboard tensorboard_dir logging_dir",
     "": """top_k min_p repetition_penalty num_iterations ppo_epochs gamma lam lambd critic_learning_rate critic_warmup
-        sync_ref_model reward_weights per_device_eval_batch_size hub_model_id logging_steps mask_truncated_completions
+        sync_ref_model per_device_eval_batch_size hub_model_id logging_steps mask_truncated_completions
         lora_dropout optim adam_beta1 adam_beta2 dataset_text_field load_in_4bit trust_remote_code value_clip
         deepspeed importance_sampling_level use_liger_loss ref_model_mixup_alpha ref_model_sync_steps type level""",
 }

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.utils.secret_values import masked
-from forge_env.utils.settings import leaves, out_of_bounds, read_value, with_values
+from forge_env.utils.settings import SEVERAL, leaves, out_of_bounds, read_value, with_values
 from forge_env.utils.yaml_text import strict_loader
+from trainers.setup.mixture import listed
 from trainers.setup.options.other_names import names_of_others, our_name
 
 C = TypeVar("C")
@@ -44,7 +45,9 @@ def parse(
     config = config_class()
     tree, options = _Settings(config, short), dict[str, list[str]]()
     for name, text in tree.pairs(arguments):
+        name = tree.dotted(name) if tree.is_several(name) else name
         options[name] = [*options.pop(name, ()), text]
+    several = [_Given(name, options.pop(name)) for name in [*options] if tree.is_several(name) and options[name][1:]]
     files = [(path, _read_yaml(path, tree.is_whole)) for path in options.pop("config", ())]
     before, in_python = (
         [_Given(name, value) for given in many for name, value in flatten(given, tree.is_whole)]
@@ -52,14 +55,13 @@ def parse(
     )
     for source, given in [("the saved config", before), *files, ("settings", in_python)]:
         tree.check_once(given, source)
-        for name, value, _ in given:
-            tree.give(name, value, source)
+        tree.give_all(given, source)
     texts = [_Given(name, text) for name, given in options.items() for text in given if tree.is_text(name)]
     entries = [_Given(name, given[-1]) for name, given in options.items() if tree.is_entry(tree.dotted(name))]
     tree.check_once([*texts, *entries], "the command line")
-    for name, values in options.items():
-        is_list = len(values) > 1 and tree.is_entry(tree.dotted(name))
-        tree.give(name, values if is_list else values[-1], "the command line")
+    lists = {name: len(values) > 1 and tree.is_entry(tree.dotted(name)) for name, values in options.items()}
+    last = [_Given(name, values if lists[name] else values[-1]) for name, values in options.items()]
+    tree.give_all([*several, *last], "the command line")
     return with_values(config, tree.values)
 
 
@@ -79,6 +81,7 @@ class _Settings:
         self._short = short
         self._algorithm: str = getattr(config, "algorithm_name", "")
         self._kinds = {setting.name: setting.kind for setting in leaves(config)}
+        self._several = {setting.name for setting in leaves(config) if SEVERAL in setting.marks}
         self._sections = {name[:i] for name in self._kinds for i, letter in enumerate(name) if letter == "."}
         self._dictionaries = [name for name, kind in self._kinds.items() if typing.get_origin(kind) is dict]
 
@@ -114,6 +117,16 @@ class _Settings:
                 first, second = (f"--{one.name} is {masked(one.value, dotted.split('.'))!r}" for one in (other, now))
                 raise UserError(f"{source}{lines}: {first} and {second}, two values of one setting: give one")
             before[dotted] = now
+
+    def give_all(self, given: Sequence[_Given], source: str) -> None:
+        """Set values, the names of environments first: other environments have none of the settings in `mixture`."""
+        for name, value, _ in sorted(given, key=lambda one: not self.is_several(one.name)):
+            is_several = self.is_several(name)
+            settings = listed(value) if is_several and isinstance(value, list) else {name: value}
+            if is_several and self.values.get(self.dotted(name)) != next(iter(settings.values())):
+                self._forget("mixture")
+            for setting, text in settings.items():
+                self.give(setting, text, source)
 
     def give(self, name: str, value: Any, source: str) -> None:
         """Set a value of a file or of the command line, converted to the type of the setting."""
@@ -164,6 +177,9 @@ class _Settings:
         """Drop the values of an entry, or of a dictionary, with all that it holds."""
         for name in [name for name in self.values if f"{name}.".startswith(f"{dotted}.")]:
             del self.values[name]
+
+    def is_several(self, name: str) -> bool:
+        return self.dotted(name) in self._several
 
     def is_text(self, name: str) -> bool:
         kind = self._kinds.get(self.dotted(name))

@@ -18,6 +18,7 @@ from forge_env.utils.secret_values import check_present, restored
 from forge_env.utils.settings import leaves, with_values
 from trainers.checkpoints import Checkpoint, find
 from trainers.config import SHORT_OPTIONS, RunConfig
+from trainers.settings.mixture import read_names
 from trainers.setup.options.parser import flatten, parse
 from trainers.setup.placement import gpus_available
 
@@ -49,10 +50,11 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
     check_present(asdict(config), "for example --{} VALUE")
     if config.env.name and any(argument.partition("=")[0] == "--config" for argument in arguments):
         saved["env"] = {"name": ENV_OF_A_FILE}
-    if config.env.name:
-        resolve(config.env.name, "env")  # a typo is refused before torch is imported
+    for named in read_names(config.env.name).values():
+        resolve(named.name, "env")  # a typo is refused before torch is imported
     if gpus_available() and not config.training.deterministic:
-        services = (name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs)
+        services = [name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs]
+        services += ["teacher"] if config.distill.teacher else []
         saved["services"] = {name: {"with_gpus": True} for name in services}
     config = read(saved=saved)
     if not config.services.trainer.with_gpus:

@@ -16,8 +16,8 @@ from forge_env.runtime.weights import StoreRequest, choose_store
 from forge_env.utils.settings import with_values
 from trainers.lora import published_parameters
 from trainers.setup.card import Memory, gib
-from trainers.setup.memory import BYTES, engine_memory, reference_memory, trainer_memory
-from trainers.setup.placement import Process
+from trainers.setup.memory import BYTES, engine_memory, frozen_memory, trainer_memory
+from trainers.setup.placement import FROZEN, Process
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import plan_engine
 
@@ -51,8 +51,9 @@ def with_sizes(plan: RunPlan) -> RunPlan:
     for process in places:
         if process.service == "trainer":
             memory[process] = trainer_memory(plan, versions=0 if process.rank else kept) if known else None
-        elif process.service == "ref_model":
-            memory[process] = reference_memory(plan) if known else None
+        elif process.service in FROZEN:
+            shape, service = plan.frozen_shape(process.service), getattr(plan.config.services, process.service)
+            memory[process] = frozen_memory(plan, service, shape) if shape else None
         elif process.service == "store" and not kept:  # two snapshots in the host's memory
             memory[process] = Memory(held={"weights": 2.0 * request.size}) if known else None
     gpus = {engine.where for engine in engines if engine.gpu is not None}

@@ -1,0 +1,35 @@
+"""Training runs that are compared: several at once, and what each has measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.learning import measured
+
+
+def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[str, Any]]:
+    """Run `python -m` with the arguments of each run, at most `jobs` at a time; a finished run is not repeated.
+
+    Args:
+        runs: the arguments by the folder of the run.
+        jobs: runs at a time.
+
+    Returns:
+        The figures of `measured` by the folder.
+
+    Raises:
+        subprocess.CalledProcessError: a run failed.
+    """
+
+    def one(folder: Path) -> dict[str, Any]:
+        if not (folder / "summary.json").is_file():
+            subprocess.run([sys.executable, "-m", *runs[folder], "--output", str(folder)], check=True)
+        return measured(folder)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(runs, pool.map(one, runs), strict=True))

@@ -1,0 +1,171 @@
+"""Rewards of a group: the siblings of a task are compared, and each gets a number.
+
+Methods of an environment with `@group_reward`, and a function of the user's own (`--group-reward`), sync or async.
+Their parameters name the arguments that they get:
+
+    episodes    list of Episode: the siblings that have a reward, in order
+    answers     list of str: the last message of each
+    prompt      str: the last user message of the task
+    target      the task's target
+    task        the Task
+
+They return a list with one number for each sibling. It becomes a part of the sibling's reward: `Episode.rewards` has
+it by its name, and `Episode.reward` is raised by it, times its weight. The verdict on success is the environment's own,
+which looks at one episode alone. A method is called on an instance that is made for it and never reset: it has the
+options of the environment, and what episodes share.
+
+A sibling without a reward is left out. If the comparison fails, no sibling has a reward: all are faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode, Group
+from forge_env.core.errors import EnvError, InfraError, first_error
+from forge_env.core.own_copies import own_copy, own_task
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import EpisodeLimits, Outcome
+from forge_env.core.usage import INFO_KEY, start_recording, stop_recording
+from forge_env.core.user_code import error_text, guard
+from forge_env.rollout.env_calls import call_env, close_env
+from forge_env.rollout.factory import EnvFactory
+from forge_env.tool_env.rubric import RewardPart, prompt_of
+from forge_env.utils.deadlines import Deadline
+from forge_env.utils.secret_values import masked_text
+from forge_env.utils.threads import call_on, invoke
+
+T = TypeVar("T")
+
+
+async def compared(
+    factory: EnvFactory, group: Group, *, limits: EpisodeLimits | None = None, env_options: Mapping[str, Any] = {}
+) -> Group:
+    """The group with the rewards of its comparison; the same object if nothing compares.
+
+    Args:
+        factory: of the environment; open.
+        group: its episodes have the rewards of their own.
+        limits: `scoring_seconds` is the time limit of the whole comparison.
+        env_options: options of the instance whose methods compare that differ from the factory's.
+    """
+    parts, valid = factory.group_rewards, group.valid
+    if not parts or not valid:
+        return group
+    limits = limits or factory.episode_limits()
+    info: dict[str, Any] = {INFO_KEY: own_copy(valid[-1].info[INFO_KEY])} if INFO_KEY in valid[-1].info else {}
+    recording = start_recording(info)  # what a judge uses is recorded once, in the last sibling
+    env: Env | None = None
+    try:
+        if len(valid) == 1:
+            raise EnvError(f"{parts[0].name}: no sibling with a reward is left to compare the episode with")
+        if any(part.is_method for part in parts):
+            env = await factory.construct(env_options, seconds=limits.step_seconds)
+        values = await call_env(
+            "the comparison of a group", values_of(parts, valid, env), Deadline(limits.scoring_seconds)
+        )
+        by_episode = zip(*values, strict=True)
+        done = [_with_parts(episode, parts, its) for episode, its in zip(valid, by_episode, strict=True)]
+    except (EnvError, InfraError) as fault:
+        outcome, error = fault_of(fault)
+        lost: dict[str, Any] = {"outcome": outcome, "error": masked_text(error), "reward": None, "success": None}
+        done = [replace(episode, ended_by="", **lost) for episode in valid]
+    finally:
+        stop_recording(recording)
+        if env is not None:
+            await close_env(env, limits.step_seconds)
+    if info:
+        done[-1] = replace(done[-1], info={**done[-1].info, **info})
+    rewarded = {episode.id: episode for episode in done}
+    return replace(group, episodes=tuple(rewarded.get(episode.id, episode) for episode in group.episodes))
+
+
+async def values_of(parts: Sequence[RewardPart], episodes: Sequence[Episode], env: Env | None) -> list[list[float]]:
+    """The numbers of each part, one for each episode.
+
+    Args:
+        env: the instance for parts that are methods.
+
+    Raises:
+        EnvError: a part raises, or returns another thing than one finite number for each episode.
+        InfraError: a judge gives no answer.
+    """
+    task, values = own_task(episodes[0].task), list[list[float]]()
+    arguments: dict[str, Any] = {"prompt": prompt_of(task), "target": task.target, "task": task}
+    arguments["answers"] = [e.work[-1].message["content"] if e.work else "" for e in episodes]
+    for part in parts:
+        own = {"episodes": [own_copy(e) for e in episodes]} if "episodes" in part.names else {}
+        given = {name: {**arguments, **own}[name] for name in part.names}
+        with guard(f"group reward {part.name}"):
+            result = await (
+                call_on(env, part.function, env, **given) if part.is_method else invoke(part.function, **given)
+            )
+            is_list = isinstance(result, Iterable) and not isinstance(result, str | Mapping)
+            numbers = list(result) if is_list else []
+        if len(numbers) != len(episodes):
+            raise EnvError(
+                f"the group reward {part.name} returned {result!r:.80} for {len(episodes)} episodes; return a list "
+                "with one number for each"
+            )
+        values.append([reward_value(number, f"the group reward {part.name} returned") for number in numbers])
+    return values
+
+
+def without_group_rewards(episode: Episode, parts: Sequence[RewardPart]) -> Episode:
+    """A recorded episode as it was before its comparison."""
+    there = {part.name: part.weight * episode.rewards[part.name] for part in parts if part.name in episode.rewards}
+    if episode.reward is None or not there:
+        return episode
+    rest = {name: value for name, value in episode.rewards.items() if name not in there}
+    return replace(episode, reward=episode.reward - sum(there.values()), rewards=rest)
+
+
+async def pairwise(items: Sequence[T], compare: Callable[[T, T], Awaitable[float] | float]) -> list[float]:
+    """One number for each item: its mean share of the points against each other one, all asked at once.
+
+    Args:
+        items: two or more, such as the answers of a group.
+        compare: the points of the first item against the second one, from 0 to 1; sync or async. Each pair is asked in
+            both orders, because a model that judges may prefer a place.
+
+    Raises:
+        EnvError: for a number outside of 0 and 1.
+    """
+
+    async def points(first: int, second: int) -> float:
+        value = reward_value(await invoke(compare, items[first], items[second]), "a comparison of two returned")
+        if not 0 <= value <= 1:
+            raise EnvError(f"a comparison of two returned {value:g}; return the share of the first, from 0 to 1")
+        return value
+
+    pairs = [(i, j) for i in range(len(items)) for j in range(len(items)) if i != j]
+    try:
+        async with asyncio.TaskGroup() as asked:
+            tasks = {pair: asked.create_task(points(*pair)) for pair in pairs}
+    except* Exception as errors:
+        raise first_error(errors) from None
+    won = {pair: task.result() for pair, task in tasks.items()}
+    others = len(items) - 1
+    return [
+        sum((won[i, j] + 1 - won[j, i]) / 2 for j in range(len(items)) if i != j) / others for i in range(len(items))
+    ]
+
+
+def fault_of(error: EnvError | InfraError) -> tuple[Outcome, str]:
+    """The outcome of an episode that an error has ended, and its text."""
+    if isinstance(error, EnvError):
+        return Outcome.ENV_FAULT, error_text(error)
+    return Outcome.INFRA_FAULT, f"{type(error).__name__}: {error}"
+
+
+def _with_parts(episode: Episode, parts: Sequence[RewardPart], values: Sequence[float]) -> Episode:
+    names = [part.name for part in parts]
+    if there := episode.rewards.keys() & names:
+        raise EnvError(f"the environment's own reward has the part {min(there)}: give the group reward another name")
+    added = sum(part.weight * value for part, value in zip(parts, values, strict=True))
+    reward = reward_value((episode.reward or 0.0) + added, "the reward with the parts of its group is")
+    return replace(episode, reward=reward, rewards={**episode.rewards, **dict(zip(names, values, strict=True))})

@@ -1,0 +1,152 @@
+"""On-policy distillation: the advantages of a teacher, and that their gradient is the reverse KL's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Episode
+from tests.trainers.episodes import episode, group, numbered_episodes, turn
+from trainers.batching.batch import Sample
+from trainers.controller.sample_maker import SampleMaker
+from trainers.losses import GRPOLoss, ReinforceLoss
+from trainers.objective.advantages import centred
+from trainers.objective.credit import turn_values
+from trainers.objective.distillation import Distillation, teacher_kl, top_kl
+from trainers.objective.objective import Objective
+from trainers.objective.old_logprobs import OldLogprobs
+from trainers.objective.reward import KLPenalty, TrainingReward
+
+few = settings(deadline=None, max_examples=50)
+
+
+def made(**parts: Any) -> Objective:
+    return Objective(loss=GRPOLoss(), advantages=centred, group_size=2, **parts)
+
+
+def slow_advantages(played: Episode, by_turn: Sequence[float], teacher: Sequence[float], coef: float) -> list[float]:
+    """Token by token, from the turns and not from the rows; the first token of a row has no context."""
+    found, given_teacher = [], iter(teacher)
+    for number, taken in enumerate(played.turns):
+        for place, logprob in enumerate(taken.logprobs.tolist()):
+            if taken.starts_row and len(taken.prompt_ids) == 0 == place:
+                continue
+            difference = next(given_teacher) - logprob
+            difference = max(-20.0, min(20.0, difference)) if np.isfinite(difference) else 0.0
+            found.append(by_turn[number] + coef * difference)
+    return found
+
+
+def count(played: Episode) -> int:
+    return Sample(rows=played.rows).num_targets
+
+
+@few
+@given(
+    st.lists(numbered_episodes(), min_size=2, max_size=2),
+    st.sampled_from(["episode", "turn"]),
+    st.booleans(),
+    st.floats(0.1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_each_token_gets_its_own_divergence(
+    played: list[Episode], credit: Any, only: bool, coef: float, rng: Any
+) -> None:
+    taught = [np.array([rng.uniform(-30, 0) for _ in range(count(each))]) for each in played]
+    groups = [group(*played)]
+    plain = made(credit=credit).samples(groups)
+    found = made(credit=credit, distillation=Distillation(coef=coef, only=only)).samples(groups, taught=taught)
+    for sample, before, each, teacher in zip(found, plain, played, taught, strict=True):
+        by_turn = [0.0] * len(each.turns) if only else turn_values(before.advantage, each)
+        if credit == "episode" and not only:
+            by_turn = [float(before.advantage)] * len(each.turns)
+        expected = slow_advantages(each, by_turn, teacher.tolist(), coef)
+        assert sample.advantage.tolist() == pytest.approx(expected, abs=1e-9)  # type: ignore[union-attr]
+
+
+def test_the_gradient_is_that_of_the_reverse_kl() -> None:
+    """At one place, summed over the vocabulary with the probabilities that the policy samples by."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, dtype=torch.float64, generator=generator).requires_grad_()
+    teacher = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((policy.exp() * (policy - teacher)).sum(), logits)
+
+    engine = policy.detach()
+    advantages = []
+    for token in range(6):
+        played = episode(turn(token, prompt=1, logprobs=[engine[token].item()]))
+        distilled = Distillation(coef=0.5, only=True).advantages(played, 0.0, teacher[token : token + 1].numpy())
+        advantages.append(distilled[0])
+    mask = torch.ones((6, 1), dtype=torch.bool)
+    for loss in (ReinforceLoss(aggregation="token"), GRPOLoss(aggregation="token")):
+        total = torch.zeros((), dtype=torch.float64)
+        for token in range(6):  # each outcome is a batch of its own, which counts as often as it is sampled
+            value = loss(
+                logprobs=logits.log_softmax(-1)[token].view(1, 1),
+                generator_logprobs=engine[token].view(1, 1),
+                advantages=torch.tensor([[advantages[token]]], dtype=torch.float64),
+                loss_mask=mask[:1],
+            )
+            total = total + engine[token].exp() * value
+        (found,) = torch.autograd.grad(total, logits)
+        torch.testing.assert_close(found, 0.5 * exact)
+
+
+async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_measured() -> None:
+    async def taught(samples: Sequence[Sample]) -> list[np.ndarray]:
+        return [np.full(sample.num_targets, -0.25) for sample in samples]
+
+    groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
+    for only, first in ((True, 0.0), (False, 0.5)):
+        objective = made(distillation=Distillation(coef=2.0, only=only))
+        samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
+        # The engine's logprobs are -1: the teacher is more certain of each token by 0.75.
+        assert [s.advantage.tolist() for s in samples] == [[first + 1.5] * 2, [-first + 1.5]]  # type: ignore[union-attr]
+        assert metrics["teacher_kl"] == -0.75 and metrics["seconds/teacher"] >= 0
+        old = OldLogprobs(objective=objective, logprobs=taught)  # asks for all: advantages are not known yet
+        await old.begin_window([[], groups])
+        assert [old.take(), len(old.take() or ())] == [None, 2]
+    assert teacher_kl([], []) == 0
+
+
+def test_a_penalty_in_the_reward_stays_without_rewards() -> None:
+    penalty = TrainingReward(kl_penalty=KLPenalty(beta=1.0, kind="k1"))
+    distilled = Distillation(coef=1.0, only=True)
+    objective = made(kl_reference="model", reward=penalty, penalty_baseline=centred, distillation=distilled)
+    played = group(episode(turn(1), reward=1.0), episode(turn(2), reward=0.0))
+    other = [np.array([-2.0]), np.array([-1.0])]
+    samples = objective.samples([played], other, taught=[np.array([-1.0])] * 2)
+    assert [sample.advantage.tolist() for sample in samples] == [[-0.5], [0.5]]  # type: ignore[union-attr]
+
+
+def test_the_kl_over_the_most_likely_tokens_is_at_most_the_kl_and_exact_over_all() -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, p = (torch.randn(5, 9, dtype=torch.float64, generator=generator).log_softmax(-1) for _ in range(2))
+    exact = (q.exp() * (q - p)).sum(-1)
+    order = p.argsort(-1, descending=True)
+    bounds = [top_kl(q.gather(-1, order[:, :k]), p.gather(-1, order[:, :k])) for k in (1, 3, 8, 9)]
+    for lower, higher in zip(bounds, [*bounds[1:], exact], strict=True):
+        assert (lower <= higher + 1e-5).all()
+    torch.testing.assert_close(bounds[-1], exact, atol=1e-5, rtol=0)
+    escaped = torch.full((1, 3), -40.0, dtype=torch.float64)  # no probability for the teacher's tokens
+    assert top_kl(escaped, p[:1].gather(-1, order[:1, :3])) > 1
+
+
+async def test_samples_have_the_teachers_tokens_where_the_loss_is_over_them() -> None:
+    async def taught(samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(np.arange(3 * s.num_targets), np.full(3 * s.num_targets, -2.0)) for s in samples]
+
+    groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
+    for only in (True, False):
+        objective = made(distillation=Distillation(coef=2.0, only=only, top_k=3))
+        samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
+        assert [s.advantage for s in samples] == ([0.0, 0.0] if only else [0.5, -0.5])
+        assert [len(s.teacher_ids) for s in samples] == [6, 3] and not any(s.is_idle for s in samples)  # type: ignore[arg-type]
+        assert objective.top_coef == 2.0 and "teacher_kl" not in metrics  # the step measures it

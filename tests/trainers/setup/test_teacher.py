@@ -1,0 +1,100 @@
+"""The plan of a run with a teacher: where it runs, what it holds, and which teachers are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.errors import UserError
+from tests.helpers.model_folders import change_json, make_model_folder
+from trainers import dapo, reinforce
+from trainers.algorithm import Algorithm
+from trainers.families.table import KNOWN_SHAPES
+from trainers.grpo import GRPO
+from trainers.setup.describe import describe_plan
+from trainers.setup.memory import frozen_memory
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan, with_teacher
+from trainers.setup.run_plan import RunPlan
+
+
+def plan_of(*options: str, algorithm: Algorithm = GRPO) -> RunPlan:
+    return make_plan(read_config(algorithm.config, list(options)), algorithm)
+
+
+def refusal(*options: str) -> str:
+    with pytest.raises(UserError) as caught:
+        plan_of(*options)
+    return str(caught.value)
+
+
+def test_it_has_processes_and_memory_of_its_own_model() -> None:
+    options = ["--model=Qwen/Qwen3-0.6B", "--distill.teacher=Qwen/Qwen3-8B", "--teacher.procs=2", "--teacher.threads=3"]
+    plan = plan_of(*options, "--teacher.num_replicas=2")
+    places = [(p.rank, p.replica, p.part, p.where) for p, _ in plan.processes if p.service == "teacher"]
+    assert places == [
+        (rank, replica, f"frozen teacher, FSDP {rank}", "CPU, 3 threads") for replica in (0, 1) for rank in (0, 1)
+    ]
+    memory = next(memory for process, memory in plan.processes if process.service == "teacher")
+    assert memory == frozen_memory(plan, plan.config.services.teacher, KNOWN_SHAPES["Qwen/Qwen3-8B"])
+    assert memory.held["weights"] == 4 * KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters / 2
+    assert plan.deadlines.parameters == KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters
+    [said] = [text for name, text in describe_plan(plan) if name == "teacher"]
+    assert said.endswith("counts 1 times; rewards count as well") and "8,190,735,360 parameters" in said
+    without = plan_of("--model=Qwen/Qwen3-0.6B", "--teacher.procs=2")
+    assert not without.placement.replicas["teacher"]
+    sentence = "--services.teacher.procs 2, because --distill.teacher is empty, and nothing is distilled"
+    assert ("no effect", sentence) in describe_plan(without)
+
+
+def test_gpus_are_asked_for() -> None:
+    options = ["--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=8"]
+    plan = plan_of(*options, "--distill.teacher=Qwen/Qwen3-8B", "--teacher.with_gpus", "--teacher.procs=2")
+    assert plan.placement.gpus_wanted == {"generator": 1, "trainer": 1, "teacher": 2}
+    assert [process.gpu for process in plan.placement.processes if process.service == "teacher"] == [2, 3]
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, dapo.DAPO, reinforce.REINFORCE])
+def test_a_teacher_alone_needs_no_siblings_and_drops_no_group(algorithm: Algorithm) -> None:
+    name = algorithm.name
+    plan = plan_of(
+        "--distill.teacher=Qwen/Qwen3-8B", "--distill.only", f"--{name}.n_samples=1", "--env.min_valid=1",
+        algorithm=algorithm,
+    )  # fmt: skip
+    assert plan.objective is not None and plan.objective.distillation is not None
+    assert (plan.objective.needs_signal, plan.objective.needs_siblings) == (False, False)
+
+
+def test_a_teacher_that_cannot_judge_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """Those in folders before the plan is made; those that a start finds, before any process is started."""
+    run = ["--env=code_exec", "--warmup.steps=0"]
+    wide = make_model_folder(tmp_path / "wide", tiny_model, hidden_size=96)
+    plan = plan_of(*run, f"--model={tiny_model}", f"--distill.teacher={wide}")
+    assert plan.teacher is not None and plan.teacher.shape is not None and plan.teacher.shape.hidden_size == 96
+    assert with_teacher(plan, wide, tiny_model) == plan
+
+    other = shutil.copytree(wide, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.__getitem__)[5:7]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    sentence = f"--distill.teacher is {other}, which has another vocabulary than the model {tiny_model}: only one of "
+    assert refusal(*run, f"--model={tiny_model}", f"--distill.teacher={other}").startswith(sentence)
+    made_here = plan_of(*run[:1], f"--distill.teacher={other}")
+    with pytest.raises(UserError, match="another vocabulary"):
+        with_teacher(made_here, other, tiny_model)
+
+    short = shutil.copytree(wide, tmp_path / "short")
+    change_json(short / "config.json", max_position_embeddings=64)
+    assert refusal(*run, f"--model={tiny_model}", f"--distill.teacher={short}", "--env.max_tokens=128") == (
+        f"--distill.teacher is {short}, which reads 64 tokens at most, and --env.max_tokens is 128: set it to that or "
+        "less, or take another teacher"
+    )
+    (short / "config.json").unlink()
+    assert refusal(*run, f"--model={tiny_model}", f"--distill.teacher={short}") == (
+        f"{short} holds no config.json: --distill.teacher wants a Hugging Face folder, a training run or a hub id"
+    )

@@ -1,0 +1,146 @@
+"""Reward vectors: the parts of a reward reach the advantages, each normalised in its group before their sum.
+
+The sum of a reward's parts loses what tells them apart: (1, 0) and (0, 1) have one sum, and a part with a large spread
+drowns the others. GDPO (arXiv 2601.05242) takes the advantage of each part over the siblings, as GRPO does of the sum:
+
+    A = sum over k of w_k clip(A_k, -c_k, c_k),    A_k = (r_k - mean r_k) / (std r_k + eps)
+
+Then it divides A by the deviation of A over the step; without a clip the mean is 0. Its conditioned reward: if a
+part is below its bound, the episode has 0 of every other part, so that an easy part pays only beside a hard one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.reward_value import reaches
+from forge_env.core.types import Outcome
+from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.settings import kinds_of, out_of_bounds, read_value
+from trainers.objective.advantages import Advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a part of the reward counts."""
+
+    weight: float = 1.0
+    """Of its advantage in the sum."""
+    clip: Annotated[float, Ge(0)] = 0.0
+    """The largest size of its advantage, before the weight; 0 is none."""
+    at_least: float | None = None
+    """The bound below which an episode has 0 of every other part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardParts:
+    """From the parts of the rewards of a group to one number for each episode, see this file's docstring.
+
+    >>> from trainers.objective.advantages import centred
+    >>> rewards = RewardParts(parts={"right": Part(at_least=1.0), "brief": Part(weight=0.5)}, advantages=centred)
+    >>> rewards.of_values([{"right": 1.0, "brief": 1.0}, {"right": 0.0, "brief": 1.0}])
+    [0.75, -0.75]
+    """
+
+    parts: Mapping[str, Part]
+    advantages: Advantages
+    """Of one part in one group."""
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+        """The sums of a group's valid episodes, in order.
+
+        Raises:
+            UserError: an episode that was scored has not all parts.
+        """
+        for episode in episodes:
+            missing = [name for name in self.parts if name not in episode.rewards]
+            if missing and episode.outcome is Outcome.SCORED:
+                raise UserError(f"the episode {episode.id}: {_no_part(missing[0], episode.rewards)}")
+        return self.of_values([episode.rewards for episode in episodes])
+
+    def of_values(self, episodes: Sequence[Mapping[str, float]]) -> list[float]:
+        """The sums of a group by the values of the parts of each episode. A part that it lacks counts 0: a limit has
+        ended it before it was scored."""
+        values = [self._conditioned({name: parts.get(name, 0.0) for name in self.parts}) for parts in episodes]
+        columns = []
+        for name, part in self.parts.items():
+            advantages = self.advantages([of_episode[name] for of_episode in values])
+            bound = part.clip or math.inf
+            columns.append([part.weight * min(max(advantage, -bound), bound) for advantage in advantages])
+        return [math.fsum(of_episode) for of_episode in zip(*columns, strict=True)]
+
+    def _conditioned(self, values: dict[str, float]) -> dict[str, float]:
+        bounds = {name: part.at_least for name, part in self.parts.items() if part.at_least is not None}
+        low = {name for name, bound in bounds.items() if not reaches(values[name], bound)}
+        return {name: 0.0 if low - {name} else value for name, value in values.items()}
+
+
+def read_parts(given: Mapping[str, Any], option: str) -> dict[str, Part]:
+    """The parts of a setting by name: each is a weight, or has the fields of `Part`.
+
+    Raises:
+        UserError: for an unknown field, a value out of bounds, and for weights that are all 0.
+    """
+    kinds, parts = kinds_of(Part), dict[str, Part]()
+    for name, settings in given.items():
+        values: dict[str, Any] = {}
+        for field, value in (settings if isinstance(settings, Mapping) else {"weight": settings}).items():
+            where = f"{option}.{name}.{field}"
+            if field not in kinds:
+                raise UserError(f"there is no option {where}. {nearest(str(field), kinds)}")
+            values[field] = number = read_value(value, kinds[field][0], where)
+            if number is not None and (allowed := out_of_bounds(number, kinds[field][1])):
+                raise UserError(f"{where} is {number:g}; it must be {allowed}")
+        parts[name] = Part(**values)
+    if parts and not any(part.weight for part in parts.values()):
+        raise UserError(f"{option} has weights of 0 only, so that nothing would be trained: give one of them another")
+    return parts
+
+
+def make_parts(
+    given: Mapping[str, Any], option: str, advantages: Advantages, *, others: Mapping[str, object]
+) -> RewardParts | None:
+    """The reward vector of an algorithm's setting; None without one.
+
+    Args:
+        given: the setting.
+        option: its name.
+        advantages: of one part in one group.
+        others: settings that need a single number as the reward, by option; empty or false where they are not set.
+
+    Raises:
+        UserError: together with one of `others`.
+    """
+    parts = read_parts(given, option)
+    if not parts:
+        return None
+    for other, is_given in others.items():
+        if is_given:
+            raise UserError(
+                f"{option} takes advantages of the parts of a reward, and {other} needs one number: leave one out"
+            )
+    return RewardParts(parts=parts, advantages=advantages)
+
+
+def check_names(names: Collection[str], env_class: type[Env], group_rewards: Sequence[str], option: str) -> None:
+    """Refuse parts that an environment's reward does not have, where its class says which ones there are."""
+    if not issubclass(env_class, ToolEnv) or any(
+        getattr(env_class, name) is not getattr(ToolEnv, name) for name in ("step", "_all_scores")
+    ):
+        return
+    there = [part.name for part in (*env_class._rewards, *env_class._rubric)] + [*group_rewards]
+    for name in names:
+        if name not in there:
+            raise UserError(f"{option}.{name}: {_no_part(name, there)}")
+
+
+def _no_part(name: str, there: Collection[str]) -> str:
+    return f"its reward has no part {name!r}. {nearest(name, there)}" if there else f"its reward has no part {name!r}"
