@@ -141,12 +141,21 @@ class ScriptedAgent:
 
 def _checked(script: str, value: Any) -> Message:
     """A copy of the script's message, which may be a constant."""
-    if wrong := _wrong_with(value):
-        raise PolicyError(
-            f"the script {script} returned {value!r:.80}, and {wrong}; it must return an assistant message, such as "
-            "{'role': 'assistant', 'content': '4'}"
-        )
-    return own_copy(cast(Message, value))
+    wrong = _wrong_with(value)
+    try:
+        if not wrong:
+            return own_copy(cast(Message, value), _of_json)
+    except (TypeError, ValueError, RecursionError) as error:
+        wrong = f"JSON cannot hold it ({error})"
+    raise PolicyError(
+        f"the script {script} returned {value!r:.80}, and {wrong}; it must return an assistant message, such as "
+        "{'role': 'assistant', 'content': '4'}"
+    )
+
+
+def _of_json(value: Any) -> Any:
+    _to_json(value)  # an Episode is written to disk
+    return own_copy(value)
 
 
 def _wrong_with(value: Any) -> str:
@@ -163,10 +172,6 @@ def _wrong_with(value: Any) -> str:
     for call in calls:
         if wrong := _wrong_with_call(call):
             return wrong
-    try:
-        _to_json(value)  # an Episode is written to disk
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"JSON cannot hold it ({error})"
     return ""
 
 

@@ -77,6 +77,7 @@ class Renderer:
         """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
+        self._ends = {role: self._tokenizer.token_id(self._end_before(role)) for role in ("tool", "user")}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
         self._continues = True
         self.notes: tuple[str, ...] = (*self.format.notes, *self._proof())
@@ -331,7 +332,7 @@ class Renderer:
 
     def _is_plain(self, role: str, sampled: Sequence[int]) -> bool:
         """Whether what follows depends on the new messages only: the turn has ended, and no thought may be dropped."""
-        is_ended = not self.stop and sampled[-1] == self._tokenizer.token_id(self._end_before(role))
+        is_ended = not self.stop and sampled[-1] == self._ends[role]
         if not self.thinks:
             return is_ended and self._think not in sampled
         has_thought = self.format.opening or self._think in sampled or self._end_think in sampled
@@ -398,7 +399,7 @@ class Renderer:
             except TemplateError:
                 return None
             text = texts.pop()
-            end = self._tokenizer.token_id(self._end_before(role))
+            end = self._ends[role]
             return None if text is None or texts or end is None else self._tokens_behind([end], text)
 
         if self.stop or not self.stop_token_ids:

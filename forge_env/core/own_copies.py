@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from forge_env.core.types import Action, Task
+from forge_env.core.types import Action, Task, ToolCall
 
 T = TypeVar("T")
 
@@ -34,7 +34,10 @@ def own_copy(value: T, other: Callable[[Any], Any] = _deep) -> T:
     if kind is str:
         return value
     if kind is dict:
-        copied: Any = {key: own_copy(item, other) for key, item in value.items()}  # type: ignore[attr-defined]
+        copied: Any = value.copy()  # type: ignore[attr-defined]
+        for key, item in copied.items():
+            if type(item) is not str:  # a call for each text would take most of the time
+                copied[key] = own_copy(item, other)
     elif kind is list or kind is tuple:
         copied = kind([own_copy(item, other) for item in value])
     else:
@@ -56,5 +59,15 @@ def own_task(task: Task) -> Task:
 
 def own_action(action: Action) -> Action:
     """Return an action with its own message and calls."""
-    calls = tuple([replace(call, arguments=own_copy(call.arguments)) for call in action.tool_calls])
-    return replace(action, message=own_copy(action.message), tool_calls=calls)
+    # By name: `replace` takes as long as a call of a tool.
+    calls = [
+        ToolCall(id=c.id, name=c.name, arguments=own_copy(c.arguments), raw=c.raw, error=c.error)
+        for c in action.tool_calls
+    ]
+    return Action(
+        message=own_copy(action.message),
+        tool_calls=tuple(calls),
+        finish_reason=action.finish_reason,
+        usage=action.usage,
+        logprobs=action.logprobs,
+    )

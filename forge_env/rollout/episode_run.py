@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from forge_env.core.env import Env
@@ -276,8 +277,13 @@ class EpisodeRun:
             raise LimitReached(limit, part) from None
         finally:
             self.seconds_left -= deadline.used
-        with guard(f"{part} returned what cannot be read"):
+        with _reading(part):
             return read(result)
+
+
+@cache
+def _reading(part: str) -> guard:
+    return guard(f"{part} returned what cannot be read")
 
 
 def cut_end(step: StepResult, cut_by: str) -> End | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -44,7 +44,10 @@ class Toolbox:
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
         """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently."""
         answers: list[tuple[str, ToolUse]] = []
-        for is_parallel, adjacent in groupby(calls, self._is_parallel):
+        batches: Iterable[tuple[bool, Iterable[ToolCall]]] = [(False, calls)]
+        if len(calls) > 1:
+            batches = groupby(calls, self._is_parallel)
+        for is_parallel, adjacent in batches:
             batch = list(adjacent)
             if is_parallel and len(batch) > 1:
                 answers += await self._run_concurrently(batch)

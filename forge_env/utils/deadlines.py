@@ -2,18 +2,23 @@
 
 The time limits of an episode apply to its own work. A call that waits for a free slot (a tool's concurrency, a rate
 limit) or for the policy does so within `queued()`, which postpones all enclosing deadlines by that time.
+
+A step has several deadlines, and hardly any expires. So an event loop has one timer for all: one for each takes longer
+than the rest of a step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
-_LONGEST = 1e9  # no loop has a timer at infinity
+_NEVER = float("inf")
 
 
 class Deadline:
@@ -26,7 +31,7 @@ class Deadline:
     """
 
     __slots__ = (
-        *("_cancelling", "_left", "_loop", "_outer", "_pauses", "_since", "_task", "_timer", "_token"),
+        *("_cancelling", "_clock", "_due", "_left", "_outer", "_pauses", "_since", "_task", "_token"),
         *("expired", "seconds"),
     )
 
@@ -45,7 +50,7 @@ class Deadline:
     @property
     def left(self) -> float:
         """Seconds until it expires; not above 0 once it has."""
-        return self._left if self._since is None else self._left - (self._loop.time() - self._since)
+        return self._left if self._since is None else self._due - self._clock.time()
 
     def spend(self, seconds: float) -> None:
         """Take seconds off, as if the clock had run for them."""
@@ -61,9 +66,12 @@ class Deadline:
             return await work
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
+        loop, clock = asyncio.get_running_loop(), _thread.clock
+        if clock is None or clock.loop is not loop:
+            clock = _thread.clock = _Clock(loop)
+        task = asyncio.current_task(loop)
         assert task is not None, "a deadline cancels the task that it is used in"
-        self._task, self._cancelling, self._loop = task, task.cancelling(), asyncio.get_running_loop()
+        self._task, self._cancelling, self._clock = task, task.cancelling(), clock
         self._outer = _innermost.get()
         self._token: Token[Deadline | None] = _innermost.set(self)
         self._pauses = 0
@@ -90,28 +98,64 @@ class Deadline:
                 self._start()
 
     def _start(self) -> None:
-        self._since = self._loop.time()
-        self._timer = self._loop.call_later(min(self._left, _LONGEST), self._expire)
+        clock = self._clock
+        self._since = since = clock.time()
+        self._due = due = since + self._left
+        clock.running.add(self)
+        if due < clock.at:
+            clock.set_timer(due)
 
     def _stop(self) -> None:
         if self._since is not None:
-            self._left -= self._loop.time() - self._since
+            self._left -= self._clock.time() - self._since
             self._since = None
+            self._clock.running.discard(self)
+
+
+class _Clock:
+    """The time of an event loop, and its timer for all deadlines that run in it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        # What the loops of asyncio call; a loop may have a clock of its own.
+        self.time = time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
+        self.running: set[Deadline] = set()
+        self.at = _NEVER
+        """When the timer fires: not after the first deadline. The one that it was set for may have ended since."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_timer(self, at: float) -> None:
+        if self._timer is not None:
             self._timer.cancel()
+        self.at, self._timer = at, self.loop.call_at(at, self._fire)
 
-    def _expire(self) -> None:
-        if not self.expired:  # one that was paused since has expired already
-            self.expired = True
-            self._task.cancel()
+    def _fire(self) -> None:
+        self.at, self._timer, now, first = _NEVER, None, self.time(), _NEVER
+        for deadline in self.running:
+            if deadline.expired:
+                continue
+            due = deadline._due
+            if due <= now:
+                deadline.expired = True
+                deadline._task.cancel()
+            else:
+                first = min(first, due)
+        if first < _NEVER:
+            self.set_timer(first)
 
 
+class _Thread(threading.local):
+    clock: _Clock | None = None
+
+
+_thread = _Thread()
 _innermost: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 """The innermost of the deadlines that the current code runs within."""
 
 
 def seconds_left() -> float:
     """Return the time until the first of the enclosing deadlines expires; infinity if there is none."""
-    left, deadline = float("inf"), _innermost.get()
+    left, deadline = _NEVER, _innermost.get()
     while deadline is not None:
         left = min(left, deadline.left)
         deadline = deadline._outer
