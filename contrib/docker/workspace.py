@@ -24,7 +24,8 @@ from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceCapabil
 from contrib.workspaces.machines import selftest
 from contrib.workspaces.machines.backend import Workspaces, above
 from contrib.workspaces.machines.box import Box
-from contrib.workspaces.machines.workspace import Origin, Started, Workspace
+from contrib.workspaces.machines.snapshot import Origin, Started
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import SandboxError, UserError
 from sandboxes.guest.seccomp import seccomp_filter
 

@@ -61,7 +61,8 @@ from contrib.workspaces.env.obstacles import names_network, task_faults
 from contrib.workspaces.env.prepared_env import PreparedEnv
 from contrib.workspaces.env.submission import copy_in
 from contrib.workspaces.images.dockerfile import BuiltImage, with_settings
-from contrib.workspaces.machines.workspace import Snapshot, Workspace
+from contrib.workspaces.machines.snapshot import Snapshot
+from contrib.workspaces.machines.workspace import Workspace
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError

@@ -17,7 +17,8 @@ from contrib.workspaces.contract import WorkspaceFileError
 from contrib.workspaces.env.obstacles import may_be_work, obstacle_in
 from contrib.workspaces.env.output import shorten
 from contrib.workspaces.env.submission import Copies, Wanted, copy_out
-from contrib.workspaces.machines.workspace import Snapshot, Workspace
+from contrib.workspaces.machines.snapshot import Snapshot
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.json_text import decoded
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.core.sandbox import ExecStatus

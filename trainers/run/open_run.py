@@ -94,10 +94,7 @@ async def open_run(
                 record.say(sentence)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
-            plan, teacher = with_folder(plan, model), ""
-            if plan.teacher is not None:
-                teacher = str(find_model(plan.config.distill.teacher, option="--distill.teacher"))
-                plan = with_teacher(plan, Path(teacher), model)
+            plan, teacher = _with_teacher(with_folder(plan, model), model)
             model = _with_new_rows(plan, record, model)
             _write_facts(plan, record, model_facts(plan, folder, model, parameters))
             if data is None:
@@ -255,6 +252,14 @@ async def _prepare_model(
         )
     record.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
+
+
+def _with_teacher(plan: RunPlan, model: Path) -> tuple[RunPlan, str]:
+    """The plan with the sizes of its teacher, and the teacher's folder; "" without one."""
+    if plan.teacher is None:
+        return plan, ""
+    teacher = find_model(plan.config.distill.teacher, option="--distill.teacher")
+    return with_teacher(plan, teacher, model), str(teacher)
 
 
 def _in_bfloat16(record: RunRecord, model: Path) -> Path:

@@ -22,7 +22,7 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
 - optimizer.py: AdamW. wide_head.py: an output layer in float32. sums.py: gradients of several micro-batches.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
-- backward.py: from logprobs to gradients, also for episodes with rows in several micro-batches.
+- passes.py: forward passes. backward.py: from logprobs to gradients, also of rows in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
 - ../objective/loss_call.py: the tensors that a loss gets, and its divisor.
 - ../objective/loss_metrics.py: what is measured beside the loss.
@@ -55,7 +55,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
 from forge_env.utils.settings import values_of
-from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
+from trainers.batching.batch import MicroBatch, Sample, batches_to_compile
 from trainers.objective.distillation import DistillationLoss
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
@@ -70,6 +70,7 @@ from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
 from trainers.titan.optimizer import begin_again, build_adamw, forget_empty_moments, go_on, take_step
 from trainers.titan.parallel import init_process_group, parallel_dims
+from trainers.titan.passes import Passes
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
@@ -131,6 +132,8 @@ class TitanTrainer:
         tuned = self.device.type != "cpu" and (self.model.attention == "flex" or settings.compile)
         multiple = multiple_of_lengths(context, tensor=tensor, tuned=tuned)
         self._batches = RankBatches(self.model, self.parallel, settings, multiple=multiple, replays=self._replays)
+        # Without routes, a block that replays them would be compiled a second time.
+        self._passes = Passes(self.model, self._batches, fills_routes=self._replays and settings.compile)
         if is_frozen:
             self.model.module.requires_grad_(False).eval()
         else:
@@ -215,7 +218,7 @@ class TitanTrainer:
         batches = self._batches.rounds(work.batches, max(work.computed.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
-                replay.compare(batches, partial(self._logprobs, temperature=temperature))
+                replay.compare(batches, partial(self._passes.of_batch, temperature=temperature))
             self._add_gradients(work, batches, step, replay, temperature, observations, distillation)
             for part in (step.total, observations.total, distillation.total):
                 self._batches.sum_over_ranks(part)
@@ -258,12 +261,12 @@ class TitanTrainer:
         split = SplitEpisodes(work.learned, work.batches, step)
         if work.tokens and work.computed.rounds_of_parts:
             parts = self._batches.padded([batch for batch in batches if batch.is_part], work.computed.rounds_of_parts)
-            split.call_loss(self._values(work.learned, parts, temperature, with_entropy=True))
+            split.call_loss(self._passes.values(work.learned, parts, temperature, with_entropy=True))
         for number, batch in enumerate(batches, 1):
             self.model.complete_gradients(number == len(batches))
             # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
             with_entropy = split.uses_entropy or not batch.is_part
-            logprobs, entropies, observed, taught = self._forward(batch, temperature, with_entropy=with_entropy)
+            logprobs, entropies, observed, taught = self._passes.forward(batch, temperature, with_entropy=with_entropy)
             replay.add(batch)
             terms = [term for term in (observations(batch, observed), distillation(batch, taught)) if term is not None]
             beside = torch.stack(terms).sum() if terms else None
@@ -289,35 +292,14 @@ class TitanTrainer:
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """This model's logprobs of the sampled targets: one float32 array per sample, in row order, the same on every
         rank. Rows with routes are computed with the engine's experts, as in a training step."""
-        return self._logprobs_of(samples, temperature, with_routes=self._replays)
-
-    def _logprobs_of(self, samples: Sequence[Sample], temperature: float, *, with_routes: bool) -> list[np.ndarray]:
-        check_temperature(temperature)
-        self._batches.check_rows(samples)
-        batches = self._batches.of(samples, with_routes=with_routes)
-        ready = self._batches.rounds(batches, self._batches.count(batches).rounds)
-        (values,) = self._values(samples, ready, temperature)
-        return by_sample(samples, values)
+        return self._passes.logprobs(samples, temperature, with_routes=self._replays)
 
     def top_logprobs(
         self, samples: Sequence[Sample], temperature: float, count: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """The `count` most likely tokens at each sampled target, of a frozen model: for each sample their ids, int32,
         and their logprobs, float32, target after target; the same on every rank."""
-        check_temperature(temperature)
-        self._batches.check_rows(samples)
-        batches = self._batches.of(samples, with_routes=False)
-        total = sum(sample.num_targets for sample in samples)
-        values = torch.zeros((total, count), device=self.device)
-        ids = torch.zeros_like(values, dtype=torch.int64)
-        with torch.no_grad():
-            for batch in self._batches.rounds(batches, self._batches.count(batches).rounds):
-                selected = batch.selected[: len(batch.slots)]
-                top = self.model.top_logprobs(batch.tokens, batch.positions, selected, temperature, count)
-                if batch.samples:
-                    values[batch.target_index], ids[batch.target_index] = top
-        found = (by_sample(samples, self._batches.sum_over_ranks(each)) for each in (ids, values))
-        return [(ids.ravel().astype(IDS), values.ravel()) for ids, values in zip(*found, strict=True)]
+        return self._passes.top_logprobs(samples, temperature, count)
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """Like `logprobs`, under the model that the adapters started from: the frozen base, or the adapters that were
@@ -326,7 +308,7 @@ class TitanTrainer:
         It chooses its experts itself, as a separate reference model does.
         """
         with self._adapters.reference():
-            return self._logprobs_of(samples, temperature, with_routes=False)
+            return self._passes.logprobs(samples, temperature, with_routes=False)
 
     def score(self, token_ids: Sequence[int], *, of_folder: bool = False) -> np.ndarray:
         """Logprobs of a row's tokens after the first, at temperature 1: float32, the same on every rank.
@@ -343,7 +325,7 @@ class TitanTrainer:
         )
         adapters = self.model.adapters
         with adapters.off() if adapters is not None and of_folder else nullcontext():
-            (logprobs,) = self._logprobs_of([Sample(rows=(row,))], 1.0, with_routes=False)
+            (logprobs,) = self._passes.logprobs([Sample(rows=(row,))], 1.0, with_routes=False)
         reshard(self.model.module)  # the memory plan counts no gathered weights between two steps
         return logprobs
 
@@ -363,49 +345,6 @@ class TitanTrainer:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
 
-    @torch.no_grad()
-    def _values(
-        self,
-        samples: Sequence[Sample],
-        batches: Sequence[MicroBatch],
-        temperature: float,
-        *,
-        with_entropy: bool = False,
-    ) -> Tensor:
-        """(1, M) logprobs, or (2, M) logprobs and entropies, of all sampled targets of the samples.
-
-        A target that is in no rank's batches has 0. Every rank has the same number of batches.
-        """
-        total = sum(sample.num_targets for sample in samples)
-        found = torch.zeros((1 + with_entropy, total), device=self.device)
-        for batch in batches:
-            values = self._logprobs(batch, temperature, with_entropy=with_entropy)
-            if batch.samples:
-                found[:, batch.target_index] = torch.stack([value for value in values if value is not None])
-        return self._batches.sum_over_ranks(found)
-
-    def _logprobs(
-        self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logprobs (N,) of the sampled targets, and entropies (N,) or None."""
-        return self._forward(batch, temperature, with_entropy=with_entropy)[:2]
-
-    def _forward(
-        self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        """The values of `_logprobs`, logprobs (M,) of observed targets, and (N, K) of a teacher's tokens or None."""
-        inputs, routes = (batch.tokens, batch.positions, batch.selected, batch.targets), batch.routes
-        if routes is None and self._replays and self.settings.compile and (experts := self.model.experts):
-            # Without routes the block would be compiled a second time.
-            shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
-            routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
-        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
-        combine, sampled = self.model.context.combine, len(batch.slots)
-        logprobs = combine(logprobs, batch)
-        entropies = None if entropies is None else combine(entropies, batch)[:sampled]
-        own, taught = (logprobs, None) if logprobs.dim() == 1 else (logprobs[:, 0], logprobs[:sampled, 1:])
-        return own[:sampled], entropies, own[sampled:], taught
-
     def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.
 
@@ -420,9 +359,9 @@ class TitanTrainer:
             inputs = self._batches.placed(batch)
             if not self.model.module.training:
                 with torch.no_grad():
-                    self._logprobs(inputs, 1.0)
+                    self._passes.of_batch(inputs, 1.0)
                 continue
-            logprobs, entropies = self._logprobs(inputs, 1.0, with_entropy=True)
+            logprobs, entropies = self._passes.of_batch(inputs, 1.0, with_entropy=True)
             self.model.complete_gradients(True)
             (logprobs.sum() + entropies.sum()).backward()  # type: ignore[union-attr]
             self._optimizer.zero_grad()

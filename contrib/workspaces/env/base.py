@@ -15,7 +15,8 @@ from contrib.workspaces.env.obstacles import task_faults
 from contrib.workspaces.env.output import READ_LINES, describe, matches, numbered, replace_once
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.shell import Shell
-from contrib.workspaces.machines.workspace import Snapshot, Workspace
+from contrib.workspaces.machines.snapshot import Snapshot
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.env import StepResult
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Action

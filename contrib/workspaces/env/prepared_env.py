@@ -16,7 +16,8 @@ from contrib.workspaces.env.rows import DEFAULT_IMAGE
 from contrib.workspaces.images.dockerfile import BuiltImage, built_from
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
-from contrib.workspaces.machines.workspace import Snapshot, Workspace
+from contrib.workspaces.machines.snapshot import Snapshot
+from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.open import open_workspaces
 from forge_env.utils.deadlines import queued
 

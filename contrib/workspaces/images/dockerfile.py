@@ -23,7 +23,8 @@ from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, Worksp
 from contrib.workspaces.images.manifest import MACHINE
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
-from contrib.workspaces.machines.workspace import Snapshot, Workspace
+from contrib.workspaces.machines.snapshot import Snapshot
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import UserError
 
 _DESCRIBING = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER"}

@@ -28,7 +28,8 @@ from contrib.workspaces.machines.box import order_of
 from contrib.workspaces.machines.command import Watched
 from contrib.workspaces.machines.pool import Pool
 from contrib.workspaces.machines.proxy import PORT, allowlist_of, mirror_variables, open_proxies, ports_of
-from contrib.workspaces.machines.workspace import Origin, Snapshot, Started, Workspace
+from contrib.workspaces.machines.snapshot import Origin, Snapshot, Started
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import SandboxError, UserError
 
 _PROXY_ENVIRONMENT = {

@@ -25,7 +25,8 @@ from contrib.workspaces.guest import WORKSPACE_GUEST
 from contrib.workspaces.machines.backend import Workspaces, above
 from contrib.workspaces.machines.box import Box, BoxEnd
 from contrib.workspaces.machines.selftest import check_workspaces
-from contrib.workspaces.machines.workspace import Origin, Started, Workspace
+from contrib.workspaces.machines.snapshot import Origin, Started
+from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup

@@ -8,8 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +21,11 @@ from contrib.workspaces.contract import (
     WorkspaceLimits,
 )
 from contrib.workspaces.machines.box import Answer, Box
-from contrib.workspaces.machines.command import SCRIPT, Watched, answer_of, run_command, script_of, why_no_environment
-from contrib.workspaces.machines.proxy import Service
+from contrib.workspaces.machines.command import SCRIPT, answer_of, run_command, script_of, why_no_environment
 from contrib.workspaces.machines.shell import Shell
+from contrib.workspaces.machines.snapshot import Origin, Snapshot, Started
 from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
 from forge_env.core.errors import SandboxError, UserError
-from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.streams import CappedPipe, sealed_file
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -47,71 +45,6 @@ _REFUSALS = {
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What a workspace is opened from: an image, and layers above it that the backend keeps while they are held."""
-
-    image: UnpackedImage
-    layers: tuple[Hashable, ...] = ()
-    """From the bottom up; what they are is the backend's matter."""
-    family: int = 0
-    """Workspaces of one family share layers, and the user namespace that owns them. 0: none yet."""
-
-
-class Snapshot:
-    """The files of a workspace at one moment, to open further workspaces from (`Workspaces.open`).
-
-    It holds what was written, until it is closed and every workspace opened from it is closed, too.
-
-    Args: release: lets go of the snapshot's resources.
-    """
-
-    def __init__(self, backend: object, origin: Origin, release: Callable[[], None]) -> None:
-        self.backend, self.origin = backend, origin
-        self._release: Callable[[], None] | None = release
-
-    @property
-    def image(self) -> UnpackedImage:
-        """The image below it."""
-        return self.origin.image
-
-    @property
-    def closed(self) -> bool:
-        return self._release is None
-
-    async def close(self) -> None:
-        """Idempotent. Workspaces that were opened from it go on."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-
-class Started:
-    """A running box with what counts its resources.
-
-    Args:
-        group: counts its resources; None where nothing does.
-        free: called once, when every process of the box has ended.
-    """
-
-    watched: Watched
-    """Set when the box has got its order."""
-
-    def __init__(self, box: Box, group: SlotGroup | None, free: Callable[[], None] = lambda: None) -> None:
-        self.box, self.group, self._free = box, group, free
-        self.proxies: list[Service] = []
-
-    async def stop(self, *, keep: int = 0) -> None:
-        """End the box. Raises SandboxError if its files should become the layer `keep`, and have not."""
-        for proxy in self.proxies:
-            await proxy.close()
-        end = await self.box.end(keep=keep)
-        self._free()
-        if keep and end.kept != keep:
-            reason = end.failure or "the workspace had ended before"
-            raise SandboxError(f"the files of a workspace could not be kept: {reason}")
 
 
 class Workspace:
