@@ -11,13 +11,15 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from envs.code_exec.cheats import cheats
-from envs.code_exec.dataset_tasks import load_tasks
+from envs.code_exec.dataset_rows import task_of
 from envs.code_exec.file_tasks import next_step, tasks_with_files
 from envs.code_exec.grading import Verdict, grade
 from envs.code_exec.story_tasks import Step, solve_story, tasks_of_level
+from envs.data_tasks import data_tasks
 from envs.messages import call, say
 from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.env import StepResult
@@ -94,9 +96,11 @@ class CodeExec(ToolEnv):
             level: 1 has one look-up, 2 two look-ups or texts, 3 lists and programs that read and print, 4 a file to
                 explore.
             data: a file or a hub id, with rows in the format of HumanEval, MBPP, APPS, LiveCodeBench or verl; see
-                `envs.code_exec.dataset_tasks.load_tasks`.
-            question: the column of `data` with the question, for rows in another format.
-            tests: the column with the tests, likewise.
+                `envs.data_tasks.data_tasks`. Left out are rows without tests, with asserts that are more than calls
+                with fixed results, and tests with a value that is too large for a sandbox to hand back.
+            question: the column of `data` with the question, or a field in one, for rows in another format: a text, or
+                a list of messages.
+            tests: the same for the tests: asserts, or inputs and outputs as in APPS.
             kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
                 is one.
             streaming: read no more rows of `data` than are needed.
@@ -104,8 +108,8 @@ class CodeExec(ToolEnv):
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
         if data:
-            columns = {"question": question, "tests": tests, "kind": kind}
-            return load_tasks(data, split=split, count=count, seed=seed, **columns, streaming=streaming)
+            make = partial(task_of, question=question, tests=tests, kind=kind)
+            return data_tasks(data, split, count=count, seed=seed, make=make, streaming=streaming)
         if level == 1:
             return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[2], c[3]), make=_make_task)
         if level == 4:

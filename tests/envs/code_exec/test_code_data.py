@@ -17,7 +17,6 @@ import pytest
 from envs.code_exec import CodeExec
 from envs.code_exec.asserts import NotCalls, read_asserts, read_check, translate
 from envs.code_exec.dataset_rows import task_of
-from envs.code_exec.dataset_tasks import load_tasks
 from envs.code_exec.grading import grade
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Limits
@@ -28,6 +27,11 @@ from sandboxes import open_sandbox
 from tests.helpers.rows import rows
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+def load_tasks(source: str, **options: Any) -> Any:
+    return CodeExec.tasks(data=source, **options)
+
 
 HUMAN_EVAL = {
     "task_id": "Own/0",
