@@ -32,16 +32,6 @@ def check_split(split: str, splits: Sequence[str] = ("train", "test"), *, name: 
         raise UserError(f"there is no split {split!r}{f' of {name}' if name else ''}. {nearest(split, splits)}")
 
 
-def draw_seeds(split: str, *, count: int, seed: int, pairs: int = 2**30) -> list[int]:
-    """Draw `count` distinct seeds below 2 * `pairs`; even ones for "train", odd ones for "test"."""
-    check_split(split)
-    rng = random.Random(f"{split}/{seed}")
-    seeds: dict[int, None] = {}
-    while len(seeds) < count:
-        seeds[2 * rng.randrange(pairs) + (split == "test")] = None
-    return list(seeds)
-
-
 def draw_tasks(
     split: str,
     *,

@@ -33,7 +33,7 @@ ROOMS = {
     "forge_env.runtime": "calls process host_settings machines weights spawned launcher service actor",
     "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice",
     "agents": """model_folder model_weights stop_strings thought_budget renderer served_tokenizer
-        folder_checks token_agent chat scripted factories generator""",
+        folder_checks token_agent scripted factories generator""",
     "sandboxes": "settings guest host",
     "envs": "messages task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints families model lora batching objective metrics titan config algorithm setup run

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import PurePath
 from urllib.parse import urlsplit
-
-from forge_env.core.tools import free_name
 
 _LONGEST_LABEL = 24
 
@@ -70,3 +68,13 @@ def _program(command: str) -> str:
         return words[words.index("-m") + 1].rpartition(".")[2]
     plain = [word for word in words[1:] if not word.startswith("-")]
     return PurePath((plain or words or ["mcp"])[0]).stem
+
+
+def free_name(wanted: str, taken: Collection[str]) -> str:
+    """Return a name of 1 to 64 characters that the APIs of models accept, different from `taken`."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted)[:64] or "tool"
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name[: 63 - len(str(number))]}_{number}"
+    return free

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from contrib.common.http_clients import decoded
 from contrib.external.mcp_config import MCP, mcp_files
 from contrib.external.output import ProgramOutput
 from contrib.external.program import RESULT
@@ -27,7 +28,6 @@ from contrib.workspaces.contract import CommandResult, Network, WorkspaceFileErr
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import EnvError, SandboxError, UserError
-from forge_env.core.json_text import decoded
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.utils.deadlines import queued

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from contrib.common.programs import last_words
 from forge_env.utils import exits
 
 TAIL_BYTES = 64 * 2**10
@@ -43,7 +44,7 @@ class ProgramOutput:
 
     def last_lines(self) -> str:
         """Return the last lines of standard error."""
-        return exits.last_words(self._tails["stderr"])
+        return last_words(self._tails["stderr"])
 
 
 def how_it_ended(code: int) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contrib.common.guard import guarded
+from contrib.common.programs import read_tail, stop
 from contrib.external.confined import check_shown, confined, installation, listener_of
 from contrib.external.output import TAIL_BYTES, ProgramOutput
 from contrib.external.scoring import Result, read_result, text_of
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
-from forge_env.utils.exits import read_tail, stop
 
 RESULT = "result.json"
 """The file in its folder that the program writes its result to."""

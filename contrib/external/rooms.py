@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from contrib.common.adapters import json_object
 from contrib.workspaces.contract import UnpackedImage, WorkspaceCapabilities
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.open import open_workspaces
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import json_object
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from contrib.common.http_clients import no_proxy
 from contrib.external.gateway import MODEL
 from contrib.external.program import RESULT, Program, new_folder
 from contrib.external.session import ProgramSession
 from contrib.external.setup import ProgramSetup
 from forge_env.core.errors import EnvError
 from forge_env.core.types import Message, Task
-from forge_env.utils.http_clients import no_proxy
 
 TASK, _PROMPT = "task.json", "prompt.txt"
 

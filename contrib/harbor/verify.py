@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from contrib.common.http_clients import decoded
 from contrib.harbor.config import Artifact, HarborTask, Step, VerifierPlace, resolved
 from contrib.harbor.staging import by_bash
 from contrib.workspaces.contract import WorkspaceFileError
@@ -19,7 +20,6 @@ from contrib.workspaces.env.output import shorten
 from contrib.workspaces.env.submission import Copies, Wanted, copy_out
 from contrib.workspaces.machines.snapshot import Snapshot
 from contrib.workspaces.machines.workspace import Workspace
-from forge_env.core.json_text import decoded
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.core.sandbox import ExecStatus
 

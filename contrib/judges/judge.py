@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from agents.chat.agent import OPENAI, ChatAgent
+from contrib.chat.agent import OPENAI, ChatAgent
 from contrib.judges.verdict_cache import VerdictCache
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ContextFull

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from contrib.common.http_clients import is_here
 from contrib.observe.spans import SCHEMA_URL, Span, episode_spans, source_of
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import is_here
 from forge_env.utils.secret_values import masked_text
 
 BACKLOG = 256

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from contrib.apis.json_schema.validation import SchemaArguments
+from contrib.apis.tool_names import free_name
 from contrib.openenv.messages import takes_messages
 from contrib.openenv.session import MAX_FRAME
 from forge_env.core.errors import UserError
-from forge_env.core.tools import Tool, ToolOptions, free_name, without_titles
+from forge_env.core.tools import Tool, ToolOptions, without_titles
 
 KINDS = ("auto", "tool", "text")
 NO_LIMIT = 30 * 86_400.0

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
+from contrib.common.programs import last_words, read_tail, stop
 from contrib.openenv import keeper
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.utils.exits import last_words, read_tail, stop
 
 START_SECONDS = 300.0
 LIFE_SECONDS = 24 * 3600.0

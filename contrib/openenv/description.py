@@ -11,8 +11,8 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from contrib.common.http_clients import connection
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.utils.http_clients import connection
 
 HTTP_SECONDS = 30.0
 VERSIONS = "openenv 0.3 to 0.10"

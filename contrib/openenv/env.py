@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from contrib.common.adapters import json_object, refuse_calls
 from contrib.openenv.container import is_image
 from contrib.openenv.description import HttpApi, base_url, headers_of
 from contrib.openenv.messages import action_data, info_of, messages_of, success_of, tools_of
@@ -25,11 +26,10 @@ from contrib.openenv.tasks import SOURCES, seed_tasks, server_tasks
 from envs.task_splits import check_split
 from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.tools import Tool
 from forge_env.core.types import Action, Message, Task, ToolFailure
-from forge_env.tool_env.toolbox import Toolbox, refuse_calls
+from forge_env.tool_env.toolbox import Toolbox
 
 
 class OpenEnv(Env):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from contrib.apis.mcp.pages import all_pages
+from contrib.common.http_clients import decoded, proxy_of
 from contrib.openenv.description import VERSIONS
 from forge_env.core.errors import EnvError, ServiceError
-from forge_env.core.json_text import decoded, portable, read, write
-from forge_env.utils.http_clients import proxy_of
+from forge_env.core.json_text import portable, read, write
 
 CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 2.0

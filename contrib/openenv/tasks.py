@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from contrib.common.adapters import draw_seeds
 from contrib.openenv.description import HttpApi, Split
-from envs.task_splits import bucket, draw_seeds
+from envs.task_splits import bucket
 from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.message_shape import kind_problem, messages_problem
 from forge_env.core.types import Message, Task

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
+from contrib.common.http_clients import connection, decoded
 from contrib.ors.access import Access
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError, nearest
-from forge_env.core.json_text import decoded, read
-from forge_env.utils.http_clients import connection
+from forge_env.core.json_text import read
 
 SECONDS = 60.0
 """Time limit of one answer; a list of tasks may be long."""

@@ -26,12 +26,13 @@ from agents.renderer.chat_template import TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import GENERATION
 from contrib.common.http_server import ANY_ADDRESS, base_url
+from contrib.common.programs import stop
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import MANIFEST, step_of, trained_config
 from forge_env.records.run_weights import run_of
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
-from forge_env.utils.exits import how_it_ended, stop
+from forge_env.utils.exits import how_it_ended
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "contrib.serve.answer_parser"

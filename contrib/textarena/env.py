@@ -9,15 +9,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from contrib.common.adapters import draw_seeds, json_object, refuse_calls
 from contrib.textarena.opponents import ModelOpponents, check_opponent, model_of
 from contrib.textarena.process import Worker, worker_of
-from envs.task_splits import draw_seeds
 from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.tool_env.toolbox import refuse_calls
 from forge_env.utils.threads import invoke
 
 SYSTEM_PROMPT = (

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from contrib.common.adapters import json_object
 from contrib.common.guard import guarded
+from contrib.common.http_clients import no_proxy
+from contrib.common.programs import last_words
 from contrib.verifiers import worker
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.core.json_text import json_object
-from forge_env.utils.exits import last_words
-from forge_env.utils.http_clients import no_proxy
 
 LIST_SECONDS = 600.0
 _INSTALL = (

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from contrib.common.guard import guarded
+from contrib.common.programs import last_words, read_tail, stop
 from contrib.external.output import ProgramOutput, how_it_ended
 from contrib.external.scoring import Result
 from contrib.verifiers.interpreter import Settings, environment, read_line
 from forge_env.core.errors import EnvError, ServiceError
 from forge_env.utils.deadlines import queued
-from forge_env.utils.exits import last_words, read_tail, stop
 
 START_SECONDS = 600.0
 CANCEL_SECONDS = 3.0

@@ -7,7 +7,6 @@ or an `ExactInt`: it counts as any other, and `write` writes it as it was read. 
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import re
@@ -15,16 +14,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from forge_env.core.errors import UserError
-
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-_SPACE = re.compile(rf"({_STRING})|[ \t\r\n]+")
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _TOKEN = re.compile(rf"{_STRING}|{JSON_NUMBER.pattern}", re.ASCII)
 _MARK = f"<number {secrets.token_hex(8)} "  # nobody can guess it, so no text of a model or a service is taken for one
 _MARKED = re.compile(rf'"{_MARK}([^">]+)>"')
 _PLAIN = frozenset({str, int, float, bool, type(None)})
-_BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class Exact:
@@ -93,27 +88,6 @@ def not_finite(number: float) -> str:
     return f"{number} is no JSON number"
 
 
-def compact(text: str) -> str:
-    """Return JSON text without its white space and escapes; any other text as it is."""
-    bare = _bare(text)
-    try:
-        json.loads(bare, parse_float=len, parse_int=len)
-    except (ValueError, RecursionError):
-        return text
-    return _SPACE.sub(lambda match: _unescaped(match[1] or ""), bare)
-
-
-def decoded(data: bytes, charset: str = "") -> str:
-    """Return the text of a service or a file, by its byte order mark, else by its charset, else by its zero bytes."""
-    if data.startswith(_BOMS) or not charset:
-        charset = json.detect_encoding(data)
-    try:
-        text = data.decode(charset, errors="replace")
-    except (LookupError, ValueError):
-        text = data.decode(errors="replace")
-    return _bare(text)
-
-
 def plain(value: Any) -> Any:
     """Return JSON data with plain numbers: libraries such as PyYAML refuse a kind of float of ours."""
     if isinstance(value, dict):
@@ -154,29 +128,8 @@ def restored(value: Any) -> Any:
     return [restored(item) for item in value] if isinstance(value, list) else value
 
 
-def json_object(value: str | Mapping[str, Any], option: str, example: str) -> dict[str, Any]:
-    """Return the object that an option is, or that its text holds; "" is an empty one."""
-    if not isinstance(value, str):
-        return dict(value)
-    try:
-        found = read(value or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(f"the option {option} is {value!r:.80}; write it as a JSON object, for example {example}")
-    return found
-
-
 def _bare(text: str) -> str:
     return text.removeprefix("\ufeff").rstrip("\0")
-
-
-def _unescaped(string: str) -> str:
-    """A JSON string with its characters as they are, but half of a surrogate pair, which UTF-8 does not hold."""
-    if "\\" not in string:
-        return string
-    plain = json.dumps(json.loads(string), ensure_ascii=False)
-    return plain if plain.isascii() or not re.search("[\ud800-\udfff]", plain) else string
 
 
 def _mark_number(match: re.Match[str]) -> str:

@@ -12,11 +12,10 @@ import dataclasses
 import inspect
 import json
 import math
-import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Annotated, Any, NotRequired, Required, TypeVar
@@ -439,13 +438,3 @@ def without_titles(schema: Any) -> Any:
         named = {k: v for k, v in schema.items() if not (k in ("title", "$schema") and isinstance(v, str))}
         return {key: without_titles(value) for key, value in named.items()}
     return [without_titles(item) for item in schema] if isinstance(schema, list) else schema
-
-
-def free_name(wanted: str, taken: Collection[str]) -> str:
-    """Return a name of 1 to 64 characters that the APIs of models accept, different from `taken`."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted)[:64] or "tool"
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name[: 63 - len(str(number))]}_{number}"
-    return free

@@ -39,8 +39,6 @@ from forge_env.utils.targets import load
 
 GIVEN = "agents.factories:open_scripted"
 """Opens a function or an Agent of Python's code: forge_env does not import agents."""
-COMPARE = "agents.chat.rendering_check:compare_rendering"
-"""The function that compares an endpoint with a run."""
 SINK_OPTION = "--sink"
 GREEDY = "greedy"
 """The folder of the attempts at temperature 0, inside of the evaluation's, and the name of their figure."""
@@ -94,7 +92,7 @@ async def run_evaluation(
                 opened = open_agent(plan.agent, of_agent) if agent is None else load(GIVEN)(agent, of_agent)
                 agents.append(await stack.enter_async_context(opened))
                 main.folder.begin()
-                otherwise = await _rendered_otherwise(plan, factory, agents[0], tasks[0], settings.like)
+                otherwise = await _rendered_otherwise(factory, agents[0], tasks[0], settings.like)
                 for found in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
                     warn(found)
             return agents[0]
@@ -168,11 +166,10 @@ def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory)
     )
 
 
-async def _rendered_otherwise(plan: EvalPlan, factory: EnvFactory, agent: Agent, task: Task, like: str) -> str:
+async def _rendered_otherwise(factory: EnvFactory, agent: Agent, task: Task, like: str) -> str:
     """How an endpoint renders a prompt otherwise than the training run did; "" if it does not, or is no endpoint."""
-    if split_agent(plan.agent)[0] != "openai":
-        return ""
-    found: str = await load(COMPARE)(agent, task.prompt, factory.make().tools, like=like)
+    compare = getattr(agent, "compare_rendering", None)
+    found: str = "" if compare is None else await compare(task.prompt, factory.make().tools, like=like)
     return found
 
 

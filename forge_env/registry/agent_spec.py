@@ -3,11 +3,11 @@
     scripted:expert          the environment's own solution
     scripted:null            answers with an empty text
     scripted:FILE.py:fn      a function of the conversation, or module:fn
-    openai:MODEL@BASE_URL    a model behind any OpenAI-compatible endpoint
     vllm:MODEL               a Hugging Face folder, a hub id or an adapter's folder, in an engine in this process
     checkpoint:RUN           the last weights of a training run; RUN@best, RUN@40 and RUN/checkpoints/step_000040 others
 
-forge_env does not import `agents`: each kind maps to the "module:function" of an async context manager.
+forge_env does not import `agents`: each kind maps to the "module:function" of an async context manager. Folders of
+contrib add kinds, in their table `agents`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.protocols import Agent
+from forge_env.registry.contrib import rows
 from forge_env.utils.targets import load
 
 OPENERS = {
     "scripted": "agents.factories:open_scripted",
-    "openai": "agents.factories:open_openai",
     "vllm": "agents.generator.local:open_vllm",
     "checkpoint": "agents.generator.local:open_checkpoint",
 }
@@ -67,19 +67,23 @@ class AgentSettings:
 def open_agent(spec: str, settings: AgentSettings) -> AbstractAsyncContextManager[Agent]:
     """Return an async context manager that opens the named agent and closes it at the end."""
     kind, argument = split_agent(spec)
-    open_kind = load(OPENERS[kind])
+    open_kind = load(_openers()[kind])
     return open_kind(argument, settings)
 
 
 def split_agent(spec: str) -> tuple[str, str]:
     """Split a name into its kind and its argument."""
     kind, _, argument = spec.partition(":")
-    if kind not in OPENERS:
+    if kind not in (kinds := _openers()):
         hint = "" if ":" in spec else f" A model is vllm:{spec} or openai:{spec}@URL"
-        raise UserError(f"there is no kind of agent {kind!r}. {nearest(kind, OPENERS)}{hint}")
+        raise UserError(f"there is no kind of agent {kind!r}. {nearest(kind, kinds)}{hint}")
     if not argument:
         raise UserError(f"the agent {kind}: lacks what comes after the colon, as in scripted:expert or vllm:MODEL")
     return kind, argument
+
+
+def _openers() -> dict[str, str]:
+    return OPENERS | {name: row.target for name, row in rows("agents").items()}
 
 
 def model_at(endpoint: str) -> str:

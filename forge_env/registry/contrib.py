@@ -28,6 +28,7 @@ from forge_env.utils.targets import load
 TABLES = {
     "envs": "environments, by name",
     "families": 'environments by a prefix, as "gymnasium:FrozenLake-v1": a function makes the class from what follows',
+    "agents": "kinds of agents: an async context manager of what follows the colon, and AgentSettings",
     "tool_sources": "sources of tools by a prefix, which are opened and not imported",
     "commands": 'of forge-env, imported when they are called; "sandbox shell" is one of the group sandbox',
     "doctor": "async functions that return parts for forge-env doctor: of each its name, how ready it is, what to do",

@@ -137,11 +137,6 @@ def answer_to(call: ToolCall, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 
-def refuse_calls(calls: Sequence[ToolCall], form: str) -> list[Message]:
-    """Answer calls where there are no tools; `form` is what the model writes instead."""
-    return [answer_to(call, f"Error: there are no tools; write your {form} as text.") for call in calls]
-
-
 def _cut(text: str, max_output: int) -> str:
     if len(text) <= max_output:
         return text

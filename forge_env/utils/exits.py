@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import fcntl
@@ -24,34 +23,6 @@ def show_crashes() -> None:
     if sys.stderr is not None and not faulthandler.is_enabled():
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr has no descriptor
             faulthandler.enable()
-
-
-async def stop(process: asyncio.subprocess.Process, seconds: float) -> None:
-    """End a process by SIGTERM, and by force if it does not end in time. May be called again.
-
-    If this is interrupted, there is no force: a guard that was killed could not end what it guards.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(seconds):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def read_tail(stream: asyncio.StreamReader | None, tail: bytearray, most: int) -> None:
-    """Read a stream to its end; `tail` has its last `most` bytes at any time."""
-    assert stream is not None
-    while data := await stream.read(most):
-        tail += data
-        del tail[:-most]
-
-
-def last_words(stderr: bytes | bytearray) -> str:
-    """Return the last lines of what a process has written, for the end of a sentence."""
-    return " | ".join(bytes(stderr).decode("utf-8", "replace").strip().splitlines()[-6:])[-600:]
 
 
 def how_it_ended(code: int | None) -> str:

@@ -20,10 +20,9 @@ import httpx
 from contrib.apis.http.cassette import CURSOR
 from contrib.apis.http.credentials import EXTENSION, Credentials
 from contrib.apis.http.pool import ApiSettings, Pool
+from contrib.common.http_clients import Retries, decoded, retry_after
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.core.json_text import decoded
 from forge_env.utils.deadlines import queued
-from forge_env.utils.http_clients import Retries, retry_after
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 TRANSIENT = frozenset({429, 500, 502, 503, 504})

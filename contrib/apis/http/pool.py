@@ -10,8 +10,8 @@ import httpx
 from contrib.apis.http.cassette import Cassette, CassetteTransport
 from contrib.apis.http.credentials import AuthTransport
 from contrib.apis.http.rate_limits import HostLimits
+from contrib.common.http_clients import proxy_of, ssl_context
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import proxy_of, ssl_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

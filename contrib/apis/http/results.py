@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from contrib.apis.http.client import ApiResponse
-from forge_env.core.json_text import compact, read, write
+from forge_env.core.json_text import read, write
 from forge_env.core.types import ToolFailure
 
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_SPACE = re.compile(rf"({_STRING})|[ \t\r\n]+")
 _DETAIL_KEYS = ("detail", "message", "error_description", "error", "errors", "title", "msg")
 _MAX_DETAIL = 1000
 _TEXT_TYPES = ("xml", "yaml", "javascript", "x-www-form-urlencoded", "csv", "ndjson")
@@ -30,7 +35,7 @@ def answer_text(response: ApiResponse) -> str:
         return f"[{response.content_type}, {size} bytes]"
     if response.truncated:
         return f"{response.text}\n[cut after {len(response.body)} bytes]"
-    return compact(response.text)
+    return _compact(response.text)
 
 
 def _status(response: ApiResponse) -> str:
@@ -56,3 +61,21 @@ def _detail(response: ApiResponse) -> str:
     if isinstance(data, dict):
         data = next((data[key] for key in _DETAIL_KEYS if data.get(key)), data)
     return data if isinstance(data, str) else write(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def _compact(text: str) -> str:
+    """Return JSON text without its white space and escapes; any other text as it is."""
+    bare = text.removeprefix("\ufeff").rstrip("\0")
+    try:
+        json.loads(bare, parse_float=len, parse_int=len)
+    except (ValueError, RecursionError):
+        return text
+    return _SPACE.sub(lambda match: _unescaped(match[1] or ""), bare)
+
+
+def _unescaped(string: str) -> str:
+    """A JSON string with its characters as they are, but half of a surrogate pair, which UTF-8 does not hold."""
+    if "\\" not in string:
+        return string
+    plain = json.dumps(json.loads(string), ensure_ascii=False)
+    return plain if plain.isascii() or not re.search("[\ud800-\udfff]", plain) else string

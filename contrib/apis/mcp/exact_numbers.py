@@ -11,7 +11,8 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from forge_env.core.json_text import decoded, marked_text, unmarked
+from contrib.common.http_clients import decoded
+from forge_env.core.json_text import marked_text, unmarked
 
 ENCODING = "json_lines_with_marked_numbers"
 """The text encoding of a connection over standard input and output: UTF-8."""

@@ -16,9 +16,10 @@ from contrib.apis.mcp.connection import McpConnection
 from contrib.apis.mcp.pages import all_pages
 from contrib.apis.mcp.results import OUTPUT_SCHEMA
 from contrib.apis.mcp.transport import Stderr, Transport, command_of, stdio, streamable_http
+from contrib.apis.tool_names import free_name
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import marked, write
-from forge_env.core.tools import Tool, ToolOptions, free_name, without_titles
+from forge_env.core.tools import Tool, ToolOptions, without_titles
 from forge_env.core.types import ToolFailure
 from forge_env.utils.deadlines import queued
 

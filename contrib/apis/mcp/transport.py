@@ -14,8 +14,8 @@ from contrib.apis.http.credentials import Credentials
 from contrib.apis.mcp import exact_numbers
 from contrib.apis.mcp.results import LenientStream
 from contrib.common.guard import guarded
+from contrib.common.http_clients import proxy_of
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import proxy_of
 
 _TAIL_BYTES = 4000
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contrib.apis.json_schema.from_openapi import Converter, References, Schema, resolved, used
+from contrib.apis.tool_names import free_name
 from forge_env.core.errors import UserError
-from forge_env.core.tools import free_name
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 JSON, FORM, TEXT = "application/json", "application/x-www-form-urlencoded", "text/plain"

@@ -20,8 +20,9 @@ from contrib.apis.shop.content import Shop
 from contrib.apis.shop.database import State, open_database, read_state, session_path, write_database
 from contrib.apis.shop.session_folder import SessionFolder
 from contrib.common.guard import guarded
+from contrib.common.programs import stop
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.utils.exits import how_it_ended, stop
+from forge_env.utils.exits import how_it_ended
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 

@@ -1,3 +1,3 @@
 """An endpoint for the agent that asks one."""
 
-from tests.agents.conftest import _chat_server, chat_server  # noqa: F401
+from contrib.chat.tests.conftest import _chat_server, chat_server  # noqa: F401

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agents.chat.agent import ChatAgent
 from agents.renderer.dialects.harmony import ANSWER, END, THOUGHT
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
+from contrib.chat.agent import ChatAgent
 from contrib.external.constraint import Constraint
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, TurnRefused

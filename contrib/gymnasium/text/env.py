@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import gymnasium
 from gymnasium import error as gymnasium_error
 
+from contrib.common.adapters import draw_seeds, json_object, refuse_calls
 from contrib.gymnasium.text.spaces import (
     ParseAction,
     check_action_space,
@@ -26,13 +27,10 @@ from contrib.gymnasium.text.spaces import (
     parse_action,
     write_observation,
 )
-from envs.task_splits import draw_seeds
 from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import UserError, nearest
-from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.tool_env.toolbox import refuse_calls
 from forge_env.utils.targets import load, load_source
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."

@@ -1,3 +1,3 @@
 """The chat endpoint of the tests of agents."""
 
-from tests.agents.conftest import _chat_server, chat_server  # noqa: F401
+from contrib.chat.tests.conftest import _chat_server, chat_server  # noqa: F401

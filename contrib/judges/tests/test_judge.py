@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.chat.agent import ChatAgent
 from agents.scripted import ScriptedAgent
+from contrib.chat.agent import ChatAgent
 from contrib.judges.judge import PAIR_PROMPT, LLMJudge, read_verdict
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.tools import group_reward, reward
@@ -30,7 +30,7 @@ QUESTION = ("2 + 2?", "It is 4.", "4")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.chat.client._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("contrib.chat.client._FIRST_PAUSE", 0.001)
 
 
 def make(chat_server: Any, **options: Any) -> LLMJudge:

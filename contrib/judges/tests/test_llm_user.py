@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agents.chat.agent import ChatAgent
 from agents.scripted import ScriptedAgent
+from contrib.chat.agent import ChatAgent
 from contrib.judges.judge import LLMJudge
 from contrib.judges.users import ConversationEnv, LLMUser, transcript
 from forge_env.cli.main import main
@@ -36,7 +36,7 @@ PRICES = Prices(prompt=1.0, completion=10.0)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.chat.client._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("contrib.chat.client._FIRST_PAUSE", 0.001)
 
 
 def make(chat_server: Any, **options: Any) -> LLMUser:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agents.chat.agent import ChatAgent
+from contrib.chat.agent import ChatAgent
 from contrib.judges.users.user import without_thoughts
 from forge_env.core.errors import InfraError, ServiceError
 from forge_env.core.protocols import ContextFull

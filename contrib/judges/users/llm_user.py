@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from agents.chat.agent import ChatAgent
+from contrib.chat.agent import ChatAgent
 from contrib.judges.users.endpoint import SharedEndpoint
 from contrib.judges.users.user import UserTurn, visible
 from forge_env.core.errors import UserError

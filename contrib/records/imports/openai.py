@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contrib.common.endings import Ending, ending_of
 from contrib.records.imports.build import BadRecord, Log, NotCarried
-from forge_env.core.endings import Ending, ending_of
 from forge_env.core.types import Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
+from contrib.common.http_clients import connection
 from contrib.serve.remote import wire
 from contrib.serve.remote.wire import About, Answer
 from forge_env.core.errors import ServiceError, UserError, nearest
-from forge_env.utils.http_clients import connection
 
 TOKEN_VARIABLE = "FORGE_ENV_TOKEN"
 ABOUT_SECONDS = 10.0

@@ -21,15 +21,15 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.reasoning import ReasoningParserManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
-from agents.chat.agent import ChatAgent, _action
-from agents.chat.reply import read_reply
-from agents.chat.stream import _Answer
 from agents.renderer.dialects import DIALECTS, new_id, write
 from agents.renderer.dialects.harmony import ANSWER, END, FINAL, THOUGHT
 from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm, ChannelForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
+from contrib.chat.agent import ChatAgent, _action
+from contrib.chat.reply import read_reply
+from contrib.chat.stream import _Answer
 from contrib.common.http_server import free_port
 from contrib.external.tests.test_answer_grammar import check_masks
 from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepared

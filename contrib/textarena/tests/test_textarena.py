@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from agents.chat import client
 from agents.scripted import ScriptedAgent
+from contrib.chat import client
 from contrib.check import run_checks
 from contrib.textarena import worker as library
 from contrib.textarena.process import Worker, worker_of

@@ -18,6 +18,7 @@ import pytest
 
 from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer
+from contrib.common.http_clients import no_proxy
 from contrib.verifiers import interpreter
 from contrib.verifiers.env import _merged
 from contrib.verifiers.tests import small_worker
@@ -26,7 +27,6 @@ from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
-from forge_env.utils.http_clients import no_proxy
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from contrib.common.http_clients import Retries, retry_after
 from contrib.workspaces.images.manifest import MAX_DOCUMENT, Descriptor, check_digest, find_manifest, verified
 from contrib.workspaces.images.reference import Reference
 from contrib.workspaces.images.unpack import EXTRA
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import Retries, retry_after
 
 try:
     import requests

@@ -138,11 +138,9 @@ def test_a_folder_that_is_no_adapter_is_refused(model: Path, tmp_path: Path) -> 
         open_adapter(tmp_path / "adapter", model)
 
 
-@pytest.mark.parametrize("agent", ["scripted:null", "openai:gpt@http://127.0.0.1:9/v1"])
-async def test_only_an_engine_computes_with_an_adapter(agent: str) -> None:
-    settings = AgentSettings(env="math", adapter="mine")
+async def test_only_an_engine_computes_with_an_adapter() -> None:
     with pytest.raises(UserError, match="the adapter is mine, and only the engines of local models"):
-        async with open_agent(agent, settings):
+        async with open_agent("scripted:null", AgentSettings(env="math", adapter="mine")):
             pass
 
 

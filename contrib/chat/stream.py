@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from agents.chat.reply import body_of, error_of, text_of
 from agents.renderer.model_json import dump
-from forge_env.core.endings import ending_of
+from contrib.chat.reply import body_of, error_of, text_of
+from contrib.common.endings import ending_of
 from forge_env.core.json_text import read
 
 

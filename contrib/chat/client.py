@@ -19,14 +19,14 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from agents.chat.refusals import says_context_full
-from agents.chat.reply import Broken, Reply, headers_in, message_of, read_reply, redacted, says_no_quota
-from agents.chat.stream import read_body
+from contrib.chat.refusals import says_context_full
+from contrib.chat.reply import Broken, Reply, headers_in, message_of, read_reply, redacted, says_no_quota
+from contrib.chat.stream import read_body
+from contrib.common.http_clients import Retries, connection, is_here, retry_after
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import EndpointFull
 from forge_env.core.usage import Prices, Usage
 from forge_env.utils.deadlines import queued
-from forge_env.utils.http_clients import Retries, connection, is_here, retry_after
 
 _CONNECT_SECONDS = 10.0
 _RETRIED = {408, 409, 429} | set(range(500, 600))

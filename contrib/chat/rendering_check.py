@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from agents.chat.agent import ChatAgent
+from contrib.common.http_clients import connection
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolSpec
 from forge_env.records.run_files import trained_config
-from forge_env.utils.http_clients import connection
+
+if TYPE_CHECKING:
+    from contrib.chat.agent import ChatAgent
 
 _SECONDS = 30.0
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from agents.chat.client import ChatClient, Reply
 from agents.renderer.dialects import from_openai, to_openai
 from agents.renderer.model_json import decode_all
+from contrib.chat.client import ChatClient, Reply
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
@@ -91,6 +91,12 @@ class ChatAgent:
     def usage(self) -> Usage:
         """Tokens and requests so far."""
         return self.client.usage
+
+    async def compare_rendering(self, prompt: Sequence[Message], tools: Sequence[ToolSpec], *, like: str = "") -> str:
+        """See `contrib.chat.rendering_check`."""
+        from contrib.chat.rendering_check import compare_rendering
+
+        return await compare_rendering(self, prompt, tools, like=like)
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Ask for one turn.

@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 
-from agents.chat.refusals import says_context_full
-from forge_env.core.endings import Ending, ending_of
-from forge_env.core.json_text import decoded, read
+from contrib.chat.refusals import says_context_full
+from contrib.common.endings import Ending, ending_of
+from contrib.common.http_clients import decoded
+from forge_env.core.json_text import read
 
 _SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers, are no secrets
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agents.chat.agent import ChatAgent
-from agents.chat.client import Usage
-from agents.chat.refusals import says_context_full
+from contrib.chat.agent import ChatAgent
+from contrib.chat.client import Usage
+from contrib.chat.refusals import says_context_full
 from envs.math import Math
 from forge_env.core.errors import PolicyError
 from forge_env.core.json_text import write
@@ -28,7 +28,7 @@ FULL = "This model's maximum context length is 4096 tokens. However, your reques
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.chat.client._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("contrib.chat.client._FIRST_PAUSE", 0.001)
 
 
 def make(chat_server: Any, *, streamed: bool, **options: Any) -> ChatAgent:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.chat.agent import ChatAgent
-from agents.chat.client import Usage
+from contrib.chat.agent import ChatAgent
+from contrib.chat.client import Usage
 from envs.math import Math
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, UserError
@@ -42,7 +42,7 @@ CALL = {"id": "abc", "type": "function", "function": {"name": "calculator", "arg
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
-    monkeypatch.setattr("agents.chat.client._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("contrib.chat.client._FIRST_PAUSE", 0.001)
 
 
 def make(chat_server: Any, **options: Any) -> ChatAgent:

@@ -9,9 +9,9 @@ from time import monotonic
 
 import pytest
 
+from contrib.common.http_clients import Retries, is_here, no_proxy, proxy_of, retry_after
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import Retries, is_here, no_proxy, proxy_of, retry_after
-from tests.helpers.proxies import PROXY_VARIABLES, VARIABLES, Client, goes_past_a_proxy
+from tests.helpers.proxies import VARIABLES
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ WAITS: dict[str, tuple[dict[str, str], float]] = {
 @pytest.mark.parametrize("case", WAITS)
 def test_a_wait_is_read_in_each_form(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     headers, seconds = WAITS[case]
-    monkeypatch.setattr("forge_env.utils.http_clients.time", NOW.timestamp)
+    monkeypatch.setattr("contrib.common.http_clients.time", NOW.timestamp)
     assert retry_after(headers) == pytest.approx(seconds)
 
 
@@ -178,25 +178,6 @@ def test_programs_get_what_this_process_has(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(names) == len(set(names))
 
 
-# ---- each client ----
-
-
-async def chat(url: str) -> None:
-    from agents.chat.agent import ChatAgent
-    from forge_env.core.protocols import Conversation
-
-    async with ChatAgent("m", url, api_key_env="", retries=0) as agent:
-        await agent.act(Conversation(request_id="c", observation=({"role": "user", "content": "?"},)), [])
-
-
-async def rendering(url: str) -> None:
-    from agents.chat.agent import ChatAgent
-    from agents.chat.rendering_check import compare_rendering
-
-    async with ChatAgent("m", url, api_key_env="") as agent:
-        await compare_rendering(agent, [], [])
-
-
 def test_retries_wait_longer_each_time_and_end_by_number_or_time() -> None:
     retries = Retries(1.0, 4.0, most=4)
     pauses = [retries.pause() for _ in range(5)]
@@ -206,9 +187,3 @@ def test_retries_wait_longer_each_time_and_end_by_number_or_time() -> None:
     assert Retries(1.0, 4.0, until=monotonic() + 30).pause(asked=60.0) is None
     endless = Retries(1.0, 4.0, failures=10_000)
     assert 2 <= (endless.pause() or 0.0) <= 4
-
-
-@pytest.mark.parametrize("client", [chat, rendering])
-@pytest.mark.parametrize("name", PROXY_VARIABLES)
-async def test_no_client_sends_this_machine_through_a_proxy(client: Client, name: str) -> None:
-    await goes_past_a_proxy(client, name)

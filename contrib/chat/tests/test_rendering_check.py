@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agents.chat.agent import ChatAgent
-from agents.chat.rendering_check import compare_rendering
 from agents.renderer.chat_template import QWEN3_TEMPLATE, TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export, with_template
+from contrib.chat.agent import ChatAgent
+from contrib.chat.rendering_check import compare_rendering
+from contrib.chat.tests.conftest import ChatServer
 from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
-from tests.agents.conftest import ChatServer
 
 TOOLS = Math().tools
 PROMPT: tuple[Message, ...] = ({"role": "user", "content": "2 + 2?"},)

@@ -1,0 +1,1 @@
+"""Agents behind an OpenAI-compatible chat endpoint."""
