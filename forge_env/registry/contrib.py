@@ -33,7 +33,7 @@ TABLES = {
     "commands": 'of forge-env, imported when they are called; "sandbox shell" is one of the group sandbox',
     "doctor": "async functions that return parts for forge-env doctor: of each its name, how ready it is, what to do",
     "grammars": "lets an engine sample under grammars: a class, of a model folder",
-    "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
+    "gymnasium": "register: a function that registers an environment with Gymnasium, by its name",
     "hosts": "machines beside this one",
     "observers": "classes that see a training run from its start to its end, trainers/metrics/observer.py",
     "reports": "functions that write a page of a training run when it ends",

@@ -10,47 +10,9 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-
-NAMESPACE = "forge_env"
-
-
-def gymnasium_id(name: str) -> str:
-    """Return the Gymnasium id of an environment's name.
-
-    >>> gymnasium_id("code_exec")
-    'forge_env/CodeExec-v0'
-    """
-    words = [word for word in re.split(r"[\W_]+", name) if word]
-    return f"{NAMESPACE}/{''.join(word[0].upper() + word[1:] for word in words)}-v0"
-
-
-def register_env(name: str) -> str:
-    """Register an environment with Gymnasium by its name, without importing it, and return its id."""
-    import gymnasium
-
-    from forge_env.core.errors import UserError
-    from forge_env.registry.contrib import rows
-
-    gym_id = gymnasium_id(name)
-    registered = gymnasium.registry.get(gym_id)
-    if registered is None:
-        env, wrapper = (rows("gymnasium")[kind].target for kind in ("env", "wrapper"))
-        wrappers = (gymnasium.envs.registration.WrapperSpec(wrapper.partition(":")[2], wrapper, kwargs={}),)
-        gymnasium.register(gym_id, entry_point=env, additional_wrappers=wrappers, kwargs={"env": name})
-    elif (other := registered.kwargs.get("env")) != name:
-        raise UserError(f"{name!r} and {other!r} would both be {gym_id} in Gymnasium: rename one")
-    return gym_id
-
-
-def register_all(env_names: Callable[[], Iterable[str]]) -> list[str]:
-    """Register every named environment with Gymnasium, if it has an interface here; returns the ids."""
-    from forge_env.registry.contrib import rows
-
-    return [register_env(name) for name in env_names()] if rows("gymnasium") else []
 
 
 def is_imported() -> bool:
@@ -69,9 +31,12 @@ def register_with_gymnasium(env_names: Callable[[], Iterable[str]]) -> None:
 def _register_quietly(env_names: Callable[[], Iterable[str]]) -> None:
     """Register; a malformed registry file must not break `import gymnasium`: using a name raises the error."""
     from forge_env.core.errors import UserError
+    from forge_env.registry.contrib import rows
 
     try:
-        register_all(env_names)
+        if row := rows("gymnasium").get("register"):
+            for name in env_names():
+                row.load()(name)
     except UserError:
         pass
 

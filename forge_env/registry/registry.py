@@ -15,8 +15,8 @@ from typing import Any
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
-from forge_env.registry import gymnasium_registration
 from forge_env.registry.contrib import family, rows, tool_source
+from forge_env.registry.gymnasium_registration import is_imported
 from forge_env.registry.registry_file import Entry, Kind, make_entry, read_files
 from forge_env.registry.tool_sets import derive_tools
 from forge_env.utils.targets import add_to_path, load, source_of
@@ -68,8 +68,8 @@ def register(
     if holder != text and not replace:
         raise UserError(f"the {_KINDS[kind]} name {name!r} is taken by {holder}; choose another name")
     _process[kind, name] = entry
-    if kind == "env" and gymnasium_registration.is_imported() and rows("gymnasium"):
-        gymnasium_registration.register_env(name)
+    if kind == "env" and is_imported() and (row := rows("gymnasium").get("register")):
+        row.load()(name)
 
 
 def is_of_process(name: str) -> bool:

@@ -26,8 +26,8 @@ from gymnasium.vector import AutoresetMode
 import forge_env
 from contrib.gymnasium.env import SyncEnv
 from contrib.gymnasium.message_space import MessageSpace
+from contrib.gymnasium.registration import gymnasium_id, register_env
 from forge_env import Action, Env, EpisodeLimits, Task, ToolEnv, UserError, reward, tool
-from forge_env.registry.gymnasium_registration import gymnasium_id, register_all, register_env
 
 ROOT = Path(forge_env.__file__).parents[1]
 TASK = Task(prompt=({"role": "user", "content": "Say it."},), target="it")
@@ -473,9 +473,9 @@ def test_names_become_ids(name: str, gym_id: str) -> None:
 
 
 def test_every_environment_has_an_id() -> None:
-    ids = register_all(forge_env.env_names)
+    ids = [register_env(name) for name in forge_env.env_names()]
     assert {"forge_env/Math-v0", "forge_env/CodeExec-v0"} <= set(ids)
-    assert register_all(forge_env.env_names) == ids
+    assert [register_env(name) for name in forge_env.env_names()] == ids
     assert gymnasium.spec("forge_env/Math-v0").to_json()
 
 

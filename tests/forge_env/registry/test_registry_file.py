@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from forge_env.core.errors import UserError
 from forge_env.registry.registry_file import Entry, RegistryFile
 from forge_env.utils import atomic
+from tests.helpers.rows import rows
 
 FORK = multiprocessing.get_context("fork")
 
@@ -115,30 +116,7 @@ def test_a_file_that_cannot_be_changed_safely_is_left_alone(file: RegistryFile, 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [
-        ("add:\n  kind: tools\n target: a:b\n", ", line 3: it is not YAML"),
-        ("- add\n", "the names: input should be a valid dictionary"),
-        ("? [a, b]\n: c\n", "unhashable key"),
-        ("5: {kind: tools, target: 'a:b'}\n", "5.[key]: input should be a valid string"),
-        ("a b: {kind: tools, target: 'a:b'}\n", "'a b' is no name"),
-        ("add:\n  kind: tools\n  target: a:b\nadd:\n  kind: env\n  target: a:c\n", "lines 1 and 4: add is set twice"),
-        ("add:\n  kind: tool\n  target: a:b\n", "add.kind: input should be 'env' or 'tools'"),
-        ("add:\n  kind: tools\n", "add.target: field required"),
-        ("add:\n", "add: input should be a valid dictionary"),
-        ("add:\n  kind: tools\n  target: ab\n", "'ab' is not a target"),
-        ("add:\n  kind: tools\n  target: [a]\n", "add.target: input should be a valid string"),
-        ("add:\n  kind: tools\n  target: a:b\n  option: 3\n", "add.option: extra inputs"),
-        ("add:\n  kind: tools\n  target: a:b\n  options: {timout: 3}\n", "Did you mean timeout"),
-        ("add:\n  kind: tools\n  target: a:b\n  options: {timeout: soon}\n", "'soon'"),
-        (
-            "add:\n  kind: tools\n  target: a:b\n  options: {timeout: !!python/name:os.system x}\n",
-            ", line 4: it is not",
-        ),
-        ("add:\n  kind: tools\n  target: a:b\n  options: {timeout: !!int x}\n", "it is not YAML"),
-        ("shop:\n  kind: env\n  target: a:b\n  options: {timeout: 3}\n", "timeout is for tools"),
-        ("a: \x07\n", "not YAML"),
-        ("add:\n  kind: too\udcff\n", "not UTF-8"),
-    ],
+    [*rows(__file__, "broken_files.tsv"), ("a: \x07\n", "not YAML"), ("add:\n  kind: too\udcff\n", "not UTF-8")],
 )
 def test_a_broken_file_is_named_in_one_sentence_and_stays(file: RegistryFile, text: str, words: str) -> None:
     file.path.parent.mkdir()
