@@ -851,10 +851,11 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
         broken("deeper", num_hidden_layers=3): "lacks weight model.layers.2",
         broken("shallower", num_hidden_layers=1): "superfluous",
     }
+    before = torch.distributed.is_initialized()  # an engine of an earlier test may still live
     for folder, match in cases.items():
         with pytest.raises(UserError, match=match):
             make(folder)
-    assert not torch.distributed.is_initialized()  # a failed start leaves no process group behind
+    assert torch.distributed.is_initialized() == before  # a failed start leaves no process group behind
 
 
 @pytest.mark.parametrize(
