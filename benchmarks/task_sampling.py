@@ -11,8 +11,8 @@ right ones of level 1. With `--wrong 0 --hard 0` the tasks are those of code_exe
 A run that is complete below --out is not started again. The folders of the runs stay there. For each sampler the mean
 success over the curve is printed (its area, over the episodes of the shortest run of the seed). Beside it are the
 episodes that were sampled until success reaches the goal, also as a multiple of uniform's; between two evaluations the
-curve is a straight line. All of it goes to benchmarks/results/task_sampling.json (--results). Further options are handed
-to every run.
+curve is a straight line. All of it goes to benchmarks/results/task_sampling.json (--results). Further options are
+handed to every run.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from benchmarks.arms import play
 from benchmarks.machine import describe
@@ -83,8 +85,8 @@ class MixedTasks(CodeExec):
 
 def curve_of(run: Path) -> Curve:
     """The held-out curve of a run, over the episodes of all groups that came back, dropped ones too."""
-    config = json.loads((run / "run.json").read_text())["config"]
-    size = config[json.loads((run / "summary.json").read_text())["algorithm"]]["n_samples"]
+    algorithm = json.loads((run / "summary.json").read_text())["algorithm"]
+    size = yaml.safe_load((run / "config.yaml").read_text())[algorithm]["n_samples"]
     sampled, total = {0: 0.0}, 0.0
     for record in metrics_of(run, "train"):
         total += record["signal/groups"] * size
@@ -164,7 +166,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=5, help="steps between two evaluations")
     parser.add_argument("--batch-size", type=int, default=12, help="groups of a step")
-    parser.add_argument("--tasks", type=int, default=512, help="training tasks")
+    parser.add_argument("--tasks", type=int, default=256, help="training tasks")
     parser.add_argument("--wrong", type=float, default=0.3, help="part of them with wrong targets")
     parser.add_argument("--hard", type=float, default=0.3, help="part of them of another level")
     parser.add_argument("--hard-level", type=int, default=4)

@@ -94,7 +94,7 @@ def test_a_run_trains_on_the_tasks_of_a_profile_within_a_range(capfd: pytest.Cap
 def test_a_profile_of_other_tasks_is_refused_before_anything_starts(capfd: pytest.CaptureFixture[str]) -> None:
     profiled(capfd)
     for more, words in {
-        ("--seed", "1"): "it lacks 40 of the 40 training tasks, and is of steps.py:Steps, .* seed 0; .* seed is 1$",
+        ("--seed", "1"): "it lacks 40 of the 40 training tasks, and is of steps.py:Steps, .* seed 0; .*seed is 1$",
         ("--dataset.tasks", "41"): "it lacks 1 of the 41 training tasks",
     }.items():
         with pytest.raises(UserError, match=words):
