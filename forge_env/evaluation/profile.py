@@ -34,10 +34,14 @@ class Profile:
     @classmethod
     def read(cls, folder: str) -> Profile:
         """Read a folder of `forge-env profile`. Raises UserError if it is none."""
-        if not (Path(folder) / FILE).is_file():
-            raise UserError(f"--dataset.pass_rate is {folder}, which has no {FILE}: forge-env profile writes it")
-        content = read_object(Path(folder) / FILE)
-        return cls(facts={name: content[name] for name in FACTS}, tasks=content["tasks"])
+        file = Path(folder) / FILE
+        content = read_object(file) if file.is_file() else {}
+        if not content.get("tasks"):
+            raise UserError(
+                f"--dataset.pass_rate is {folder}, and {FILE} is missing there, or has no tasks: give the folder of a "
+                "complete forge-env profile"
+            )
+        return cls(facts={name: content.get(name) for name in FACTS}, tasks=content["tasks"])
 
     def others(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks that it has no rate of: it lacks their id, or has it with another content."""

@@ -170,7 +170,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
             assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
             assert step["staleness_max"] == step["signal/share"] == 0
-            assert step["visits/unseen"] == 4 * step["step"], "each group has a task that none before it had"
+            assert step["visits/unseen"] >= 4 * step["step"], "each group has a task that none before it had"
             assert step["delivery/difference"] <= 1e-5 if step["step"] > 1 else "delivery/difference" not in step
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1

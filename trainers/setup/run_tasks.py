@@ -96,7 +96,7 @@ def _within_rates(config: RunConfig, train: Sequence[Task], profile: Profile) ->
             f"--dataset.pass_rate_range is {low:g},{high:g}, and none of the {len(train):,} training tasks is in it: "
             f"{', '.join(f'{count} {name}' for name, count in profile.counts.items())}; give a wider range"
         )
-    about = [f"the training tasks are {'' if len(kept) == len(train) else 'of '}those of the profile {folder}"]
+    about = [f"the training tasks are from the profile {folder}"]
     if outside := len(train) - len(kept):
         about.append(f"{outside:,} of {len(train):,} tasks are outside {low:g}..{high:g} and are not trained on")
     if unknown := rates.count(None):

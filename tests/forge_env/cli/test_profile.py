@@ -82,7 +82,7 @@ def test_a_run_trains_on_the_tasks_of_a_profile_within_a_range(capfd: pytest.Cap
         "16 of 40 tasks are outside 0.05..0.95 and are not trained on",
         "8 tasks have no rate, for faults ended their attempts; they are trained on",
     ]
-    assert plan.about_data[0] == f"the training tasks are of those of the profile {path}"
+    assert plan.about_data[0] == f"the training tasks are from the profile {path}"
     (path / "run").mkdir()
     (path / "run" / "run.json").write_text(json.dumps({"data": {"files": data_digests(plan.config)}}))
     check_data(path / "run", data_digests(plan.config))
