@@ -1,6 +1,6 @@
 """The prompt ledger: the state of every prompt of a run, each counted exactly once.
 
-A prompt is numbered in the endless sequence of prompts, and in that of its environment. It gets its task when it is
+A prompt has a number in the endless sequence of prompts, and one of its environment. It gets its task when it is
 admitted. Then it is running, ready, and at the end trained or dropped, with the reason. The ledger is saved with every
 checkpoint, and so are the ready groups. A resumed run begins again what was running, with the same task: no prompt is
 trained twice, and none is lost.
@@ -66,7 +66,7 @@ class Ledger:
         return self._prompts[number]
 
     def observe(self, number: int, solved: int, episodes: int) -> None:
-        """The prompt's group came back with so many episodes that have a reward, and so many that are solved."""
+        """The prompt's group came back: the numbers of its episodes with a reward, and of the solved ones."""
         prompt = self._prompts[number]
         if prompt.env in self.samplers:
             self.samplers[prompt.env].observe(prompt.task, solved, episodes)

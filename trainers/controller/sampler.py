@@ -88,10 +88,10 @@ class TaskSampler:
         return "hard" if solved < 0.5 else "easy" if episodes - solved < 0.5 else "mixed"
 
     def chance(self, index: int) -> float:
-        """The probability with which `pools` or `window` takes a task in a pass, from `LEAST` to 1.
+        """The probability that `pools` or `window` takes a task in a pass, from `LEAST` to 1.
 
         With `window` it is 4 p (1 - p), with the estimate p of the task's rate. With `pools` it is 1 for unseen and
-        mixed tasks. That of all hard tasks, or of all easy ones, is such that they get their `SMALL_SHARE`.
+        mixed tasks. All hard tasks together get their `SMALL_SHARE`, and so do all easy ones.
         """
         if self.by == "window":
             rate = self._rate(index)
@@ -102,7 +102,7 @@ class TaskSampler:
         return min(1.0, max(LEAST, SMALL_SHARE * others / self._sizes[pool]))
 
     def _rate(self, index: int) -> float:
-        """A task's estimated rate. The rate of its kind counts as one episode, and so does that of all tasks in it."""
+        """A task's estimated rate. Its kind's rate counts as one episode, and so do all tasks in the kind's."""
         rate, kind = 0.5, self.tasks[index].kind
         known = [self._kinds.get(""), self._kinds.get(kind) if kind else None, self._seen.get(index)]
         for solved, episodes in filter(None, known):
