@@ -142,7 +142,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
     (tmp_path / "constant.py").write_text("def half(episode):\n    return 0.5\n")
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
-        "--training.batch_size", "4", "--grpo.n_samples", "4",
+        "--training.batch_size", "4", "--grpo.n_samples", "4", "--dataset.sampler", "pools",
         "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
         "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
@@ -169,7 +169,8 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
         if step["phase"] == "train":
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
             assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
-            assert step["staleness_max"] == 0
+            assert step["staleness_max"] == step["signal/share"] == 0
+            assert step["visits/unseen"] >= 4 * step["step"], "each group has a task that none before it had"
             assert step["delivery/difference"] <= 1e-5 if step["step"] > 1 else "delivery/difference" not in step
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1

@@ -23,7 +23,6 @@ from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.ledger import Prompt
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
-from trainers.controller.task_order import TaskOrder
 from trainers.metrics.engine_use import EngineUse
 from trainers.metrics.signal_counts import SignalCounts
 from trainers.objective.objective import Objective
@@ -46,10 +45,7 @@ class Learner:
     def __post_init__(self) -> None:
         run, objective = self.run, self.objective
         self.tasks = {
-            share.label: TaskOrder(
-                tasks=tasks_after_warmup(share.config.warmup, run.train_tasks[share.label]),
-                seed=run.plan.config.training.seed,
-            )
+            share.label: tasks_after_warmup(share.config.warmup, run.train_tasks[share.label])
             for share in run.plan.environments
         }
         reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
@@ -63,8 +59,8 @@ class Learner:
 
     def spec(self, prompt: Prompt) -> GroupSpec:
         """The group of a prompt; each environment has one for every number from 0 on."""
-        env, place = prompt
-        count, task = self.run.plan.share(env).group_size, self.tasks[env].task(place)
+        env, place, number = prompt
+        count, task = self.run.plan.share(env).group_size, self.tasks[env][number]
         return self.run.rollouts.spec("train", place, task, env=env, agent="policy", count=count)
 
     def keeps(self, group: Group) -> bool:

@@ -31,7 +31,7 @@ from trainers.settings.mixture import JOINT, labels, read_name, read_names
 C = TypeVar("C", bound=RunConfig)
 
 _SECTIONS = {
-    "dataset": ("path", "split", "streaming", "tasks", "held_out"),
+    "dataset": ("path", "split", "streaming", "tasks", "held_out", "pass_rate", "pass_rate_range", "sampler"),
     "evaluation": ("n", "temperature", "top_p"),
 }
 _OF_RUN = {

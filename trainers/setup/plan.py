@@ -250,16 +250,18 @@ def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOut
 
 
 def _with_local_tasks(share: EnvShare, objective: Objective | None) -> EnvShare:
-    """The environment with its tasks of a local file; tasks that are not those of a file are read at the start."""
+    """The environment with its tasks, if they are of a local file, or its own ones of a profile; else the start reads
+    them."""
     config, source, tasks = share.config, share.source, None
     with of(share.label):
-        if (file := find_file(own_data(config), config.dataset.split)) is not None:
-            if not file.is_file():
-                raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
+        data = own_data(config)
+        if (file := find_file(data, config.dataset.split)) is not None and not file.is_file():
+            raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
+        if file is not None or (config.dataset.pass_rate and not data):
             try:
                 tasks = read_run_tasks(config, share.factory)
             except UserError as error:
-                raise UserError(str(error).replace(own_data(config), source)) from error
+                raise UserError(str(error).replace(data, source) if data else str(error)) from error
             run_checks.check_demonstrations(config, share.factory, tasks.train, source)
         run_checks.check_reward(objective, share.factory, tasks.train if tasks else ())
     return replace(share, tasks=tasks)

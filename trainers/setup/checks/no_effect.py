@@ -54,7 +54,7 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(plan.trainer_dtype == "float32", "training.fp32_head", "the trainer computes in float32")
     yield Rule(services.trainer.procs == 1, "training.reshard_after_forward", "one process has all weights")
     yield Rule(not plan.has_several, "training.mixture_by", "the run has one environment")
-    yield Rule(plan.is_supervised, "env.reward_scale", "supervised training has no rewards")
+    yield Rule(plan.is_supervised, "env.reward_scale dataset.sampler", "supervised training has no rewards")
     drops = "--env.on_fault is drop: one fault drops a group"
     yield Rule(config.env.on_fault == "drop", "env.min_valid", drops)
     yield Rule(not evaluation.temperature, _within("evaluation", "top_p greedy"), "--evaluation.temperature is 0")
