@@ -145,7 +145,7 @@ def _punishment(config: Config) -> OverlongPunishment:
         length=section.overlong_length or env.max_turns * env.max_turn_tokens,
         buffer=section.overlong_buffer,
         penalty=section.overlong_penalty,
-        context=0 if section.overlong_length else env.max_tokens,
+        context=0 if section.overlong_length or env.compact_at else env.max_tokens,
     )
 
 

@@ -19,6 +19,11 @@ _BY_TEMPLATE = {
     "kind": "template",
     "why": "the chat template writes earlier messages otherwise, without their thoughts for example",
 }
+_BY_SUMMARY = RowBegan(
+    "summary", "a summary replaced the turns before, since the context was nearly full", known_by="summary"
+)
+_ENDED = -(2**40)
+"""The turns before a summary have a number below this one, which no environment gives to a conversation."""
 _RETRIED = "a retry: the same request was asked again, and the work went on from the later answer"
 
 
@@ -118,6 +123,23 @@ class Conversations:
         self.current.asked = next_turn
         self.current.observation = observation
 
+    def compact(self, summary: Message) -> None:
+        """Begin the current conversation again, after a turn that is a summary: with the messages that it began with,
+        the summary, and the last exchange before it, which `Conversation.shorter` leaves out."""
+        old = self.current
+        [number] = [number for number, conversation in self._by_number.items() if conversation is old]
+        before = _ENDED - len(self._by_number)
+        self._by_number[before] = self._by_number.pop(number)
+        self._began = {before if key == number else key: began for key, began in self._began.items()}
+        self._began[number] = _BY_SUMMARY._replace(parent=before, turns=len(old.turns))
+        new = self.current = self._by_number[number] = self._new(number)
+        new.request_id, new.asked = f"{old.request_id}/summary", old.asked
+        new.seed = None if old.seed is None else old.seed - _SEED_STRIDE
+        new.head = old.head or old.turns[0].observation
+        new.shorter = (*new.head, summary)
+        pending = old.turns[-1].observation[:-1]  # without the request for a summary
+        new.observation = (*new.shorter, old.turns[-2].message, *pending)
+
     def _new(self, number: int) -> Conversation:
         return Conversation(
             request_id=f"{self._request_id}/context{number}" if number else self._request_id,
@@ -125,4 +147,5 @@ class Conversations:
             max_turn_tokens=self._limits.max_turn_tokens,
             max_tokens=self._limits.max_tokens,
             max_thinking_tokens=self._limits.max_thinking_tokens,
+            compact_at=self._limits.compact_at,
         )
