@@ -25,16 +25,16 @@ SUMMARY = "Summary so far:\n"
 """What a summary begins with, where it stands in the place of the turns."""
 
 
-async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> str:
+async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> str | None:
     """Make room in the current conversation, whose next prompt the agent did not answer for `reason`.
 
     Returns:
-        "" if the agent may be asked again; otherwise why the prompt stays too long.
+        None if the agent may be asked again; otherwise why the prompt stays too long.
     """
     conversation = run.conversations.current
     if conversation.shorter:  # the last exchange does not fit beside the summary
         conversation.observation, conversation.shorter = conversation.shorter, ()
-        return ""
+        return None
     asked, observation = conversation.asked, conversation.observation
     is_plain = asked is not None and asked.prompt is not None
     if not conversation.compact_at or not conversation.turns or conversation.auxiliary or is_plain:
@@ -44,6 +44,7 @@ async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> 
     started = time.perf_counter()
     try:
         turn, action = await run.act(conversation, tools)
+        cut_by = run.cutting_limit(conversation, turn, action)
     except ContextFull as full:
         conversation.observation = observation
         run.info["no_summary"] = f"there was no room to write one: {full}"
@@ -52,8 +53,8 @@ async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> 
         conversation.asked, conversation.is_summarised = asked, False
     turn.is_summary, turn.policy_seconds = True, time.perf_counter() - started
     run.record(conversation, turn)
-    if action.finish_reason == "length":
-        run.info["no_summary"] = f"it was cut off by {run.cutting_limit(conversation, turn, action)}"
+    if cut_by:
+        run.info["no_summary"] = f"it was cut off by {cut_by}"
         return f"{reason}; the summary was cut off"
     run.conversations.compact({"role": "user", "content": SUMMARY + action.text})
-    return ""
+    return None

@@ -78,7 +78,7 @@ class EpisodeRun:
             try:
                 turn, action = await self.act(self.conversations.current, env.tools)
             except ContextFull as full:
-                if not (reason := await make_room(self, env.tools, str(full))):
+                if (reason := await make_room(self, env.tools, str(full))) is None:
                     continue
                 full_prompts += 1
                 if full_prompts > MAX_FULL_PROMPTS:

@@ -419,7 +419,7 @@ def test_two_episodes_are_the_same_exactly_where_nothing_differs(first: list[Any
     ("limits", "options", "summary"),
     [
         ({}, {}, "sum"),
-        ({}, {"steps": 3, "words": 60}, "a long summary" * 3),
+        ({"max_tokens": 520, "compact_at": 0.4}, {"steps": 3, "words": 60}, "a long summary"),
         ({"max_turn_tokens": 8}, {}, "a longer text than that"),
         ({"max_turns": 6}, {}, "sum"),
         ({}, {"words": 120}, "sum"),

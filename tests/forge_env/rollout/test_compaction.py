@@ -134,7 +134,8 @@ async def test_a_summary_replaces_the_turns(tiny_model: Path) -> None:
 
 
 async def test_the_last_exchange_is_left_out_if_it_does_not_fit(tiny_model: Path) -> None:
-    episode, policy = await play(tiny_model, steps=3, words=60, summary="a long summary" * 3)
+    limits = replace(LIMITS, max_tokens=520, compact_at=0.4)
+    episode, policy = await play(tiny_model, limits, "a long summary", steps=3, words=60)
     check_rows(episode, policy)
     assert [turn.is_summary for turn in episode.turns] == [False, True, False, True, False]
     assert [m["role"] for m in episode.turns[2].observation] == ["system", "user", "user"]
@@ -196,7 +197,7 @@ class Forgetful:
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         messages = conversation.messages
         if len(messages) > 4 and not conversation.is_summarised:
-            raise ContextFull("too many messages")
+            raise ContextFull
         message: Message = {"role": "assistant", "content": f"{len(messages)} messages"}
         return Turn(kind="text", observation=conversation.observation, message=message), Action(message=message)
 
@@ -207,6 +208,25 @@ async def test_an_agent_without_tokens_is_asked_when_its_context_is_full() -> No
     assert [turn.is_summary for turn in episode.turns] == [False, False, True, False]
     assert [len(row.kind) > 0 for row in episode.lineage] == [False, True]
     assert episode.turns[-1].observation[-1]["content"] == f"{SUMMARY}7 messages" and episode.reward == 6.0
+
+
+class Full:
+    """An agent that is full after its first turn, also for a summary, and says no more than that."""
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if conversation.turns:
+            raise ContextFull
+        return await Forgetful().act(conversation, tools)
+
+
+@pytest.mark.parametrize("compact_at", [0.0, 0.5])
+async def test_an_agent_that_stays_full_ends_the_episode(compact_at: float) -> None:
+    async with EnvFactory(Walk) as factory:
+        limits = replace(LIMITS, compact_at=compact_at)
+        episode = await run_episode(factory, Full(), TASK, seed=0, episode_id="e", limits=limits)
+    assert (episode.outcome, episode.ended_by, len(episode.turns)) == (Outcome.TRUNCATED, "max_tokens", 1)
+    assert ("no_summary" in episode.info) == (compact_at > 0)
+    assert [message["content"][:6] for message in episode.tail] == ["seen 1"]
 
 
 async def test_an_expert_demonstrates_summaries(tiny_model: Path) -> None:
