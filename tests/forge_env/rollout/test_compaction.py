@@ -48,7 +48,7 @@ class Walk(Env):
 
     async def on_limit(self, limit: str, reason: str = "") -> Any:
         if self.goes_on and limit == "max_tokens":
-            return [], 0.0, False, False, {"next": NextTurn(context=self.done)}
+            return [HEAD[1]], 0.0, False, False, {"next": NextTurn(context=self.done)}
         return None
 
     def final_info(self) -> Mapping[str, Any]:
