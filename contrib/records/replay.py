@@ -182,9 +182,9 @@ class Replayer:
             last = conversation.turns[-1]
             number = next(number for number, turn in self.taken.items() if turn is last) + 1
             return len(self._recorded.turns) if number in self.taken else number  # taken by another conversation
-        turns, last = self._recorded.turns, next(reversed(self.taken), -1)
+        turns, latest = self._recorded.turns, next(reversed(self.taken), -1)
         for row in self._recorded.lineage:
-            if row.kind == "summary" and row.parent == last:
+            if row.kind == "summary" and row.parent == latest:
                 return row.turn
         left = [number for number in range(len(turns)) if number not in self.taken]
         left.sort(key=lambda number: number - 1 in self.taken)  # last, those that may continue another conversation
