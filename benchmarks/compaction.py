@@ -3,7 +3,7 @@
     python -m benchmarks.compaction --output outputs/compaction --seeds 0 1 2 3 4 --jobs 5
 
 `Boxes` is a chain of lookups. A code lies in one of the first boxes and is asked for after the last one, so that a
-summary has to carry it on. The shortest chains fit into the context, the longest need about three times as much. For
+summary has to carry it on. The shortest chains fit into the context, the longest need more than twice as much. For
 every seed there are two runs, which differ in `compact_at` only. The same command goes on with the runs that are
 missing. Prints the held-out success of both, the mean difference with its 95% interval, and that of each kind, and
 writes RESULTS. Options that it does not know are those of the runs.
@@ -30,7 +30,7 @@ from forge_env.utils.statistics import clustered_mean
 
 RESULTS = Path(__file__).parent / "results" / "compaction.json"
 NAMES = ("red", "blue", "green", "grey", "pink", "black", "white", "brown")
-SHORT = 5
+SHORT = 7
 """Boxes of a chain at most, for it to fit into the context."""
 ARMS = {"truncate": 0.0, "compact": 0.6}
 
@@ -43,14 +43,14 @@ class Boxes(Env):
         self._code, self._place, self._opened = "", 0, 0
 
     @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0, longest: int = 16) -> Sequence[Task]:
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0, longest: int = 24) -> Sequence[Task]:
         """Draw chains of 3 to `longest` boxes; the codes of training are even, those of the other splits odd."""
         rng = random.Random(f"{split}/{seed}")
         return [_task(rng, split != "train", longest) for _ in range(count)]
 
     @classmethod
-    def limits(cls, longest: int = 16) -> Mapping[str, float]:
-        return {"max_turns": longest + 2, "max_turn_tokens": 24, "max_tokens": 256}
+    def limits(cls, longest: int = 24) -> Mapping[str, float]:
+        return {"max_turns": longest + 2, "max_turn_tokens": 24, "max_tokens": 144}
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         assert options is not None
