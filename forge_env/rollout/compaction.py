@@ -22,11 +22,11 @@ COMPACT_PROMPT = (
 )
 """The message that asks for a summary: an expert that demonstrates summaries compares the last message with it."""
 SUMMARY = "Summary so far:\n"
-"""What a summary begins with, where it stands in the place of the turns."""
+"""The beginning of the message with a summary."""
 
 
 async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> str | None:
-    """Make room in the current conversation, whose next prompt the agent did not answer for `reason`.
+    """Make room in the current conversation: for `reason` the agent did not answer its next prompt.
 
     Returns:
         None if the agent may be asked again; otherwise why the prompt stays too long.
