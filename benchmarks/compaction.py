@@ -73,10 +73,10 @@ class Boxes(Env):
     @staticmethod
     def expert(messages: list[Message]) -> Message:
         """Open what is next, and sum up the code and what is next; it reads a summary as it reads the boxes."""
-        seen = [m["content"] for m in messages if m["role"] == "user" and m["content"] != COMPACT_PROMPT]
+        seen = [m["content"].removesuffix(COMPACT_PROMPT).strip() for m in messages if m["role"] == "user"]
         codes = re.findall(r"code (\d+)", "\n".join(seen))
         follows = re.findall(r"next \w+|end$", seen[-1])[-1]
-        if messages[-1]["content"] == COMPACT_PROMPT:
+        if messages[-1]["content"].endswith(COMPACT_PROMPT):
             text = f"code {codes[0]} {follows}" if codes else follows
         else:
             text = f"report {codes[0]}" if follows == "end" else follows.replace("next", "open")

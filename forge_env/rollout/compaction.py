@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forge_env.core.protocols import ContextFull
-from forge_env.core.types import Message, ToolSpec
+from forge_env.core.types import ToolSpec
+from forge_env.rollout.conversations import with_text
 
 if TYPE_CHECKING:
     from forge_env.rollout.episode_run import EpisodeRun
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 COMPACT_PROMPT = (
     "Summarize the conversation so far: what was done, what was found, what is left to do. Your summary replaces it."
 )
-"""The message that asks for a summary: an expert that demonstrates summaries compares the last message with it."""
+"""What asks for a summary, at the end of the last message: an expert that demonstrates summaries looks for it."""
 SUMMARY = "Summary so far:\n"
-"""The beginning of the message with a summary."""
+"""Stands before a summary."""
 
 
 async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> str | None:
@@ -39,8 +40,8 @@ async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> 
     is_plain = asked is not None and asked.prompt is not None
     if not conversation.compact_at or not conversation.turns or conversation.auxiliary or is_plain:
         return reason
-    request: Message = {"role": "user", "content": COMPACT_PROMPT}
-    conversation.observation, conversation.asked, conversation.is_summarised = (*observation, request), None, True
+    conversation.observation = with_text(observation, COMPACT_PROMPT)
+    conversation.asked, conversation.is_summarised = None, True
     started = time.perf_counter()
     try:
         turn, action = await run.act(conversation, tools)
@@ -56,5 +57,5 @@ async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> 
     if cut_by:
         run.info["no_summary"] = f"it was cut off by {cut_by}"
         return f"{reason}; the summary was cut off"
-    run.conversations.compact({"role": "user", "content": SUMMARY + action.text})
+    run.conversations.compact(SUMMARY + action.text, observation)
     return None

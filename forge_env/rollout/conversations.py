@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from forge_env.core.episode import Turn
@@ -123,9 +123,14 @@ class Conversations:
         self.current.asked = next_turn
         self.current.observation = observation
 
-    def compact(self, summary: Message) -> None:
+    def compact(self, summary: str, observation: Sequence[Message]) -> None:
         """Begin the current conversation again, after a turn that is a summary: with the messages that it began with,
-        the summary, and the last exchange before it, which `Conversation.shorter` leaves out."""
+        the summary, and the last exchange before it, which `Conversation.shorter` leaves out.
+
+        Args:
+            summary: the text.
+            observation: what the environment has said since the turn before.
+        """
         old = self.current
         [number] = [number for number, conversation in self._by_number.items() if conversation is old]
         before = _ENDED - len(self._by_number)
@@ -136,9 +141,8 @@ class Conversations:
         new.request_id, new.asked = f"{old.request_id}/summary", old.asked
         new.seed = None if old.seed is None else old.seed - _SEED_STRIDE
         new.head = old.head or old.turns[0].observation
-        new.shorter = (*new.head, summary)
-        pending = old.turns[-1].observation[:-1]  # without the request for a summary
-        new.observation = (*new.shorter, old.turns[-2].message, *pending)
+        new.shorter = with_text(new.head, summary)
+        new.observation = (*new.shorter, old.turns[-2].message, *observation)
 
     def _new(self, number: int) -> Conversation:
         return Conversation(
@@ -149,3 +153,11 @@ class Conversations:
             max_thinking_tokens=self._limits.max_thinking_tokens,
             compact_at=self._limits.compact_at,
         )
+
+
+def with_text(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """The messages, and a user's text behind a last one of the user: some templates demand that roles alternate."""
+    *before, last = messages
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        return (*messages, {"role": "user", "content": text})
+    return (*before, {**last, "content": f"{last['content']}\n\n{text}"})

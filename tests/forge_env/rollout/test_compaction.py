@@ -125,9 +125,11 @@ async def test_a_summary_replaces_the_turns(tiny_model: Path) -> None:
         (8, 7, "summary"),
     ]
     first, second = (episode.turns[n].observation for n in (5, 8))
-    summary: Message = {"role": "user", "content": f"{SUMMARY}sum 4"}
-    assert first == (*HEAD, summary, episode.turns[3].message, episode.turns[4].observation[0])
-    assert second[:3] == (*HEAD, {"role": "user", "content": f"{SUMMARY}sum 7"})
+    begun: Message = {"role": "user", "content": f"Go.\n\n{SUMMARY}sum 4"}
+    last: Message = {"role": "user", "content": "seen 4" + " word" * 12}
+    assert first == (HEAD[0], begun, episode.turns[3].message, last)
+    assert episode.turns[4].observation == ({**last, "content": f"{last['content']}\n\n{COMPACT_PROMPT}"},)
+    assert second[:2] == (HEAD[0], {"role": "user", "content": f"Go.\n\n{SUMMARY}sum 7"})
     for call, was_asked in policy.calls:
         assert (len(call.prompt_ids) > 200) == was_asked
     assert Episode.from_json(episode.to_json()) == episode
@@ -138,7 +140,7 @@ async def test_the_last_exchange_is_left_out_if_it_does_not_fit(tiny_model: Path
     episode, policy = await play(tiny_model, limits, "a long summary", steps=3, words=60)
     check_rows(episode, policy)
     assert [turn.is_summary for turn in episode.turns] == [False, True, False, True, False]
-    assert [m["role"] for m in episode.turns[2].observation] == ["system", "user", "user"]
+    assert [m["role"] for m in episode.turns[2].observation] == ["system", "user"]
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 6.0)
 
 
@@ -207,7 +209,7 @@ async def test_an_agent_without_tokens_is_asked_when_its_context_is_full() -> No
         episode = await run_episode(factory, Forgetful(), TASK, seed=0, episode_id="e", limits=LIMITS)
     assert [turn.is_summary for turn in episode.turns] == [False, False, True, False]
     assert [len(row.kind) > 0 for row in episode.lineage] == [False, True]
-    assert episode.turns[-1].observation[-1]["content"] == f"{SUMMARY}7 messages" and episode.reward == 6.0
+    assert episode.turns[-1].observation[1]["content"] == f"Go.\n\n{SUMMARY}6 messages" and episode.reward == 6.0
 
 
 class Full:
@@ -231,7 +233,7 @@ async def test_an_agent_that_stays_full_ends_the_episode(compact_at: float) -> N
 
 async def test_an_expert_demonstrates_summaries(tiny_model: Path) -> None:
     def script(messages: list[Message]) -> Message:
-        asked = messages[-1]["content"] == COMPACT_PROMPT
+        asked = messages[-1]["content"].endswith(COMPACT_PROMPT)
         return {"role": "assistant", "content": "what I saw" if asked else "go"}
 
     async with EnvFactory(Walk) as factory:
