@@ -11,6 +11,9 @@ from typing import Any
 
 from benchmarks.gpu.learning import measured
 
+NO_SIGNAL = 3
+"""The exit code of a run whose episodes held nothing to learn from."""
+
 
 def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[str, Any]]:
     """Run `python -m` with the arguments of each run, at most `jobs` at a time; a finished run is not repeated.
@@ -28,7 +31,9 @@ def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[st
 
     def one(folder: Path) -> dict[str, Any]:
         if not (folder / "summary.json").is_file():
-            subprocess.run([sys.executable, "-m", *runs[folder], "--output", str(folder)], check=True)
+            done = subprocess.run([sys.executable, "-m", *runs[folder], "--output", str(folder)])
+            if done.returncode != NO_SIGNAL:
+                done.check_returncode()
         return measured(folder)
 
     with ThreadPoolExecutor(jobs) as pool:

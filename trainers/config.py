@@ -41,6 +41,7 @@ SHORT_OPTIONS = {
     "advantages": "training.advantages",
     "reward": "training.reward",
     "group_reward": "env.group_reward",
+    "context.compact_at": "env.compact_at",
     "verbose": "metrics.verbose",
     "trainer": "services.trainer",
     "generator": "services.generator",

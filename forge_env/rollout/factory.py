@@ -184,6 +184,14 @@ class EnvFactory:
         """Return the limits of an episode if the caller gives none: the declared ones, and the defaults."""
         return replace(EpisodeLimits(), **self.declared_limits())
 
+    def check_compacts(self, compact_at: float, name: str = "compact_at") -> None:
+        """Raise UserError for a `compact_at`, a setting with this name, where the environment plays its own turns."""
+        if compact_at > 0 and self.env_class._episode_player is not None:
+            raise UserError(
+                f"{name} is {compact_at:g}, and {self.name} keeps its own conversations with the model, which "
+                f"no summary shortens: set {name} to 0"
+            )
+
     def make(self, **more: Any) -> Env:
         """Return a new instance; `more` overrides the factory's constructor options.
 

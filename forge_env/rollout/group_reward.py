@@ -96,7 +96,7 @@ async def values_of(parts: Sequence[RewardPart], episodes: Sequence[Episode], en
     """
     task, values = own_task(episodes[0].task), list[list[float]]()
     arguments: dict[str, Any] = {"prompt": prompt_of(task), "target": task.target, "task": task}
-    arguments["answers"] = [e.work[-1].message["content"] if e.work else "" for e in episodes]
+    arguments["answers"] = [e.steps[-1].message["content"] if e.steps else "" for e in episodes]
     for part in parts:
         own = {"episodes": [own_copy(e) for e in episodes]} if "episodes" in part.names else {}
         given = {name: {**arguments, **own}[name] for name in part.names}

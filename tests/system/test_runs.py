@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import read_jsonl
-from forge_env.records.run_files import steps_of
+from forge_env.records.run_files import episode_files, steps_of
 from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.helpers.pages import MEASURED, OBSERVED, data_of, page_of
 from tests.helpers.waiting import wait_until
@@ -219,6 +219,30 @@ def test_siblings_that_are_compared_and_a_reward_vector(start, tmp_path: Path) -
             assert advantages[name] == pytest.approx(0.5 * (place - 1.5) / 1.291, abs=1e-3)
     evaluated = [line for line in lines if line["phase"] == "evaluation"]
     assert {line["reward/place/mean"] for line in evaluated} == {0.5}
+
+
+@pytest.mark.slow
+def test_summaries_are_sampled_and_trained_on(start) -> None:  # type: ignore[no-untyped-def]
+    """Two steps on chains that exceed the context, after a warm-up that has seen the expert's summaries."""
+    run = start(
+        "trainers.grpo", "--env", "benchmarks.compaction:Boxes", "--context.compact_at", "0.6", "--steps", "2",
+        "--warmup.steps", "60", "--warmup.probe_tasks", "16", "--dataset.held_out", "16", "--dataset.tasks", "256",
+        "--training.batch_size", "4", "--grpo.n_samples", "4", "--training.signal_error", "0",
+    )  # fmt: skip
+    console = run.end(2 * DEADLINE)
+    assert run.process.returncode in (0, 3), console  # 3: no group of so few had a signal
+    run.assert_nothing_left()
+    played = {phase: [*read_jsonl(file)] for phase, file in episode_files(run.output).items()}
+    with_summaries = [e for e in played["demonstrations"] if any(turn.is_summary for turn in e.turns)]
+    assert with_summaries and all(len(row.token_ids) <= 144 for e in with_summaries for row in e.supervised_rows)
+    trained = {e.id: e for e in played["train"]}
+    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    summaries = 0
+    for line in learned:
+        turns = trained[line["episode"]].turns
+        assert len(turns) == len(line["advantages"]) and len(set(line["advantages"])) == 1
+        summaries += sum(turn.is_summary and turn.kind == "sampled" for turn in turns)
+    assert summaries > 0
 
 
 def _check_observed(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:

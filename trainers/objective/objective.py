@@ -17,7 +17,7 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from trainers.batching.batch import Sample
-from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
+from trainers.objective.credit import Credit, by_step, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.objective.distillation import Distillation
 from trainers.objective.observations import observed_tokens
 from trainers.objective.reward import TrainingReward
@@ -158,7 +158,8 @@ class Objective:
     ) -> list[float | np.ndarray]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
         is_own = self.reward.user_reward is not None  # then the environment's step rewards are no parts of the reward
-        step_rewards = [[0.0 if is_own else turn.reward for turn in episode.work] for episode in episodes]
+        step_rewards = [by_step([0.0 if is_own else turn.reward for turn in e.work], e) for e in episodes]
+        penalties = [by_step(penalty, episode) for penalty, episode in zip(penalties, episodes, strict=True)]
         if (scale_of := self.reward.scale) is not None:
             step_rewards = [[scale_of(e) * r for r in of_e] for e, of_e in zip(episodes, step_rewards, strict=True)]
         totals = [sum(penalty) for penalty in penalties]

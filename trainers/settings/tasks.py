@@ -102,6 +102,8 @@ class EnvConfig(EpisodeLimits, EnvName):
     max_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
     """-1: training.seq_len, or what the environment declares, or else
     512 with a model made on the spot, and 4096 with a given one; never more than the model reads."""
+    compact_at: Annotated[float, OR_BY_CASE] = BY_CASE
+    """-1: what the environment declares, or else 0."""
     thinking: Literal["off", "on", "template"] = "off"
     """Whether the model thinks before it answers, if its chat template has thoughts. "template" does what the template
     does by default."""

@@ -145,10 +145,11 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
     frozen = f"every {plan.window} steps" if plan.window > 1 else "every step"
     old = "engine's logprobs" if plan.old_logprobs == "generator" else f"trainer's logprobs, frozen before {frozen}"
     device = "GPU" if plan.config.services.ref_model.with_gpus else "CPU"
+    again = ", and as many again for each summary" if plan.compacts else ""
     return [
         (
             "optimizer step",
-            f"{groups} groups of {size} episodes, at most {groups * size * plan.config.env.max_tokens:,} tokens",
+            f"{groups} groups of {size} episodes, at most {groups * size * plan.config.env.max_tokens:,} tokens{again}",
         ),
         ("run", f"{steps}: {groups * plan.steps:,} groups, {groups * size * plan.steps:,} episodes"),
         ("staleness", f"at most {plan.config.training.most_behind} steps between sampling a group and training on it"),

@@ -129,6 +129,11 @@ class RunPlan:
         """Whether the run has several environments."""
         return len(self.environments) > 1
 
+    @property
+    def compacts(self) -> bool:
+        """Whether episodes may have further rows, after summaries."""
+        return any(share.config.env.compact_at for share in self.environments)
+
     def part(self, share: EnvShare) -> float:
         """The part of an environment in the training, by the weights."""
         return share.weight / math.fsum(other.weight for other in self.environments)

@@ -30,6 +30,7 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
     if config.env.name or config.algorithm is not None:
         factory = make(config.env.name, **config.env.options)
         factory.declared_limits()
+        factory.check_compacts(config.env.compact_at, "--env.compact_at")
         factory.add_group_reward(config.env.group_reward)
         if config.algorithm is not None:
             algorithm = f"--{config.algorithm_name}"
