@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
+from agents.generator.fast_path.install import hand_over
 from agents.generator.grammars import Grammars, open_grammars
 from agents.generator.lora_slot import PUBLISHED, AdapterTable, drop_adapter, load_adapter
 from agents.generator.process_group import group
@@ -346,6 +347,7 @@ class EngineThread(threading.Thread):
         self._stamp()
 
     def _stamp(self) -> None:
+        hand_over(self.engine)
         self.engine.set_weight_version(self.adapters.stamp(self.version))
         # Old cache entries are never used again, since the salt contains all versions. This frees their memory.
         recompute = self._settings.cache_on_update == "recompute"

@@ -19,11 +19,18 @@ def speed_up(engine: Any) -> None:
     Its objects become subclasses of their classes in place: which ones vLLM takes is settled as it starts. No object
     gets a reference to itself, which would keep the model's memory after the engine's end.
     """
-    from agents.generator.fast_path import logprobs
+    from agents.generator.fast_path import logprobs, scheduler
 
-    for patch in (logprobs,):
+    for patch in (logprobs, scheduler):
         if is_proven(patch.VLLM):
             patch.install(engine)
+
+
+def hand_over(engine: Any) -> None:
+    """Let the engine's outputs have all tokens: the ones that follow have other weights."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    if hasattr(scheduler, "hand_over"):
+        engine.output_processor.process_outputs(scheduler.hand_over(), weight_version=engine.get_weight_version())
 
 
 def is_proven(version: str) -> bool:
