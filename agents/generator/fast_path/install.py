@@ -19,9 +19,9 @@ def speed_up(engine: Any) -> None:
     Its objects become subclasses of their classes in place: which ones vLLM takes is settled as it starts. No object
     gets a reference to itself, which would keep the model's memory after the engine's end.
     """
-    from agents.generator.fast_path import logprobs, scheduler
+    from agents.generator.fast_path import admission, logprobs, scheduler
 
-    for patch in (logprobs, scheduler):
+    for patch in (logprobs, scheduler, admission):
         if is_proven(patch.VLLM):
             patch.install(engine)
 

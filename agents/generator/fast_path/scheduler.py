@@ -89,6 +89,7 @@ class FastScheduler(Scheduler):
 
     plain: dict[str, _Plain]
     """By the id of the request."""
+    running: list[Request]
     ahead = 0
     """Tokens of a request that a step schedules and its output then brings."""
 

@@ -12,12 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.generator.engine import VLLMEngine
 from agents.generator.fast_path import install
 from agents.generator.requests import completion_of, vllm_sampling
+from agents.generator.settings import EngineSettings
+from forge_env.core.errors import PolicyError
 from forge_env.core.types import Sampling
+from forge_env.rollout.lockstep import Request
 
 BLOCK, LONGEST, STEPS = 4, 40, 250
-WAYS = {"sync": {}, "async": {"ahead": True}, "gpu runner": {"ahead": True, "runner": 2}, "uncached": {"cache": False}}
+WAYS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "async": {"ahead": True},
+    "gpu runner": {"ahead": True, "runner": 2},
+    "uncached": {"cache": False},
+    "little memory": {"blocks": 24},
+    "little memory, async": {"blocks": 24, "ahead": True, "runner": 2},
+}
 
 
 class Side:
@@ -206,7 +217,9 @@ def play(pair: Pair, dice: random.Random, steps: int = STEPS) -> None:
             prompt = [dice.randrange(3) for _ in range(dice.choice((1, 5, 8, 17, 30)))]
             sampling = Sampling(max_tokens=dice.choice((1, 2, 9, 30)), stop_token_ids=(7,) * dice.randrange(2))
             for member in range(dice.randrange(1, 5)):
-                pair.add(f"{number}/{member}", prompt, vllm_sampling(sampling))
+                params = vllm_sampling(sampling)
+                params.detokenize = dice.random() < 0.05  # such a request is not plain
+                pair.add(f"{number}/{member}", prompt, params)
         if dice.random() < 0.05 and pair.own.scheduler.requests:
             pair.abort(dice.choice(list(pair.own.scheduler.requests)))
         if dice.random() < 0.03:
@@ -218,8 +231,68 @@ def play(pair: Pair, dice: random.Random, steps: int = STEPS) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_step_block_token_and_logprob_is_as_without_it(tiny_model: Path, way: str, seed: int) -> None:
-    pair = Pair(tiny_model, **WAYS[way])
-    play(pair, random.Random(seed))
-    assert pair.ended > 50 and pair.fast.fast_tokens > 200
+def test_every_step_block_token_and_logprob_is_as_without_it(tiny_model: Path, way: str) -> None:
+    for seed in range(3):
+        pair = Pair(tiny_model, **WAYS[way])
+        play(pair, random.Random(seed))
+        assert pair.ended > 50 and pair.fast.fast_tokens > 150
+        preempted = pair.fast.scheduler.kv_cache_manager.prefix_cache_stats.preempted_requests
+        assert preempted > 0 if "memory" in way else True
+
+
+@pytest.mark.parametrize("name", ["use_pp", "connector", "log_stats", "num_spec_tokens"])
+def test_a_scheduler_that_does_more_stays_as_it_is(tiny_model: Path, name: str) -> None:
+    side = Side(config_of(tiny_model, blocks=9), fast=False, blocks=9)
+    setattr(side.scheduler, name, 1)
+    install.speed_up(side)
+    assert not hasattr(side.scheduler, "plain")
+
+
+def test_another_vllm_is_left_alone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    side = Side(config_of(tiny_model, blocks=9), fast=False, blocks=9)
+    before = type(side.scheduler), type(side.output_processor)
+    monkeypatch.setattr("vllm.__version__", "0.33.0")
+    install.speed_up(side)
+    assert (type(side.scheduler), type(side.output_processor)) == before
+    assert "its fast path is for vLLM 0.32.0, not 0.33.0" in caplog.text
+    install.hand_over(side)
+
+
+@pytest.mark.timeout(240)  # one start of the engine
+async def test_an_engine_says_the_same_with_and_without_it(tiny_model: Path) -> None:
+    engine = VLLMEngine(str(tiny_model), EngineSettings(max_model_len=64, max_requests=16))
+    await engine.start()
+    try:
+        fast = await engine.generate_batch(requests())
+        assert len(engine._thread.engine.checked) == 3
+        await engine._command(lambda: undress(engine._thread.engine))
+        own = await engine.generate_batch(requests())
+        stats = engine.stats
+    finally:
+        await engine.close()
+    assert list(map(bits, fast)) == list(map(bits, own))
+    assert [len(each.token_ids) for each in fast[:8]] == [40] * 8 and isinstance(fast[-1], PolicyError)
+    assert 0 < stats.worker_seconds < stats.step_seconds and stats.admission_seconds > 0
+
+
+def requests() -> list[Request]:
+    """A group with a seed each, greedy ones, some that stop at a token or a text, one that needs all of the context,
+    and one that is too long."""
+    asked = [([5, 6, 7] * 5, Sampling(max_tokens=40, seed=seed)) for seed in range(8)]
+    asked += [([5, 6, number], Sampling(max_tokens=9 + number, temperature=0.0)) for number in range(4)]
+    asked += [([5, 6], Sampling(max_tokens=60, seed=seed, stop_token_ids=tuple(range(0, 90, 9)))) for seed in range(6)]
+    asked += [([5, 6], Sampling(max_tokens=30, seed=seed, stop=("1", "2", "a"))) for seed in range(3)]
+    asked += [([9] * 30, Sampling(max_tokens=500, seed=1)), ([9] * 64, Sampling(seed=1))]
+    return [Request(prompt, sampling, f"r{number}") for number, (prompt, sampling) in enumerate(asked)]
+
+
+def bits(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        return str(answer)
+    return answer.token_ids.tolist(), answer.logprobs.tobytes(), answer.finish_reason, answer.versions
+
+
+def undress(engine: Any) -> None:
+    scheduler = engine.engine_core.engine_core.scheduler
+    for part in (engine, engine.output_processor, scheduler, scheduler.kv_cache_manager):
+        part.__class__ = next(kind for kind in type(part).__mro__ if kind.__module__.startswith("vllm."))
