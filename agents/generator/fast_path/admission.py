@@ -30,7 +30,7 @@ class FastEngine(LLMEngine):
         """Add a request for a completion.
 
         Args:
-            prompt: vLLM's `TokensPrompt`, whose ids are in the vocabulary.
+            prompt: vLLM's `TokensPrompt`; its ids are in the vocabulary.
             adapter: vLLM's `LoRARequest`, or None.
         """
         sampling, ids = asked.sampling, asked.prompt_ids

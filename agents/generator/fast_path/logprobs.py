@@ -18,7 +18,7 @@ class SampledLogprobs(LogprobsProcessor):
 
 
 class Outputs(OutputProcessor):
-    """An output processor for requests without other logprobs than those of the sampled tokens."""
+    """An output processor for requests with logprobs of their sampled tokens only."""
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().add_request(request, *args, **kwargs)
@@ -28,6 +28,6 @@ class Outputs(OutputProcessor):
 
 
 def install(engine: Any) -> None:
-    """Patch an engine whose output processor is vLLM's."""
+    """Patch an engine with vLLM's own output processor."""
     if type(engine.output_processor) is OutputProcessor:
         engine.output_processor.__class__ = Outputs

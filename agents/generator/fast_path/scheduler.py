@@ -1,4 +1,4 @@
-"""Patch of vLLM 0.32: a request for which a step only adds one token costs a few instructions, and makes no objects.
+"""Patch of vLLM 0.32: a request that only gets one token from a step costs a few instructions, and makes no objects.
 
 In most steps most requests are such: no block of the KV cache begins or is full, and nothing ends. vLLM's scheduler
 does the rest. Its order decides about block tables, so it is kept: all that changes more than the request itself
@@ -48,7 +48,7 @@ class _Plain:
         self.logprobs: list[float] = []
 
     def take(self, output: EngineCoreOutput) -> None:
-        """Put the tokens that nobody has got before those of an output."""
+        """Put the tokens that nobody has got before the tokens of an output."""
         tokens, new = self.request._output_token_ids, output.new_token_ids
         output.new_token_ids = tokens[len(tokens) - len(new) - len(self.logprobs) :]
         if output.new_logprobs is not None:
@@ -153,7 +153,7 @@ class FastScheduler(Scheduler):
         return outputs
 
     def _add_tokens(self, scheduled: Mapping[str, int], output: ModelRunnerOutput) -> dict[str, int]:
-        """Add the sampled tokens of requests for which nothing else happens; returns the other scheduled requests."""
+        """Add the sampled tokens of requests that get nothing else; returns the other scheduled requests."""
         lists, sampled = output.logprobs, output.sampled_token_ids
         if lists is None or lists.cu_num_generated_tokens is not None or not sampled or output.num_nans_in_logits:
             return dict(scheduled)
@@ -223,7 +223,7 @@ _CLASSES: dict[type, type] = {Scheduler: FastScheduler, AsyncScheduler: FastAsyn
 
 
 def install(engine: Any) -> None:
-    """Patch an engine whose layers all have full attention, and which does nothing beside sampling."""
+    """Patch an engine if all layers have full attention, and it does nothing beside sampling."""
     scheduler = engine.engine_core.engine_core.scheduler
     if type(scheduler) in _CLASSES and _is_simple(scheduler):
         scheduler.plain = {}
