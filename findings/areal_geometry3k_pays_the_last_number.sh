@@ -1,10 +1,10 @@
 #!/bin/sh
 # AReaL's reward for Geometry3K on targets as that data set has them (roots and fractions in LaTeX).
 # Packages: areal 1.0.4, math-verify 0.9.0, latex2sympy2_extended 1.11.0; only the two files of its reward are needed.
-# Guess: the target in brackets, the form that its prompt asks for, earns 1, and a number out of the target earns 0.
-# Seen: the target, too, is searched for brackets, and without any its last number is taken: 5 for 2\sqrt{5}, 4 for \frac{3}{4}.
-# So "[2\sqrt{5}]" earns 0 and "[5]" earns 1. Without brackets the last number of the answer counts as well: 3\sqrt{5} is
-# paid for 2\sqrt{5}, 7/4 for 3/4. A model with the right roots is taught to leave out all but the last digits.
+# Guess: the target in a box, which its prompt asks for, earns 1, and another root, another fraction or a part of it earns 0.
+# Seen: of target and answer alike only the last number is compared, or what stands in [brackets]: 5 of 2\sqrt{5}, 4 of
+# \frac{3}{4}. So \boxed{3\sqrt{5}} and \boxed{5} are paid for 2\sqrt{5}, 7/4 for 3/4, and after a box the last number of the text
+# behind it counts: "\boxed{9}, as of angle 1" is not 9, and 0.75 is not 3/4.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -41,13 +41,13 @@ sys.modules["areal.utils"].logging = logging  # its own logging only adds colour
 module("areal.reward", "areal/reward/__init__.py")
 reward = module("areal.reward.geometry3k", "areal/reward/geometry3k.py").geometry3k_reward_fn
 for target, answer, seen in (
-    (r"2\sqrt{5}", r"The answer is [2\sqrt{5}]", 0.0),
-    (r"2\sqrt{5}", "The answer is [5]", 1.0),
-    (r"2\sqrt{5}", r"The answer is \boxed{3\sqrt{5}}", 1.0),
-    (r"\frac{3}{4}", r"The answer is [\frac{3}{4}]", 0.0),
-    (r"\frac{3}{4}", "The answer is [4]", 1.0),
-    (r"\frac{3}{4}", r"The answer is \frac{7}{4}", 1.0),
-    ("120", "The answer is [120]", 1.0),
+    (r"2\sqrt{5}", r"\boxed{2\sqrt{5}}", 1.0),
+    (r"2\sqrt{5}", r"\boxed{3\sqrt{5}}", 1.0),
+    (r"2\sqrt{5}", r"\boxed{5}", 1.0),
+    (r"\frac{3}{4}", r"\boxed{\frac{7}{4}}", 1.0),
+    (r"\frac{3}{4}", r"\boxed{4}", 1.0),
+    (r"\frac{3}{4}", r"\boxed{0.75}", 0.0),
+    ("9", r"\boxed{9}, as of angle 1", 0.0),
 ):
     paid = reward("", answer, [], [], target)
     print(f"target {target}, answer {answer!r}: {paid}")
