@@ -98,6 +98,33 @@ class Renderer:
         text = self._render(self._defused(conversation.messages), tools, add_generation_prompt=True)
         return NO_IDS, self._tokenizer.encode(text)
 
+    def with_hint(self, rows: Sequence[Ids], prompt: Ids, messages: Sequence[Message], hint: str) -> list[list[int]]:
+        """Rows of a conversation, as if the last message of its first prompt had ended with a hint.
+
+        Args:
+            rows: a row that begins with another prompt stays as it is.
+            prompt: the tokens of the first prompt.
+            messages: of the first prompt.
+            hint: follows the message's text after an empty line.
+
+        Raises:
+            TemplateError: the prompt does not end with its last message.
+        """
+        *others, last = messages
+        hinted: Message = {**last, "content": f"{last['content']}\n\n{hint}"}
+        plain, longer = (
+            self._tokenizer.encode(self._render(self._defused([*others, end]), add_generation_prompt=True))
+            for end in (last, hinted)
+        )
+        start = _common(plain, longer)
+        end = min(_common(plain[::-1], longer[::-1]), len(plain) - start)
+        changed, added = plain[start : len(plain) - end], longer[start : len(longer) - end]
+        ids = as_list(prompt)
+        if ids[len(ids) - len(plain) + start :] != plain[start:]:
+            raise TemplateError(f"the chat template in {self._tokenizer.name_or_path} has no place for a hint")
+        kept, before = len(ids) - end, len(ids) - end - len(changed)
+        return [[*row[:before], *added, *row[kept:]] if row[:kept] == ids[:kept] else row for row in map(as_list, rows)]
+
     def check_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Check that the template can be used with these tools.
 
@@ -438,6 +465,13 @@ class Renderer:
             return self._tokenizer.encode(self._render([*others, last], tools, add_generation_prompt=True))
 
         return learn_template_parts(self._tokenizer, render)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of tokens that both begin with."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
 
 
 def _with_thought(message: Message) -> Message:

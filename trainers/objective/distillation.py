@@ -16,8 +16,7 @@ vocabulary):
 with q of the policy and p of the teacher, and v over the K tokens and all others as one more. Without that one the
 policy could escape by giving the K tokens no probability. It is at most the KL, and the KL if K is the vocabulary.
 
-The teacher's logprobs are taken at the sampling temperature. One teacher judges all episodes. `Episode.env` names the
-environment, by which each could have its own.
+The teacher's logprobs are taken at the sampling temperature. An episode that no teacher judges is trained on without.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_env.core.episode import Episode
+from trainers.batching.batch import UNTAUGHT
 from trainers.objective.credit import log_ratios
 from trainers.objective.loss_terms import keep
 
@@ -81,7 +81,7 @@ class DistillationLoss:
 
     Args:
         coef: of the loss.
-        tokens: valid ones of the step, over all ranks.
+        tokens: valid ones of the step that a teacher judges, over all ranks.
         zero: a scalar 0 on the device of the batches.
     """
 
@@ -100,7 +100,7 @@ class DistillationLoss:
         """
         if not self._coef or not self._tokens or logprobs is None:
             return None
-        valid = batch.loss_mask.flatten()[batch.slots]
+        valid = batch.loss_mask.flatten()[batch.slots] & (batch.teacher_logprobs[:, 0] != UNTAUGHT)
         loss = keep(top_kl(logprobs, batch.teacher_logprobs), valid).sum() / self._tokens
         self.total += loss.detach()
         return self._coef * loss

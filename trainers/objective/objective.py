@@ -76,7 +76,7 @@ class Objective:
                 None for a sample that needs none.
             rewards: the result of `rewards(groups)`, if it is known already.
             taught: the teacher's answer for every valid episode, needed with `distillation`: its logprobs of the
-                sampled targets or, with top_k, the ids and logprobs of its most likely tokens.
+                sampled targets or, with top_k, the ids and logprobs of its most likely tokens. None is no teacher.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
@@ -92,10 +92,10 @@ class Objective:
         if self.distillation is not None:
             assert taught is not None and len(taught) == len(episodes), "the teacher's answer for each episode"
             if self.distillation.top_k:
-                top = taught
+                top = [answer or (None, None) for answer in taught]
             else:
                 given = zip(episodes, advantages, taught, strict=True)
-                advantages = [self.distillation.advantages(*of_episode) for of_episode in given]
+                advantages = [a if t is None else self.distillation.advantages(e, a, t) for e, a, t in given]
         learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
         old = [None] * len(learned) if old_logprobs is None else old_logprobs
         return [

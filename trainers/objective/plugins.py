@@ -133,10 +133,12 @@ def load_reward(target: str) -> Callable[[Episode], float]:
     return reward
 
 
-def resolve(objective: Objective, training: LoopOptions, distill: DistillConfig, *, has_reference: bool) -> Objective:
+def resolve(
+    objective: Objective, training: LoopOptions, distill: DistillConfig | None, *, has_reference: bool
+) -> Objective:
     """The objective of a run: with the user's own parts, and with its teacher and its reference model decided."""
     objective = replace(with_own_parts(objective, training), observation_coef=training.observation_coef)
-    if distill.teacher:
+    if distill is not None:
         objective = replace(
             objective, distillation=Distillation(coef=distill.coef, only=distill.only, top_k=distill.top_k)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.generator.policy import ActorPolicy, PolicyActor
@@ -76,26 +76,23 @@ def make_environments(
     return services
 
 
-def make_frozen(plan: RunPlan, launcher: Launcher, models: Mapping[str, str]) -> dict[str, Service[TrainerActor]]:
-    """The frozen models that the run needs, by their names in the settings; no reference if the trainer is its own.
-
-    Args:
-        plan: of the run.
-        launcher: starts their processes.
-        models: the folder of each.
-    """
-    return {
-        name: Service(
-            actor_class=TrainerActor,
-            arguments={"model": models[name], "settings": plan.frozen(settings), "is_frozen": True},
-            name=what,
-            options=_options(settings, plan.placement.replicas[name], plan.deadlines.weights),
-            launcher=launcher,
-        )
-        for name, what in FROZEN.items()
-        if plan.placement.replicas[name]
-        for settings in (getattr(plan.config.services, name),)
-    }
+def make_frozen(plan: RunPlan, launcher: Launcher, model: str) -> dict[str, Service[TrainerActor]]:
+    """The frozen models that the run needs, as `RunPlan.frozen_models` calls them; no reference if the trainer is its
+    own. `model` is the folder of the reference."""
+    left, services = {name: list(plan.placement.replicas[name]) for name in FROZEN}, dict[str, Service[TrainerActor]]()
+    for what, (name, found) in plan.frozen_models.items():
+        settings = getattr(plan.config.services, name)
+        places, left[name] = left[name][: settings.num_replicas], left[name][settings.num_replicas :]
+        if places:
+            folder = model if name == "ref_model" else found.path
+            services[what] = Service(
+                actor_class=TrainerActor,
+                arguments={"model": folder, "settings": plan.frozen(settings), "is_frozen": True},
+                name=what,
+                options=_options(settings, places, plan.deadlines.weights),
+                launcher=launcher,
+            )
+    return services
 
 
 def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:

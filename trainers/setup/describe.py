@@ -164,16 +164,25 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _describe_teacher(plan: RunPlan) -> str:
-    """The model that is distilled; "" without one."""
-    distill = plan.config.distill
-    if plan.teacher is None:
+    """The models that are distilled; "" without one."""
+    distill, device = plan.config.distill, "GPU" if plan.config.services.teacher.with_gpus else "CPU"
+    if not plan.config.teachers:
         return ""
-    shape, device = plan.teacher.shape, "GPU" if plan.config.services.teacher.with_gpus else "CPU"
-    sizes = f", {shape.parameters:,} parameters" if shape else ""
     over = f", over {distill.top_k} tokens," if distill.top_k else ""
     beside = "rewards are only measured" if distill.only else "rewards count as well"
-    where = f"{plan.teacher.where}{sizes}, frozen, on {device}"
-    return f"{where}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
+    taught = [(share.label, share.config.distill.teacher) for share in plan.environments]
+    where = [
+        f"{label}: {_one_teacher(plan, name, device)}" if label else _one_teacher(plan, name, device)
+        for label, name in taught
+    ]
+    return f"{'; '.join(where)}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
+
+
+def _one_teacher(plan: RunPlan, name: str, device: str) -> str:
+    if name not in plan.teachers:
+        return "the policy itself, with a hint in its prompt" if name else "none"
+    model = plan.teachers[name]
+    return f"{model.where}{f', {model.shape.parameters:,} parameters' if model.shape else ''}, frozen, on {device}"
 
 
 def _describe_credit(plan: RunPlan) -> str:

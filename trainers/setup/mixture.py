@@ -32,6 +32,7 @@ C = TypeVar("C", bound=RunConfig)
 
 _SECTIONS = {
     "dataset": ("path", "split", "streaming", "tasks", "held_out"),
+    "distill": ("teacher",),
     "evaluation": ("n", "temperature", "top_p"),
 }
 _OF_RUN = {

@@ -210,7 +210,8 @@ class TitanTrainer:
         normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
         observations = ObservationLoss(observation_coef, work.observed[1], torch.zeros_like(normalizer))
-        distillation = DistillationLoss(distill_coef, work.tokens, torch.zeros_like(normalizer))
+        taught = sum(sample.units[0] for sample in samples if sample.teacher_ids is not None)
+        distillation = DistillationLoss(distill_coef, taught, torch.zeros_like(normalizer))
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
         batches = self._batches.rounds(work.batches, max(work.computed.rounds, 1) if work.tokens else 0)
         try:

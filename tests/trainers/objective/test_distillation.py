@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.core.episode import Episode
+from forge_env.core.episode import Episode, Group
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
 from trainers.batching.batch import Sample
 from trainers.controller.sample_maker import SampleMaker
@@ -100,8 +100,8 @@ def test_the_gradient_is_that_of_the_reverse_kl() -> None:
 
 
 async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_measured() -> None:
-    async def taught(samples: Sequence[Sample]) -> list[np.ndarray]:
-        return [np.full(sample.num_targets, -0.25) for sample in samples]
+    async def taught(groups: Sequence[Group]) -> list[np.ndarray]:
+        return [np.full(count(each), -0.25) for group in groups for each in group.valid]
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
     for only, first in ((True, 0.0), (False, 0.5)):
@@ -109,8 +109,9 @@ async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_meas
         samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
         # The engine's logprobs are -1: the teacher is more certain of each token by 0.75.
         assert [s.advantage.tolist() for s in samples] == [[first + 1.5] * 2, [-first + 1.5]]  # type: ignore[union-attr]
-        assert metrics["teacher_kl"] == -0.75 and metrics["seconds/teacher"] >= 0
-        old = OldLogprobs(objective=objective, logprobs=taught)  # asks for all: advantages are not known yet
+        assert (metrics["teacher_kl"], metrics["taught"]) == (-0.75, 1.0) and metrics["seconds/teacher"] >= 0
+        # Asks for all: advantages are not known yet.
+        old = OldLogprobs(objective=objective, logprobs=lambda samples: taught(groups))
         await old.begin_window([[], groups])
         assert [old.take(), len(old.take() or ())] == [None, 2]
     assert teacher_kl([], []) == 0
@@ -139,9 +140,27 @@ def test_the_kl_over_the_most_likely_tokens_is_at_most_the_kl_and_exact_over_all
     assert top_kl(escaped, p[:1].gather(-1, order[:1, :3])) > 1
 
 
+async def test_an_episode_that_no_teacher_judges_is_trained_on_without() -> None:
+    async def taught(groups: Sequence[Group]) -> list[Any]:
+        return [None, np.array([-0.25])]
+
+    async def top(groups: Sequence[Group]) -> list[Any]:
+        return [None, (np.arange(3), np.full(3, -2.0))]
+
+    groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
+    sampled = SampleMaker(objective=made(distillation=Distillation(coef=2.0)), teacher=taught)
+    (first, second), _, metrics = await sampled(groups)
+    assert first.advantage == 0.5 and second.advantage.tolist() == [1.0]  # type: ignore[union-attr]
+    assert (metrics["teacher_kl"], metrics["taught"]) == (-0.75, 0.5)
+    over = SampleMaker(objective=made(distillation=Distillation(coef=2.0, top_k=3)), teacher=top)
+    (first, second), _, metrics = await over(groups)
+    assert first.teacher_ids is None and len(second.teacher_ids or ()) == 3 and metrics["taught"] == 0.5
+
+
 async def test_samples_have_the_teachers_tokens_where_the_loss_is_over_them() -> None:
-    async def taught(samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [(np.arange(3 * s.num_targets), np.full(3 * s.num_targets, -2.0)) for s in samples]
+    async def taught(groups: Sequence[Group]) -> list[tuple[np.ndarray, np.ndarray]]:
+        counts = [3 * count(each) for group in groups for each in group.valid]
+        return [(np.arange(number), np.full(number, -2.0)) for number in counts]
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
     for only in (True, False):

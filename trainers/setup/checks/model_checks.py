@@ -80,18 +80,19 @@ def _check_tensors(folder: Path) -> tuple[dict[str, Any], int]:
     return model, parts.count({})
 
 
-def check_teacher(plan: RunPlan, folder: Path, model: Path | None) -> None:
-    """Check that the teacher can judge the tokens of the model.
+def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) -> None:
+    """Check that a teacher can judge the tokens of the model.
 
     Args:
         plan: of the run.
+        name: of the teacher, as its setting has it.
         folder: of the teacher.
         model: the folder of the model; None if it is not here, or not made yet.
 
     Raises:
         UserError: it reads fewer tokens, has another vocabulary, or weights that are not there or in MXFP4.
     """
-    name, longest, shape = plan.config.distill.teacher, plan.config.env.max_tokens, plan.frozen_shape("teacher")
+    longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
     config, _ = _check_tensors(folder)
     if is_quantized(config):
         raise UserError(
