@@ -15,6 +15,8 @@ from benchmarks.gpu.learning import measured
 def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[str, Any]]:
     """Run `python -m` with the arguments of each run, at most `jobs` at a time; a finished run is not repeated.
 
+    What a run prints is in FOLDER.log beside its folder.
+
     Args:
         runs: the arguments by the folder of the run.
         jobs: runs at a time.
@@ -28,7 +30,10 @@ def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[st
 
     def one(folder: Path) -> dict[str, Any]:
         if not (folder / "summary.json").is_file():
-            subprocess.run([sys.executable, "-m", *runs[folder], "--output", str(folder)], check=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with folder.with_suffix(".log").open("w") as log:
+                command = [sys.executable, "-m", *runs[folder], "--output", str(folder)]
+                subprocess.run(command, check=True, stdout=log, stderr=log)
         return measured(folder)
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -13,7 +13,7 @@ from trainers.setup.run_tasks import RunTasks
 
 @dataclass(frozen=True, kw_only=True)
 class EnvShare:
-    """An environment of a run. Example: ``plan.share(episode.env).config.env.max_turns``"""
+    """Example: ``plan.share(episode.env).config.env.max_turns``"""
 
     label: str = ""
     """Names it in settings, metrics and episodes; "" is the only environment of a run."""
