@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -99,31 +100,24 @@ class Renderer:
         return NO_IDS, self._tokenizer.encode(text)
 
     def with_hint(self, rows: Sequence[Ids], prompt: Ids, messages: Sequence[Message], hint: str) -> list[list[int]]:
-        """Rows of a conversation, as if the last message of its first prompt had ended with a hint.
-
-        Args:
-            rows: a row that begins with another prompt stays as it is.
-            prompt: the tokens of the first prompt.
-            messages: of the first prompt.
-            hint: follows the message's text after an empty line.
+        """Rows of a conversation as if the last of the messages of its first prompt had ended with an empty line and a
+        hint; a row that begins with another prompt stays as it is.
 
         Raises:
             TemplateError: the prompt does not end with its last message.
         """
-        *others, last = messages
-        hinted: Message = {**last, "content": f"{last['content']}\n\n{hint}"}
+        hinted: Message = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{hint}"}
         plain, longer = (
-            self._tokenizer.encode(self._render(self._defused([*others, end]), add_generation_prompt=True))
-            for end in (last, hinted)
+            self._tokenizer.encode(self._render(self._defused(each), add_generation_prompt=True))
+            for each in (messages, [*messages[:-1], hinted])
         )
-        start = _common(plain, longer)
-        end = min(_common(plain[::-1], longer[::-1]), len(plain) - start)
-        changed, added = plain[start : len(plain) - end], longer[start : len(longer) - end]
-        ids = as_list(prompt)
-        if ids[len(ids) - len(plain) + start :] != plain[start:]:
+        same, ids = _common(plain, longer), as_list(prompt)
+        changed, added = plain[same:], longer[same:]
+        before, after = len(ids) - len(changed), _common(changed[::-1], added[::-1])
+        if ids[before:] != changed:
             raise TemplateError(f"the chat template in {self._tokenizer.name_or_path} has no place for a hint")
-        kept, before = len(ids) - end, len(ids) - end - len(changed)
-        return [[*row[:before], *added, *row[kept:]] if row[:kept] == ids[:kept] else row for row in map(as_list, rows)]
+        kept, added = ids[: len(ids) - after], [*ids[:before], *added[: len(added) - after]]
+        return [added + row[len(kept) :] if row[: len(kept)] == kept else row for row in map(as_list, rows)]
 
     def check_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Check that the template can be used with these tools.
@@ -469,9 +463,7 @@ class Renderer:
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """The number of tokens that both begin with."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _with_thought(message: Message) -> Message:

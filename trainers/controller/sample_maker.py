@@ -53,15 +53,12 @@ class SampleMaker:
         rewards = await invoke(self.objective.rewards, groups)
         metrics = _reward_metrics(rewards)
         found: dict[str, Sequence[Any]] = {}
-        for name in ("reference", "teacher"):
-            started = time.perf_counter()
-            if name == "reference" and self.reference is not None:
-                found[name] = await self.reference(await invoke(rows_of, episodes))
-            elif name == "teacher" and self.teacher is not None:
-                found[name] = await self.teacher(groups)
-            else:
-                continue
-            metrics[f"seconds/{name}"] = time.perf_counter() - started
+        for name, model in (("reference", self.reference), ("teacher", self.teacher)):
+            if model is not None:
+                started = time.perf_counter()
+                read: Any = groups if name == "teacher" else await invoke(rows_of, episodes)
+                found[name] = await model(read)
+                metrics[f"seconds/{name}"] = time.perf_counter() - started
         references, taught = found.get("reference"), found.get("teacher")
         samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards, taught)
         if taught is not None:

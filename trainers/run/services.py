@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from agents.generator.policy import ActorPolicy, PolicyActor
 from envs.actors.env import AgentSpec, EnvActor
@@ -79,20 +80,23 @@ def make_environments(
 def make_frozen(plan: RunPlan, launcher: Launcher, model: str) -> dict[str, Service[TrainerActor]]:
     """The frozen models that the run needs, as `RunPlan.frozen_models` calls them; no reference if the trainer is its
     own. `model` is the folder of the reference."""
-    left, services = {name: list(plan.placement.replicas[name]) for name in FROZEN}, dict[str, Service[TrainerActor]]()
-    for what, (name, found) in plan.frozen_models.items():
-        settings = getattr(plan.config.services, name)
-        places, left[name] = left[name][: settings.num_replicas], left[name][settings.num_replicas :]
-        if places:
-            folder = model if name == "ref_model" else found.path
-            services[what] = Service(
-                actor_class=TrainerActor,
-                arguments={"model": folder, "settings": plan.frozen(settings), "is_frozen": True},
-                name=what,
-                options=_options(settings, places, plan.deadlines.weights),
-                launcher=launcher,
-            )
-    return services
+    left = {name: iter(plan.placement.replicas[name]) for name in FROZEN}
+    return {
+        what: Service(
+            actor_class=TrainerActor,
+            arguments={
+                "model": model if name == "ref_model" else found.path,
+                "settings": plan.frozen(settings),
+                "is_frozen": True,
+            },
+            name=what,
+            options=_options(settings, places, plan.deadlines.weights),
+            launcher=launcher,
+        )
+        for what, (name, found) in plan.frozen_models.items()
+        for settings in (getattr(plan.config.services, name),)
+        if (places := [*islice(left[name], settings.num_replicas)])
+    }
 
 
 def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:

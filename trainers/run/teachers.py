@@ -57,7 +57,7 @@ class Teachers:
                 if sample is not None:
                     asked.setdefault(share.config.distill.teacher, {})[len(answers)] = sample
                 answers.append(None)
-        found = await asyncio.gather(*(self._ask(name, list(samples.values())) for name, samples in asked.items()))
+        found = await asyncio.gather(*(self._ask(name, [*samples.values()]) for name, samples in asked.items()))
         for samples, of_teacher in zip(asked.values(), found, strict=True):
             for place, answer in zip(samples, of_teacher, strict=True):
                 answers[place] = answer
@@ -75,26 +75,19 @@ class Teachers:
             raise UserError(f"{name} failed on the episode {episode.id}: {reason}") from error
         if not isinstance(hint, str):
             raise UserError(f"{name} for the episode {episode.id} is {hint!r:.80}: return a text, empty for no hint")
-        return await invoke(self.hinted, episode, hint) if hint else None
+        rows = await invoke(self._hinted, episode, hint) if hint else []
+        longest = max((len(row.token_ids) for row in rows), default=0)
+        return Sample(rows=tuple(rows)) if 0 < longest <= self._plan.config.env.max_tokens else None
 
-    def hinted(self, episode: Episode, hint: str) -> Sample | None:
-        """The rows of an episode with a hint in the first prompt, and the same sampled targets; None if one would have
-        more tokens than `env.max_tokens`."""
+    def _hinted(self, episode: Episode, hint: str) -> list[Row]:
+        """The rows of an episode with a hint in the first prompt, and the same sampled targets."""
         assert self._renderer is not None
-        first, rows = episode.turns[0], list[Row]()
-        ids = [row.token_ids for row in episode.rows]
-        for row, longer in zip(
-            episode.rows, self._renderer.with_hint(ids, first.prompt_ids, first.observation, hint), strict=True
-        ):
-            if len(longer) > self._plan.config.env.max_tokens:
-                return None
-            added = len(longer) - len(row.token_ids)  # all before the first sampled token
-            mask, logprobs, versions = (
-                np.pad(values, (added, 0), constant_values=value)
-                for values, value in ((row.loss_mask, 0), (row.generator_logprobs, 0), (row.versions, NOT_SAMPLED))
-            )
-            routes = () if added else row.routes  # the engine chose them for other places
-            rows.append(
-                Row(token_ids=longer, loss_mask=mask, generator_logprobs=logprobs, versions=versions, routes=routes)
-            )
-        return Sample(rows=tuple(rows))
+        first, ids, rows = episode.turns[0], [row.token_ids for row in episode.rows], list[Row]()
+        hinted = self._renderer.with_hint(ids, first.prompt_ids, first.observation, hint)
+        for row, longer in zip(episode.rows, hinted, strict=True):
+            if added := len(longer) - len(row.token_ids):  # all before the first sampled token
+                mask, logprobs = (np.pad(each, (added, 0)) for each in (row.loss_mask, row.generator_logprobs))
+                versions = np.pad(row.versions, (added, 0), constant_values=NOT_SAMPLED)
+                row = Row(token_ids=longer, loss_mask=mask, generator_logprobs=logprobs, versions=versions)
+            rows.append(row)
+        return rows
