@@ -149,7 +149,7 @@ def test_episodes_of_several_environments_are_judged_each_by_its_own(
     assert [one["reason"] for one in phase["not_judged"]] == ["the environment has no task with its prompt today"]
     assert main(["score", str(run), "--again", "--option", "data=x"]) == 2
     assert "--option data: the run has the environments Looked, Looked_2: name the one" in capfd.readouterr().err
-    replayed = command("replay", f"{run}", "train:e1", code=1)
+    replayed = command("replay", f"{run}", "train:e1")
     assert replayed["env"] == target and replayed["options"] == {"data": f"{tmp_path}/others.json"}
 
 
