@@ -89,7 +89,7 @@ def all_settings(run: Path) -> dict[str, RunSettings]:
             facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
             config = restored({"env": env, "mixture": trained_config(folder, "mixture") or {}}, folder)
             made, name = {}, env.get("name")
-            for label, one in (read_names(str(name or "")) or {"": Named(name)}).items():
+            for label, one in (read_names(str(name or "")) or {"": Named("")}).items():
                 own = config["env"] | config["mixture"].get(label, {})
                 saved = {**own, "env": env_here(one.name, folder), "registered": facts.get("registered")}
                 made[label] = _settings(folder / CONFIG, saved, own)

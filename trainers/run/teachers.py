@@ -88,6 +88,6 @@ class Teachers:
             if added := len(longer) - len(row.token_ids):  # all before the first sampled token
                 mask, logprobs = (np.pad(each, (added, 0)) for each in (row.loss_mask, row.generator_logprobs))
                 versions = np.pad(row.versions, (added, 0), constant_values=NOT_SAMPLED)
-                row = Row(token_ids=longer, loss_mask=mask, generator_logprobs=logprobs, versions=versions)
+                row = Row(token_ids=np.array(longer), loss_mask=mask, generator_logprobs=logprobs, versions=versions)
             rows.append(row)
         return rows

@@ -85,8 +85,7 @@ async def test_an_environment_without_a_teacher_and_a_hint_too_long_ask_nobody(
     tiny_model: Path, prompt: list[int]
 ) -> None:
     asked: list[tuple[str, list[Sample]]] = []
-    short = f"--mixture.math.max_tokens={len(prompt) + 5}"
-    limits = ["--env.max_tokens=40", "--env.max_turn_tokens=8", short]
+    limits = [f"--env.max_tokens={len(prompt) + 5}", "--env.max_turn_tokens=4"]
     made = teachers(tiny_model, asked, "--mixture.math.distill.teacher=self", *limits)
     assert await made([of("math", prompt, Outcome.SCORED), of("code_exec", prompt, Outcome.SCORED)]) == [None, None]
     assert not asked

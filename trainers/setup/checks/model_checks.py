@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.generator.adapter_folder import WEIGHTS
 from agents.model_folder import check_engine_packages, trained_model, weight_files
@@ -22,8 +22,10 @@ from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
 from trainers.setup.run_plan import RunPlan
 
+C = TypeVar("C", bound=RunConfig)
 
-def with_model_of_run(config: RunConfig) -> RunConfig:
+
+def with_model_of_run(config: C) -> C:
     """The config with the folders of the model and of its teacher, if they name weights of a training run."""
     paths = {"model.path": config.model.path, "distill.teacher": config.distill.teacher}
     of_runs = {name: path for name, path in paths.items() if path and run_of(path) is not None}
