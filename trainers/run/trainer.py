@@ -114,8 +114,8 @@ class Trainer:
         """
         top_k = self._plan.config.distill.top_k
         if teacher != SELF:
-            model = self._plan.teachers[teacher]
-            [what] = [what for what, (_, other) in self._plan.frozen_models.items() if other is model]
+            models = self._plan.frozen_models.items()
+            [what] = [what for what, (_, model) in models if model is self._plan.teachers[teacher]]
             return await self._ask(what, samples, top_k=top_k)
         if top_k:
             return await self._logprobs(TrainerActor.top_logprobs, samples, "own teacher", top_k)

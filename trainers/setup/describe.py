@@ -18,6 +18,7 @@ from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.settings import BY_CASE, leaves
 from trainers.algorithm import kl_warning
 from trainers.model.new_rows import untrained_marks
+from trainers.settings.distill import SELF
 from trainers.setup.card import gib, host_parts
 from trainers.setup.checks.no_effect import no_effect
 from trainers.setup.cost import describe_cost
@@ -170,19 +171,12 @@ def _describe_teacher(plan: RunPlan) -> str:
         return ""
     over = f", over {distill.top_k} tokens," if distill.top_k else ""
     beside = "rewards are only measured" if distill.only else "rewards count as well"
-    taught = [(share.label, share.config.distill.teacher) for share in plan.environments]
-    where = [
-        f"{label}: {_one_teacher(plan, name, device)}" if label else _one_teacher(plan, name, device)
-        for label, name in taught
-    ]
+    told = {"": "none", SELF: "the policy itself, with a hint in its prompt"}
+    for name, model in plan.teachers.items():
+        sizes = f", {model.shape.parameters:,} parameters" if model.shape else ""
+        told[name] = f"{model.where}{sizes}, frozen, on {device}"
+    where = [text for share in plan.environments for text in share.about([told[share.config.distill.teacher]])]
     return f"{'; '.join(where)}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
-
-
-def _one_teacher(plan: RunPlan, name: str, device: str) -> str:
-    if name not in plan.teachers:
-        return "the policy itself, with a hint in its prompt" if name else "none"
-    model = plan.teachers[name]
-    return f"{model.where}{f', {model.shape.parameters:,} parameters' if model.shape else ''}, frozen, on {device}"
 
 
 def _describe_credit(plan: RunPlan) -> str:

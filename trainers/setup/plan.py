@@ -58,6 +58,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     machine_checks.check_context,
     run_checks.check_deterministic,
     model_checks.check_thinking,
+    model_checks.check_own_teacher,
     lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
     engine_checks.check_sleep,
 )
@@ -228,15 +229,16 @@ def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
 
 def with_teachers(plan: RunPlan, folders: Mapping[str, Path], model: Path) -> RunPlan:
     """The plan with the folders of its teachers and their sizes. Each is checked against the folder of the model."""
-    is_new = any(teacher.shape is None for teacher in plan.teachers.values())
     found = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in folders.items()}
-    for name, folder in folders.items():
-        if found[name].shape is None:
-            found[name] = replace(found[name], shape=read_shape(folder), where=f"the folder {folder}", missing="")
+    unknown = [name for name, teacher in found.items() if teacher.shape is None]
+    for name in unknown:
+        where = f"the folder {folders[name]}"
+        found[name] = replace(found[name], shape=read_shape(folders[name]), where=where, missing="")
     plan = replace(plan, teachers=found)
-    plan = with_sizes(plan) if is_new else plan
-    for check in OF_MEMORY if is_new else ():
-        check(plan)
+    if unknown:
+        plan = with_sizes(plan)
+        for check in OF_MEMORY:
+            check(plan)
     for name, folder in folders.items():
         model_checks.check_teacher(plan, name, folder, model)
     return plan

@@ -305,8 +305,8 @@ class TitanTrainer:
     def top_logprobs(
         self, samples: Sequence[Sample], temperature: float, count: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The `count` most likely tokens at each sampled target, of a frozen model: for each sample their ids, int32,
-        and their logprobs, float32, target after target; the same on every rank."""
+        """The `count` most likely tokens at each sampled target: for each sample their ids, int32, and their logprobs,
+        float32, target after target; the same on every rank."""
         check_temperature(temperature)
         self._batches.check_rows(samples)
         batches = self._batches.of(samples, with_routes=False)

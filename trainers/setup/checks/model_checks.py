@@ -20,6 +20,7 @@ from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
+from trainers.settings.distill import SELF
 from trainers.setup.run_plan import RunPlan
 
 C = TypeVar("C", bound=RunConfig)
@@ -123,6 +124,17 @@ def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) ->
             f"--distill.teacher is {name}, which has another vocabulary than the model {model}: only one of them has "
             f"the token {text!r} as number {number}; take a teacher with the tokenizer of the model"
         )
+
+
+def check_own_teacher(plan: RunPlan) -> None:
+    """Check that the trainer can name its own most likely tokens, if the policy is to teach itself by them."""
+    top_k = plan.config.distill.top_k if SELF in plan.config.teachers else 0
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        if top_k and (degree := getattr(plan.config.parallelism, name)) > 1:
+            raise UserError(
+                f"--distill.top_k is {top_k}, --distill.teacher is {SELF} and --parallelism.{name} is {degree}: a "
+                "trainer in such parts does not rank tokens, so set top_k to 0, or the degree to 1"
+            )
 
 
 def check_packages(plan: RunPlan, family: Family) -> None:
