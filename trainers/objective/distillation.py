@@ -21,7 +21,6 @@ Teachers' logprobs are taken at the sampling temperature. An episode that no tea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,21 +39,12 @@ LEAST = 1e-6
 """Probability of all other tokens at least: in float32 the rest of a sum of 1 is rounding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
-    """How a policy learns from a teacher."""
-
-    coef: float
-    """Weight of the reverse KL."""
-    only: bool = False
-    """Whether the rewards are no part of the advantages."""
-    top_k: int = 0
-    """Tokens that the KL is over; 0 is the sampled one, whose estimate is a part of the advantages."""
-
-    def advantages(self, episode: Episode, advantage: float | np.ndarray, teacher_logprobs: np.ndarray) -> np.ndarray:
-        """A_t of the episode's sampled targets, in row order, float64, from A, one or one for each, and the teacher's
-        logprobs of them."""
-        return advantage - self.coef * log_ratios(episode, teacher_logprobs)
+def taught_advantages(
+    coef: float, episode: Episode, advantage: float | np.ndarray, teacher_logprobs: np.ndarray
+) -> np.ndarray:
+    """A_t of the episode's sampled targets, in row order, float64, from A, one or one for each, and the teacher's
+    logprobs of them."""
+    return advantage - coef * log_ratios(episode, teacher_logprobs)
 
 
 def teacher_kl(episodes: Sequence[Episode], teacher_logprobs: Sequence[np.ndarray]) -> float:

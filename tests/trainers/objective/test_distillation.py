@@ -18,10 +18,11 @@ from trainers.controller.sample_maker import SampleMaker
 from trainers.losses import GRPOLoss, ReinforceLoss
 from trainers.objective.advantages import centred
 from trainers.objective.credit import turn_values
-from trainers.objective.distillation import Distillation, teacher_kl, top_kl
+from trainers.objective.distillation import taught_advantages, teacher_kl, top_kl
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.objective.reward import KLPenalty, TrainingReward
+from trainers.settings.distill import DistillConfig
 
 few = settings(deadline=None, max_examples=50)
 
@@ -61,7 +62,7 @@ def test_each_token_gets_its_own_divergence(
     taught = [np.array([rng.uniform(-30, 0) for _ in range(count(each))]) for each in played]
     groups = [group(*played)]
     plain = made(credit=credit).samples(groups)
-    found = made(credit=credit, distillation=Distillation(coef=coef, only=only)).samples(groups, taught=taught)
+    found = made(credit=credit, distillation=DistillConfig(coef=coef, only=only)).samples(groups, taught=taught)
     for sample, before, each, teacher in zip(found, plain, played, taught, strict=True):
         by_turn = [0.0] * len(each.turns) if only else turn_values(before.advantage, each)
         if credit == "episode" and not only:
@@ -82,7 +83,7 @@ def test_the_gradient_is_that_of_the_reverse_kl() -> None:
     advantages = []
     for token in range(6):
         played = episode(turn(token, prompt=1, logprobs=[engine[token].item()]))
-        distilled = Distillation(coef=0.5, only=True).advantages(played, 0.0, teacher[token : token + 1].numpy())
+        distilled = taught_advantages(0.5, played, 0.0, teacher[token : token + 1].numpy())
         advantages.append(distilled[0])
     mask = torch.ones((6, 1), dtype=torch.bool)
     for loss in (ReinforceLoss(aggregation="token"), GRPOLoss(aggregation="token")):
@@ -105,7 +106,7 @@ async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_meas
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
     for only, first in ((True, 0.0), (False, 0.5)):
-        objective = made(distillation=Distillation(coef=2.0, only=only))
+        objective = made(distillation=DistillConfig(coef=2.0, only=only))
         samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
         # The engine's logprobs are -1: the teacher is more certain of each token by 0.75.
         assert [s.advantage.tolist() for s in samples] == [[first + 1.5] * 2, [-first + 1.5]]  # type: ignore[union-attr]
@@ -119,7 +120,7 @@ async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_meas
 
 def test_a_penalty_in_the_reward_stays_without_rewards() -> None:
     penalty = TrainingReward(kl_penalty=KLPenalty(beta=1.0, kind="k1"))
-    distilled = Distillation(coef=1.0, only=True)
+    distilled = DistillConfig(coef=1.0, only=True)
     objective = made(kl_reference="model", reward=penalty, penalty_baseline=centred, distillation=distilled)
     played = group(episode(turn(1), reward=1.0), episode(turn(2), reward=0.0))
     other = [np.array([-2.0]), np.array([-1.0])]
@@ -148,11 +149,11 @@ async def test_an_episode_that_no_teacher_judges_is_trained_on_without() -> None
         return [None, (np.arange(3), np.full(3, -2.0))]
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
-    sampled = SampleMaker(objective=made(distillation=Distillation(coef=2.0)), teacher=taught)
+    sampled = SampleMaker(objective=made(distillation=DistillConfig(coef=2.0)), teacher=taught)
     (first, second), _, metrics = await sampled(groups)
     assert first.advantage == 0.5 and second.advantage.tolist() == [1.0]  # type: ignore[union-attr]
     assert (metrics["teacher_kl"], metrics["taught"]) == (-0.75, 0.5)
-    over = SampleMaker(objective=made(distillation=Distillation(coef=2.0, top_k=3)), teacher=top)
+    over = SampleMaker(objective=made(distillation=DistillConfig(coef=2.0, top_k=3)), teacher=top)
     (first, second), _, metrics = await over(groups)
     assert first.teacher_ids is None and second.teacher_ids is not None and len(second.teacher_ids) == 3
     assert metrics["taught"] == 0.5
@@ -165,7 +166,7 @@ async def test_samples_have_the_teachers_tokens_where_the_loss_is_over_them() ->
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
     for only in (True, False):
-        objective = made(distillation=Distillation(coef=2.0, only=only, top_k=3))
+        objective = made(distillation=DistillConfig(coef=2.0, only=only, top_k=3))
         samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
         assert [s.advantage for s in samples] == ([0.0, 0.0] if only else [0.5, -0.5])
         assert [len(s.teacher_ids) for s in samples] == [6, 3] and not any(s.is_idle for s in samples)  # type: ignore[arg-type]
