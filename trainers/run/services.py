@@ -19,9 +19,8 @@ from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
 from trainers.settings.services import ReplicasConfig, ServiceConfig
-from trainers.setup.env_share import EnvShare
 from trainers.setup.placement import FROZEN, ReplicaPlace
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.titan.settings import RateSettings, TitanSettings
 
 

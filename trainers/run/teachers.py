@@ -22,8 +22,7 @@ from forge_env.core.types import NOT_SAMPLED
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
 from trainers.settings.distill import SELF
-from trainers.setup.env_share import EnvShare
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 
 Ask = Callable[[str, Sequence[Sample]], Awaitable[list[Any]]]
 

@@ -22,11 +22,10 @@ from trainers.settings.distill import SELF
 from trainers.setup.card import gib, host_parts
 from trainers.setup.checks.no_effect import no_effect
 from trainers.setup.cost import describe_cost
-from trainers.setup.env_share import EnvShare
 from trainers.setup.mixture import differences
 from trainers.setup.options.defaults import case_of
 from trainers.setup.placement import FROZEN
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
 
 FAR, FEW = 30, 8

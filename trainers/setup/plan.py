@@ -25,7 +25,6 @@ from trainers.settings.distill import SELF
 from trainers.settings.mixture import read_names
 from trainers.setup.card import gib
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
-from trainers.setup.env_share import EnvShare
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.mixture import of, views, with_views
@@ -39,7 +38,7 @@ from trainers.setup.options.defaults import (
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 

@@ -18,7 +18,7 @@ training on data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from agents.generator.engine_args import read_engine_args
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
+from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
@@ -40,16 +41,40 @@ from trainers.objective.old_logprobs import choose_old_logprobs
 from trainers.settings.services import ServiceConfig
 from trainers.setup.card import Card, Processes, cards
 from trainers.setup.deadlines import Deadlines
-from trainers.setup.env_share import EnvShare
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.packages import missing_packages
 from trainers.setup.placement import Placement, Process, make_placement
-from trainers.setup.run_tasks import chat_data
+from trainers.setup.run_tasks import RunTasks, chat_data
 from trainers.titan.settings import ForwardSettings, ParallelismConfig, RateSettings, TitanSettings, TrainerSettings
 
 ADAM_BETAS = (0.9, 0.95)
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvShare:
+    """Example: ``plan.share(episode.env).config.env.max_turns``"""
+
+    label: str = ""
+    """Names it in settings, metrics and episodes; "" is the only environment of a run."""
+    weight: float = 1.0
+    """Its share of the training is this part of the sum of all weights."""
+    config: RunConfig
+    """The settings of the run as this environment has them."""
+    defaults: Mapping[str, Default]
+    """By the names of the settings."""
+    factory: EnvFactory
+    source: str = ""
+    """Its data as the user wrote it, for errors; "" for tasks of its own."""
+    group_size: int = 0
+    """Episodes of a group; 0 in supervised training."""
+    tasks: RunTasks | None = None
+    """Tasks of a local file, which are read before anything is started; None if the start reads them."""
+
+    def about(self, sentences: Iterable[str]) -> list[str]:
+        """Sentences about it, with its label."""
+        return [f"{self.label}: {sentence}" if self.label else sentence for sentence in sentences]
 
 
 @dataclass(frozen=True, kw_only=True)
