@@ -18,6 +18,8 @@ NO_SIGNAL = 3
 def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[str, Any]]:
     """Run `python -m` with the arguments of each run, at most `jobs` at a time; a finished run is not repeated.
 
+    What a run prints is in FOLDER.log beside its folder.
+
     Args:
         runs: the arguments by the folder of the run.
         jobs: runs at a time.
@@ -31,7 +33,10 @@ def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[st
 
     def one(folder: Path) -> dict[str, Any]:
         if not (folder / "summary.json").is_file():
-            done = subprocess.run([sys.executable, "-m", *runs[folder], "--output", str(folder)])
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with folder.with_suffix(".log").open("w") as log:
+                command = [sys.executable, "-m", *runs[folder], "--output", str(folder)]
+                done = subprocess.run(command, stdout=log, stderr=log)
             if done.returncode != NO_SIGNAL:
                 done.check_returncode()
         return measured(folder)

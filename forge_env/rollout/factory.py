@@ -111,11 +111,7 @@ class EnvFactory:
         self.group_reward = target
 
     def check_group_size(self, size: int, option: str) -> None:
-        """Refuse a group of one, in which there is nothing to compare.
-
-        Args:
-            option: the one that sets the size.
-        """
+        """Refuse a group of one, in which there is nothing to compare; `option` sets the size."""
         if size == 1 and self.group_rewards:
             names = " and ".join(part.name for part in self.group_rewards)
             raise UserError(

@@ -353,6 +353,23 @@ def test_a_teacher_that_is_the_policy_itself_has_nothing_to_teach_at_first(start
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("top_k", ["0", "8"])
+def test_two_teachers_of_two_environments(start, tiny_model: Path, top_k: str) -> None:  # type: ignore[no-untyped-def]
+    """A model for one of them, and for the other the policy with a hint, which is no longer what sampled."""
+    run = start(
+        "trainers.grpo", "--env", "math", "--env", "code_exec", "--model", str(tiny_model), "--steps", "2",
+        "--tasks", "32", "--dataset.held_out", "8", "--distill.teacher", str(tiny_model), "--distill.top_k", top_k,
+        "--mixture.math.distill.teacher", "self", "--training.batch_size", "4", "--env.max_tokens", "512", *SHORT,
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert all(step["taught"] == 1 and step["teacher_kl"] != 0 and not step["skipped"] for step in steps)
+
+
+@pytest.mark.slow
 def test_an_algorithm_in_a_file_of_the_users_own_trains_and_goes_on(start, tmp_path: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     """The trainer's process imports the loss from the file; a file that cannot be imported there ends the run."""
     page = (REPOSITORY / "docs" / "algorithms.md").read_text(encoding="utf-8")

@@ -29,6 +29,7 @@ from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import is_due, save_checkpoint
 from trainers.run.run import Run
+from trainers.run.teachers import Teachers
 from trainers.run.warmup import tasks_after_warmup
 
 
@@ -49,7 +50,7 @@ class Learner:
             for share in run.plan.environments
         }
         reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
-        teacher = run.trainer.taught if objective.distillation is not None else None
+        teacher = None if objective.distillation is None else Teachers(run.plan, run.trainer.taught, run.model)
         self.make_samples = SampleMaker(objective=objective, reference=reference, teacher=teacher)
         self.old: OldLogprobs | None = None  # if the importance ratio is taken against the generator
         if run.plan.old_logprobs == "trainer":

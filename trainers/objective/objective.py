@@ -18,10 +18,11 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from trainers.batching.batch import Sample
 from trainers.objective.credit import Credit, by_step, per_target, returns_to_go, target_logprobs, turn_advantages
-from trainers.objective.distillation import Distillation
+from trainers.objective.distillation import taught_advantages
 from trainers.objective.observations import observed_tokens
 from trainers.objective.reward import TrainingReward
 from trainers.objective.reward_parts import RewardParts
+from trainers.settings.distill import DistillConfig
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
@@ -54,8 +55,8 @@ class Objective:
     """True for an episode that takes part in the baseline and is not learned from."""
     needs_signal: bool = False
     """Whether a group is sampled anew if all its episodes have one task reward (dynamic sampling)."""
-    distillation: Distillation | None = None
-    """What a teacher adds to the advantages; None without one."""
+    distillation: DistillConfig | None = None
+    """What a teacher adds to the advantages or to the loss; None without one."""
     observation_coef: float = 0.0
     """Weight of the cross entropy on the environment's tokens, see trainers/objective/observations.py; 0 is none."""
 
@@ -76,7 +77,7 @@ class Objective:
                 None for a sample that needs none.
             rewards: the result of `rewards(groups)`, if it is known already.
             taught: the teacher's answer for every valid episode, needed with `distillation`: its logprobs of the
-                sampled targets or, with top_k, the ids and logprobs of its most likely tokens.
+                sampled targets or, with top_k, the ids and logprobs of its most likely tokens. None is no teacher.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
@@ -92,10 +93,11 @@ class Objective:
         if self.distillation is not None:
             assert taught is not None and len(taught) == len(episodes), "the teacher's answer for each episode"
             if self.distillation.top_k:
-                top = taught
+                top = [answer or (None, None) for answer in taught]
             else:
                 given = zip(episodes, advantages, taught, strict=True)
-                advantages = [self.distillation.advantages(*of_episode) for of_episode in given]
+                coef = self.distillation.coef
+                advantages = [a if t is None else taught_advantages(coef, e, a, t) for e, a, t in given]
         learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
         old = [None] * len(learned) if old_logprobs is None else old_logprobs
         return [

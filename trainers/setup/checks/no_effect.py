@@ -35,7 +35,8 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     asked = "no reference model is started: nothing asks for one"
     yield Rule(not placement.has_reference, "services.ref_model.", asked)
     untaught = "--distill.teacher is empty, and nothing is distilled"
-    yield Rule(plan.teacher is None, "distill.coef distill.top_k services.teacher.", untaught)
+    yield Rule(not config.teachers, "distill.coef distill.top_k services.teacher.", untaught)
+    yield Rule(not plan.teachers, "services.teacher.", "the policy teaches itself")
     yield Rule(dense, "moe.", "the model has no experts")
     routes = "the trainer does not replay the engine's routes"
     yield Rule(not plan.replays_routes, "moe.compare_interval moe.record_routes", routes)
