@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agents.renderer.dialects import from_openai
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.own_copies import own_copy
-from forge_env.core.protocols import ANSWER_SECONDS, Conversation
+from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.turn import Turn
 from forge_env.core.types import Action, Message, ToolSpec
@@ -118,9 +118,16 @@ class ScriptedAgent:
         """Ask the script for one turn.
 
         Raises:
+            ContextFull: the prompt is to wait for a summary, see `EpisodeLimits.compact_at`.
             PolicyError: the script returns no assistant message, or a message of another form than the one asked for.
             BaseException: raised by the script.
         """
+        tokens: dict[str, Any] = {"kind": "text"}
+        if self._renderer is not None:
+            row, new = self._renderer.next_prompt(conversation, tools)
+            if conversation.is_long(len(row) + len(new)):
+                raise ContextFull(f"the prompt has {len(row) + len(new)} tokens")
+            tokens = {"kind": "tokens", "starts_row": not len(row), "prompt_ids": array_of(new, IDS)}
         message = _checked(self._name, await call_alone(self._script, conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
@@ -129,12 +136,8 @@ class ScriptedAgent:
         if constraint is not None:
             label = constraint.label
             constraint.check(action, f"the script {self._name}")
-        tokens: dict[str, Any] = {"kind": "text"}
         if self._renderer is not None:
-            row, new = self._renderer.next_prompt(conversation, tools)
-            written = self._renderer.write(message, tools)
-            tokens = {"kind": "tokens", "starts_row": not len(row), "prompt_ids": array_of(new, IDS)}
-            tokens["token_ids"] = array_of(written, IDS)
+            tokens["token_ids"] = array_of(self._renderer.write(message, tools), IDS)
         turn = Turn(**tokens, observation=conversation.observation, message=message, tool_calls=calls, constraint=label)
         return turn, action
 

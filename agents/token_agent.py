@@ -87,7 +87,7 @@ class TokenAgent:
         room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
         if asked.max_tokens is not None:
             room = min(room, asked.max_tokens)
-        if room < 1:
+        if room < 1 or conversation.is_long(len(prompt)):
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
         completion, seen = await self._sample(conversation, asked, prompt, room, tools)
         if stop := (*asked.stop, *self.renderer.stop):

@@ -11,9 +11,14 @@ from typing import Any
 
 from benchmarks.gpu.learning import measured
 
+NO_SIGNAL = 3
+"""The exit code of a run whose episodes held nothing to learn from."""
+
 
 def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[str, Any]]:
     """Run `python -m` with the arguments of each run, at most `jobs` at a time; a finished run is not repeated.
+
+    What a run prints is in FOLDER.log beside its folder.
 
     Args:
         runs: the arguments by the folder of the run.
@@ -28,7 +33,12 @@ def play(runs: Mapping[Path, Sequence[str]], *, jobs: int) -> dict[Path, dict[st
 
     def one(folder: Path) -> dict[str, Any]:
         if not (folder / "summary.json").is_file():
-            subprocess.run([sys.executable, "-m", *runs[folder], "--output", str(folder)], check=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with folder.with_suffix(".log").open("w") as log:
+                command = [sys.executable, "-m", *runs[folder], "--output", str(folder)]
+                done = subprocess.run(command, stdout=log, stderr=log)
+            if done.returncode != NO_SIGNAL:
+                done.check_returncode()
         return measured(folder)
 
     with ThreadPoolExecutor(jobs) as pool:

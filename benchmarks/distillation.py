@@ -1,17 +1,24 @@
-"""How many episodes does on-policy distillation need to reach its teacher, as a share of GRPO's?
+"""Does on-policy distillation reach its teacher with a quarter of the episodes that the teacher was trained on?
 
-    python -m benchmarks.distillation --output outputs/distillation --seeds 0 1 2 --jobs 2
+    python -m benchmarks.distillation --output outputs/distillation --seeds 0 1 2 3 4 5 6 7
 
-For every seed the tiny CPU recipe's GRPO run is the teacher. A student with the same seed begins where GRPO began, has
-a quarter of its episodes, and learns from the teacher alone: `trainers.reinforce --distill.only`. The same command goes
-on with the runs that are missing. Prints a table, and writes RESULTS. Options that it does not know are those of all
-runs.
+For every seed there are three runs of the tiny CPU recipe, which begin with the same model and the same warm-up:
+
+    grpo      the teacher: STEPS steps of 12 groups of 8 episodes
+    quarter   the same with groups of 2 episodes: a quarter of the episodes in as many steps
+    student   as quarter, but it learns from the teacher alone: `trainers.reinforce --distill.only`
+
+So `quarter` is what the student would have learned without a teacher. GRPO's own success after a quarter of its steps,
+which are as many episodes, stands beside it. Students start when all teachers are done. Each run needs about two cores
+and four minutes; --steps 2 tries it. The same command goes on with the runs that are missing. Prints a table, and
+writes --results. Options that it does not know are those of all runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,33 +26,51 @@ from typing import Any
 
 from benchmarks.arms import play
 from benchmarks.machine import describe
+from forge_env.utils.statistics import clustered_mean
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"
 STEPS, SIZE = 120, 8
-"""Optimizer steps of GRPO, and episodes of one group; both runs have 12 groups a step."""
+"""Optimizer steps of a run, and episodes of one group of GRPO."""
 SHARE = 4
 """The student has one of so many episodes."""
 NEAR = 0.05
 """How far below its teacher's success a student may stay."""
 
 
-def student(seed: int, env: str, teacher: Path, options: Sequence[str]) -> list[str]:
-    """The arguments of the student's run: GRPO's steps, each with groups of a quarter of the size."""
-    return [
-        "trainers.reinforce", "--env", env, "--seed", str(seed), "--steps", str(STEPS),
-        "--distill.teacher", str(teacher), "--distill.only", "--reinforce.n_samples", str(SIZE // SHARE),
-        "--evaluation.interval", "30", *options,
-    ]  # fmt: skip
+def arms(folder: Path, seed: int, env: str, steps: int, options: Sequence[str]) -> dict[str, tuple[Path, list[str]]]:
+    """The folder and the arguments of each run of a seed. An evaluation comes after each quarter of the steps."""
+    common = ["--env", env, "--seed", str(seed), "--steps", str(steps), *options]
+    common += ["--evaluation.interval", str(max(1, steps // SHARE))]
+    teacher, small = folder / f"seed{seed}-grpo", str(SIZE // SHARE)
+    taught = ["--distill.teacher", str(teacher), "--distill.only", "--reinforce.n_samples", small]
+    runs = {
+        "grpo": ["trainers.grpo", "--grpo.n_samples", str(SIZE), *common],
+        "quarter": ["trainers.grpo", "--grpo.n_samples", small, *common],
+        "student": ["trainers.reinforce", *taught, *common],
+    }
+    return {arm: (folder / f"seed{seed}-{arm}", arguments) for arm, arguments in runs.items()}
 
 
-def table(pairs: Sequence[Mapping[str, Any]]) -> str:
-    """Success of each teacher and of its student, and whether the student is near enough."""
-    lines = ["| seed | student before | teacher | student after | near |", "|---|---|---|---|---|"]
-    for pair in pairs:
-        taught, learned = pair["teacher"]["success_after"], pair["student"]
-        near = "yes" if learned["success_after"] >= taught - NEAR else "no"
-        before, after = learned["success_before"], learned["success_after"]
-        lines.append(f"| {learned['seed']} | {before:.2f} | {taught:.2f} | {after:.2f} | {near} |")
+def at_a_quarter(run: Mapping[str, Any]) -> float:
+    """The held-out success of a run after a quarter of its steps."""
+    points = run["curve"]["held_out"]
+    return float(next(p["success"] for p in points if p["step"] >= max(1, run["steps"] // SHARE)))
+
+
+def table(seeds: Sequence[Mapping[str, Any]]) -> str:
+    """Success of each run, whether the student is near its teacher, and the mean differences over the seeds."""
+    lines = ["| seed | before | GRPO | GRPO at a quarter | quarter | student | near |", "|---|---|---|---|---|---|---|"]
+    for runs in seeds:
+        goal, learned = runs["grpo"]["success_after"], runs["student"]["success_after"]
+        figures = [runs["grpo"]["success_before"], goal, at_a_quarter(runs["grpo"])]
+        cells = [f"{figure:.2f}" for figure in (*figures, runs["quarter"]["success_after"], learned)]
+        near = "yes" if learned >= goal - NEAR else "no"
+        lines.append(f"| {runs['grpo']['seed']} | {' | '.join(cells)} | {near} |")
+    for arm in ("quarter", "student"):
+        less = clustered_mean([runs[arm]["success_after"] - runs["grpo"]["success_after"] for runs in seeds])
+        lines.append(
+            f"{arm} less GRPO: {less.value:+.3f} in the mean, 95% interval [{less.low:+.3f}, {less.high:+.3f}]"
+        )
     return "\n".join(lines)
 
 
@@ -54,22 +79,18 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--env", default="code_exec")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     given, options = parser.parse_known_args()
-    teachers = {given.output / f"seed{seed}-grpo": seed for seed in given.seeds}
-    usual = ["trainers.grpo", "--env", given.env, "--steps", str(STEPS), "--grpo.n_samples", str(SIZE)]
-    taught = play(
-        {folder: [*usual, "--seed", str(seed), *options] for folder, seed in teachers.items()}, jobs=given.jobs
-    )
-    learners = {folder: given.output / f"seed{seed}-student" for folder, seed in teachers.items()}
-    learned = play(
-        {learners[folder]: student(seed, given.env, folder, options) for folder, seed in teachers.items()},
-        jobs=given.jobs,
-    )
-    pairs = [{"teacher": taught[folder], "student": learned[learners[folder]]} for folder in teachers]
-    written = {"machine": describe(), "env": given.env, "options": options, "pairs": pairs}
-    RESULTS.write_text(json.dumps(written, indent=2) + "\n")
-    print(table(pairs))
+    runs = {seed: arms(given.output, seed, given.env, given.steps, options) for seed in given.seeds}
+    found: dict[Path, dict[str, Any]] = {}
+    for phase in (("grpo", "quarter"), ("student",)):
+        found |= play(dict(of_seed[arm] for of_seed in runs.values() for arm in phase), jobs=given.jobs)
+    seeds = [{arm: found[folder] for arm, (folder, _) in of_seed.items()} for of_seed in runs.values()]
+    written = {"machine": describe(), "env": given.env, "steps": given.steps, "options": options, "seeds": seeds}
+    given.results.write_text(json.dumps(written, indent=2) + "\n")
+    print(table(seeds))
     return 0
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forge_env.evaluation.api import EvalResult, evaluate, evaluate_async
     from forge_env.evaluation.sets import SetResult, evaluate_set, evaluate_set_async
     from forge_env.registry.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
+    from forge_env.rollout.compaction import COMPACT_PROMPT
     from forge_env.rollout.factory import EnvFactory, make
     from forge_env.rollout.group_reward import pairwise
     from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
@@ -49,6 +50,7 @@ _MODULES = {
     "forge_env.evaluation.sets": "SetResult evaluate_set evaluate_set_async",
     "forge_env.core.episode": "Episode Group Row Turn",
     "forge_env.core.errors": "EnvError ForgeError InfraError InvariantError TooFewTasks UserError",
+    "forge_env.rollout.compaction": "COMPACT_PROMPT",
     "forge_env.rollout.factory": "EnvFactory make",
     "forge_env.core.faults": "FaultPolicy",
     "forge_env.core.protocols": "Agent Conversation NextTurn Policy",
@@ -63,6 +65,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "COMPACT_PROMPT",
     "Action",
     "Agent",
     "Completion",

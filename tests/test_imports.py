@@ -39,7 +39,7 @@ ROOMS = {
     "trainers": """settings checkpoints families model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
     "trainers.setup": """packages placement mixture options deadlines expert_need run_tasks held_out
-        env_share card run_plan memory cost sizing checks plan describe""",
+        card run_plan memory cost sizing checks plan describe""",
     "trainers.setup.sizing": "engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

@@ -41,6 +41,7 @@ SHORT_OPTIONS = {
     "advantages": "training.advantages",
     "reward": "training.reward",
     "group_reward": "env.group_reward",
+    "context.compact_at": "env.compact_at",
     "verbose": "metrics.verbose",
     "trainer": "services.trainer",
     "generator": "services.generator",
@@ -88,7 +89,7 @@ class RunConfig:
     mixture: dict[str, Any] = field(default_factory=dict)
     """Settings in which one of several environments differs, by its label, the last part of its name:
     `--mixture.code_exec.options.level 2`. It may have options, limits and on_fault as in `env`, n_samples,
-    reward_scale, dataset.tasks and the like, and evaluation.n, temperature and top_p."""
+    reward_scale, distill.teacher, dataset.tasks and the like, and evaluation.n, temperature and top_p."""
     renderer: RendererConfig = field(default_factory=RendererConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -136,7 +137,7 @@ class RunConfig:
                 f"--distill.teacher is {self.distill.teacher}, and judges what the policy samples, which supervised "
                 "training does not do: take python -m trainers.reinforce, or leave it out"
             )
-        if self.distill.only and not self.distill.teacher:
+        if self.distill.only and not self.distill.teacher and not self.mixture:  # else each environment is checked
             raise UserError("--distill.only is true and --distill.teacher is empty: name the model that teaches")
         if training.observation_coef and self.env.max_turns == 1:
             raise UserError(
@@ -191,6 +192,12 @@ class RunConfig:
         Raises:
             UserError: no row of it can be used.
         """
+
+    @property
+    def teachers(self) -> list[str]:
+        """The settings `distill.teacher` of the environments, each once; complete in a plan. "" is no teacher."""
+        of_each = [entry.get("distill", {}).get("teacher", "") for entry in self.mixture.values()]
+        return [teacher for teacher in dict.fromkeys(of_each or [self.distill.teacher]) if teacher]
 
     @property
     def algorithm(self) -> AlgorithmConfig | None:

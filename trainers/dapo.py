@@ -42,8 +42,8 @@ class DAPOConfig(AlgorithmConfig):
     """Sample a group anew if all its episodes have one reward."""
     overlong_length: Annotated[int, Ge(0)] = 0
     """From this number of sampled tokens in an episode on, the penalty is due in full. 0 is the most that an episode
-    can sample: env.max_turns times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens if that is
-    less."""
+    can sample: env.max_turns times env.max_turn_tokens; without env.compact_at it is what its first prompt leaves of
+    env.max_tokens if that is less."""
     overlong_buffer: Annotated[float, Interval(ge=0, le=1)] = 0.2
     """The penalty rises from 0 over this share of that length, at its end; 4096 of 20480 tokens in the paper."""
     overlong_penalty: Annotated[float, Ge(0)] = 1.0
@@ -145,7 +145,7 @@ def _punishment(config: Config) -> OverlongPunishment:
         length=section.overlong_length or env.max_turns * env.max_turn_tokens,
         buffer=section.overlong_buffer,
         penalty=section.overlong_penalty,
-        context=0 if section.overlong_length else env.max_tokens,
+        context=0 if section.overlong_length or env.compact_at else env.max_tokens,
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
+from agents.generator.fast_path.install import hand_over
 from agents.generator.grammars import Grammars, open_grammars
 from agents.generator.lora_slot import PUBLISHED, AdapterTable, drop_adapter, load_adapter
 from agents.generator.process_group import group
@@ -233,9 +234,7 @@ class EngineThread(threading.Thread):
     def _admit(self, request: SampleRequest) -> None:
         from vllm.inputs import TokensPrompt
 
-        params = vllm_sampling(request.sampling)
-        if request.scores_prompt:
-            params.prompt_logprobs = 0  # of no other tokens; the prefix cache has no logprobs, so it is not read
+        started = time.perf_counter()
         self._abort_older(request.request_id)
         try:
             adapter = self.adapters.request(request.adapter)
@@ -246,7 +245,13 @@ class EngineThread(threading.Thread):
             check_tokens(request.prompt_ids, self.vocabulary)
             if request.sampling.grammar:
                 self.open_grammars().admit(self.engine, request.sampling.grammar)
-            self.engine.add_request(request.request_id, prompt, params, lora_request=adapter)
+            if hasattr(self.engine, "admit") and not request.scores_prompt:
+                self.engine.admit(request, prompt, adapter)
+            else:
+                params = vllm_sampling(request.sampling)
+                if request.scores_prompt:
+                    params.prompt_logprobs = 0  # of no other tokens; the prefix cache has none, so it is not read
+                self.engine.add_request(request.request_id, prompt, params, lora_request=adapter)
         except TurnRefused as error:
             self._answers.resolve(request.future, error=error)
             return
@@ -254,6 +259,7 @@ class EngineThread(threading.Thread):
             self._answers.resolve(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
         self.pending[request.request_id] = request
+        self.stats.admission_seconds += time.perf_counter() - started
 
     def _load_tokenizer(self) -> None:
         """Load the tokenizer that vLLM needs for stop strings. The engine starts without one, since few requests have
@@ -346,6 +352,7 @@ class EngineThread(threading.Thread):
         self._stamp()
 
     def _stamp(self) -> None:
+        hand_over(self.engine)
         self.engine.set_weight_version(self.adapters.stamp(self.version))
         # Old cache entries are never used again, since the salt contains all versions. This frees their memory.
         recompute = self._settings.cache_on_update == "recompute"

@@ -91,12 +91,14 @@ def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar
     answer = output.outputs[0]
     spans = [(version_of(span.version, adapter), span.end - span.start) for span in answer.weight_versions or ()]
     by_version = itertools.groupby(spans, key=operator.itemgetter(0))  # another adapter's version may have changed
-    steps = zip(answer.logprobs, answer.token_ids, strict=True)
+    logprobs = answer.logprobs
+    if logprobs and not isinstance(logprobs[0], float):  # as vLLM without `agents.generator.fast_path` has them
+        logprobs = [step[token].logprob for step, token in zip(logprobs, answer.token_ids, strict=True)]
     routes = answer.routed_experts if routes is None else routes
     return Completion(
         prompt_ids=array_of(output.prompt_token_ids, IDS),
         token_ids=array_of(answer.token_ids, IDS),
-        logprobs=array_of([step[token].logprob for step, token in steps], FLOATS),
+        logprobs=array_of(logprobs, FLOATS),
         versions=tuple((version, sum(count for _, count in group)) for version, group in by_version),
         finish_reason=answer.finish_reason,
         routes=() if routes is None else (Routes.of(0, routes),),

@@ -24,6 +24,8 @@ class EngineOptions:
     worker_process: bool = True
     """On one GPU: a process of its own prepares and launches the steps, as on several GPUs. It does not wait for the
     process that takes requests, and so makes more tokens a second; docs/gpu.md. On a CPU there is none."""
+    fast_path: bool = True
+    """Whether the engine's thread takes shorter ways than vLLM's own, with the same result; see docs/gpu.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

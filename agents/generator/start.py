@@ -11,6 +11,7 @@ from typing import Any
 from agents.generator import fork_server
 from agents.generator.compile_cache import stable_path
 from agents.generator.engine_args import refusal
+from agents.generator.fast_path.install import speed_up
 from agents.generator.lora_slot import slot_arguments
 from agents.generator.process_group import end_core_alone
 from agents.generator.settings import EngineSettings
@@ -77,6 +78,8 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
             if refused := refusal(error, settings.engine_args):
                 raise refused from error
             raise
+    if settings.fast_path:
+        speed_up(engine)
     if settings.has_worker_processes:
         engine.collective_rpc(end_with, args=(os.getpid(),))
     else:

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,26 @@ class Renderer:
             return row, added
         text = self._render(self._defused(conversation.messages), tools, add_generation_prompt=True)
         return NO_IDS, self._tokenizer.encode(text)
+
+    def with_hint(self, rows: Sequence[Ids], prompt: Ids, messages: Sequence[Message], hint: str) -> list[list[int]]:
+        """Rows of a conversation as if the last of the messages of its first prompt had ended with an empty line and a
+        hint; a row that begins with another prompt stays as it is.
+
+        Raises:
+            TemplateError: the prompt does not end with its last message.
+        """
+        hinted: Message = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{hint}"}
+        plain, longer = (
+            self._tokenizer.encode(self._render(self._defused(each), add_generation_prompt=True))
+            for each in (messages, [*messages[:-1], hinted])
+        )
+        same, ids = _common(plain, longer), as_list(prompt)
+        changed, added = plain[same:], longer[same:]
+        before, after = len(ids) - len(changed), _common(changed[::-1], added[::-1])
+        if ids[before:] != changed:
+            raise TemplateError(f"the chat template in {self._tokenizer.name_or_path} has no place for a hint")
+        kept, added = ids[: len(ids) - after], [*ids[:before], *added[: len(added) - after]]
+        return [added + row[len(kept) :] if row[: len(kept)] == kept else row for row in map(as_list, rows)]
 
     def check_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Check that the template can be used with these tools.
@@ -439,6 +460,11 @@ class Renderer:
             return self._tokenizer.encode(self._render([*others, last], tools, add_generation_prompt=True))
 
         return learn_template_parts(self._tokenizer, render)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of tokens that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _with_thought(message: Message) -> Message:

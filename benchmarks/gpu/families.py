@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +38,17 @@ DEPTHS = (0, 2048, 4096, 8192, 16384)
 PROMPT = 64
 
 
-async def sample(folder: Path, given: argparse.Namespace, *, routes: bool) -> tuple[list[Completion], float]:
+def sample(folder: Path, given: argparse.Namespace, *, routes: bool) -> tuple[list[Completion], float]:
+    """What `_sample` returns, from a process of its own: a run too keeps engine and trainer apart."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_run_sample, folder, given, routes).result()
+
+
+def _run_sample(folder: Path, given: argparse.Namespace, routes: bool) -> tuple[list[Completion], float]:
+    return asyncio.run(_sample(folder, given, routes=routes))
+
+
+async def _sample(folder: Path, given: argparse.Namespace, *, routes: bool) -> tuple[list[Completion], float]:
     """Sample rows of at most --length tokens in all, with the experts of each token if there are any; also tokens/s."""
     rows, length = given.rows, given.length
     args = {"gdn_prefill_backend": given.prefill} if given.prefill else {}
@@ -109,7 +121,7 @@ def main() -> None:
         folder = Path(temp) / "model"
         parameters = make_random_model(given.shape, make_tokenizer(Path(temp) / "t"), folder, layers=given.layers)
         has_experts = read_shape(folder).num_experts > 0
-        completions, speed = asyncio.run(sample(folder, given, routes=has_experts))
+        completions, speed = sample(folder, given, routes=has_experts)
         result: dict[str, Any] = {"machine": describe(), "shape": given.shape, "parameters": parameters}
         result |= {"prefill": given.prefill or "default", "engine_tokens_per_second": speed}
         for name, replay in ({"depths": False} | ({"depths_replayed": True} if has_experts else {})).items():

@@ -150,7 +150,7 @@ def _room(conversation: Conversation) -> int:
     room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
     if conversation.asked is not None and conversation.asked.max_tokens is not None:
         room = min(room, conversation.asked.max_tokens)
-    if room < 1:
+    if room < 1 or conversation.is_long(int(held)):
         raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")
     return room
 

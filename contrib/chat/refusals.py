@@ -1,6 +1,6 @@
 """Which refusals of an endpoint mean a full context: in the words of its maker, and never a limit of the account.
 
-docs/evaluation.md says what each means. tests/agents/chat/test_endings.py has the texts of the makers.
+README.md says what each means. contrib/chat/tests/test_endings.py has the texts of the makers.
 """
 
 from __future__ import annotations

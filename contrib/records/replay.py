@@ -94,7 +94,9 @@ async def replay_in(
     factory: EnvFactory, recorded: Episode, settings: RunSettings, *, keep_going: bool = False
 ) -> Replay:
     """As `replay`, in an environment that is open. What siblings are compared by is no part of it."""
-    agent = Replayer(recorded, keep_going=keep_going)
+    agent, limits = Replayer(recorded, keep_going=keep_going), settings.limits
+    if any(turn.is_summary for turn in recorded.turns):  # the record says when, and the limits may not be recorded
+        limits = replace(limits or factory.episode_limits(), compact_at=0.5)
     replayed = await run_episode(
         factory,
         agent,
@@ -102,7 +104,7 @@ async def replay_in(
         seed=recorded.seed,
         episode_id=recorded.id,
         group_id=recorded.group_id,
-        limits=settings.limits,
+        limits=limits,
         env_options=recorded.info.get("env_options"),
     )
     alone = without_group_rewards(recorded, factory.group_rewards)
@@ -146,6 +148,10 @@ class Replayer:
         if number == len(self._recorded.turns):
             raise self._end(conversation.observation)
         turn = self._recorded.turns[number]
+        if conversation.is_summarised != turn.is_summary or (
+            conversation.shorter and len(turn.observation) == len(conversation.shorter)
+        ):
+            raise ContextFull("the prompt waited for a summary, or for a shorter one, when this was recorded")
         observation = _observation(conversation, turn)
         if not self._keep_going and compare_values(turn.observation, observation) == "different":
             reason = f"the observation before turn {number} differs, so that the turn is no answer to it"
@@ -176,7 +182,10 @@ class Replayer:
             last = conversation.turns[-1]
             number = next(number for number, turn in self.taken.items() if turn is last) + 1
             return len(self._recorded.turns) if number in self.taken else number  # taken by another conversation
-        turns = self._recorded.turns
+        turns, latest = self._recorded.turns, next(reversed(self.taken), -1)
+        for row in self._recorded.lineage:
+            if row.kind == "summary" and row.parent == latest:
+                return row.turn
         left = [number for number in range(len(turns)) if number not in self.taken]
         left.sort(key=lambda number: number - 1 in self.taken)  # last, those that may continue another conversation
         fits = (

@@ -23,6 +23,7 @@ from forge_env.records.run_files import (
     trained_config,
 )
 from forge_env.utils.secret_values import restored
+from trainers.settings.mixture import Named, read_names
 
 FAULTED = "faults"
 """Phase name of the faults of an evaluation."""
@@ -68,20 +69,32 @@ def episode_line(line: str) -> str:
         return line
 
 
-def run_settings(run: Path) -> RunSettings | None:
-    """Read the settings of a run, or of the run that a file of episodes belongs to; None if they are not recorded."""
+def run_settings(run: Path, env: str = "") -> RunSettings | None:
+    """The settings of the environment with this label, see `all_settings`; else of the first, whose agent and thinking
+    all have. None if they are not recorded."""
+    made = all_settings(run)
+    return made.get(env) or next(iter(made.values()), None)
+
+
+def all_settings(run: Path) -> dict[str, RunSettings]:
+    """The settings of a run, or of the run that a file of episodes belongs to, {} if they are not recorded: of each of
+    several environments by its label, which its episodes name; of the only one by ""."""
     run = run.expanduser().absolute()
     folders = [run] if run.is_dir() else [run.parent, run.parent.parent]
     for folder in folders:
         if (folder / PLAN).is_file():
             plan = read_object(folder / PLAN)
-            return _settings(folder / PLAN, restored(plan, folder), plan.get("limits", {}))
+            return {"": _settings(folder / PLAN, restored(plan, folder), plan.get("limits", {}))}
         if env := trained_config(folder):
             facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
-            env = restored({"env": env}, folder)["env"]
-            saved = {**env, "env": env_here(env.get("name"), folder), "registered": facts.get("registered")}
-            return _settings(folder / CONFIG, saved, env)
-    return None
+            config = restored({"env": env, "mixture": trained_config(folder, "mixture") or {}}, folder)
+            made, name = {}, env.get("name")
+            for label, one in (read_names(str(name or "")) or {"": Named("")}).items():
+                own = config["env"] | config["mixture"].get(label, {})
+                saved = {**own, "env": env_here(one.name, folder), "registered": facts.get("registered")}
+                made[label] = _settings(folder / CONFIG, saved, own)
+            return made
+    return {}
 
 
 def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -> RunSettings:

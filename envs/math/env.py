@@ -17,6 +17,7 @@ from envs.math.story_tasks import STORIES, Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
 from envs.messages import call, say
 from envs.task_splits import SYMBOLS, draw_tasks
+from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Message, Task
@@ -139,6 +140,11 @@ class Math(ToolEnv):
         if not calculator:
             return say(calculate(expression))
         return say(results[-1]) if results else call("calculator", expression=expression)
+
+    @staticmethod
+    def hint(episode: Episode, siblings: Sequence[Episode]) -> str:
+        """What a policy is told as its own teacher."""
+        return f"The answer is {episode.task.target}."
 
     async def setup(self) -> None:
         """Adapt the system message to the task and the options; async, since a thread costs more."""

@@ -56,6 +56,8 @@ def show_result(result: dict[str, Any]) -> None:
         f"{result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")
+    if "profile" in result:
+        say(f"of the tasks, {_counts(result['profile'])}")
     say(f"everything is in {result['out']}")
 
 

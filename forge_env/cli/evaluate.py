@@ -1,7 +1,8 @@
-"""`forge-env eval`."""
+"""`forge-env eval`, and `forge-env profile`, which is an evaluation on training tasks."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,15 +36,15 @@ Tools = Annotated[list[str], typer.Option(help="Value of the environment's optio
 Command = Annotated[str, typer.Option(help="Value of the environment's option command, for example of external.")]
 
 
-def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
+def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettings()) -> Callable[..., int]:  # noqa: B008
     """Give a command an option for each setting of an evaluation, in the place of its `**settings`."""
     signature = inspect.signature(command, eval_str=True)
     *parameters, others = signature.parameters.values()
     given = []
-    sections: list[tuple[Any, str]] = [(EvalSettings, ""), (EpisodeLimits, f" {_LIMIT}")]
-    for section, more in sections:
-        texts, defaults = texts_of(section), section()
-        for name, (kind, _) in kinds_of(section).items():
+    sections: list[tuple[EvalSettings | EpisodeLimits, str]] = [(usual, ""), (EpisodeLimits(), f" {_LIMIT}")]
+    for defaults, more in sections:
+        texts = texts_of(type(defaults))
+        for name, (kind, _) in kinds_of(type(defaults)).items():
             if name == "limits":
                 continue
             default, is_list = getattr(defaults, name), name in ("task_ids", "options", "sinks")
@@ -80,21 +81,50 @@ def evaluate(
     Exits with 1 when no episode ended without a fault of the machinery, or nothing can be scored; of a set, when that
     holds for one of its evaluations, or one of them failed.
     """
-    options = parse_options(settings.pop("options"), tools, command)
-    defaults = vars(EvalSettings()) | dict.fromkeys(kinds_of(EpisodeLimits)) | {"task_ids": [], "sinks": []}
-    values = {"env": env, "agent": agent, "options": options, **settings}
-    given = {name: value for name, value in values.items() if value != defaults.get(name, "")}
+    given = _given(env, agent, tools, command, settings)
     if set_file is not None:
         return _evaluate_set(set_file, out, given, as_json=as_json)
     if not env or not agent:
         raise UserError("an evaluation needs --env and --agent, or --set FILE.yaml with several of each")
+    return _evaluate_one(out, given, as_json=as_json)
+
+
+@functools.partial(_with_settings, usual=EvalSettings(split="train", samples=8, greedy=False))
+def profile(
+    out: Annotated[Path, typer.Option(help=_OUT)],
+    env: Annotated[str, typer.Option(help="Name or target of an environment.")],
+    agent: Annotated[str, typer.Option(help=_AGENT)],
+    tools: Tools = [],  # noqa: B006 (typer reads it, nobody changes it)
+    command: Command = "",
+    as_json: Json = False,
+    **settings: Any,
+) -> int:
+    """Measure how often an agent solves each training task, for --dataset.pass_rate of a run.
+
+    It is an evaluation on the split train, which also writes profile.json. Exits with 1 when nothing was measured.
+    """
+    return _evaluate_one(out, _given(env, agent, tools, command, settings), as_json=as_json, is_profile=True)
+
+
+def _given(env: str, agent: str, tools: list[str], command: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `evaluate_async` that differ from its defaults."""
+    options = parse_options(settings.pop("options"), tools, command)
+    defaults = vars(EvalSettings()) | dict.fromkeys(kinds_of(EpisodeLimits)) | {"task_ids": [], "sinks": []}
+    values = {"env": env, "agent": agent, "options": options, **settings}
+    return {name: value for name, value in values.items() if value != defaults.get(name, "")}
+
+
+def _evaluate_one(out: Path, given: Mapping[str, Any], *, as_json: bool, is_profile: bool = False) -> int:
     from forge_env.cli.eval_output import show_result
     from forge_env.evaluation.api import evaluate_async
+    from forge_env.evaluation.profile import write_profile
     from forge_env.evaluation.progress import LiveProgress
 
     progress = LiveProgress(quiet=as_json)
     with stdout_to_stderr(as_json), _resumable(out, progress):
         result = {**run_async(evaluate_async(out=out, progress=progress, warn=note, **given)).figures, "out": str(out)}
+    if is_profile and is_measured(result):
+        result["profile"] = write_profile(out).counts
     emit(result) if as_json else show_result(result)
     return 0 if is_measured(result) else 1
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, Any] = {
     "new": new.new,
     "doctor": doctor.doctor,
     "eval": evaluate.evaluate,
+    "profile": evaluate.profile,
     "diff": diff.diff,
     "export-model": export_model.export_model,
     "sandbox": Row("sandbox", "forge_env.cli.sandbox:app", "Run untrusted code, and show what each sandbox enforces."),

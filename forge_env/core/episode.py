@@ -168,6 +168,11 @@ class Episode:
         return tuple(turn for turn in self.turns if not turn.auxiliary)
 
     @property
+    def steps(self) -> tuple[Turn, ...]:
+        """The turns of the work that the environment took: all but the summaries."""
+        return tuple(turn for turn in self.work if not turn.is_summary)
+
+    @property
     def num_sampled(self) -> int:
         """Tokens that the model sampled in its work."""
         return sum(turn.num_written for turn in self.work if turn.kind == "sampled")
@@ -323,7 +328,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
-_ONLY_IF_SET = ("routes", "auxiliary", "constraint", "constrained")  # in a line
+_ONLY_IF_SET = ("routes", "auxiliary", "is_summary", "constraint", "constrained")  # in a line
 
 
 def _turn_json(turn: Turn) -> str:

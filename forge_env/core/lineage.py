@@ -19,7 +19,8 @@ class Lineage:
     turn of the other row, if they share a prompt and no answer. None for a row without a parent."""
     known_by: str = ""
     """What the parent is known by: the field in which the client named it, "call" for a call that holds the request's
-    text, "messages" for equal messages, "template" for a row of the same conversation. "" without a parent."""
+    text, "messages" for equal messages, "template" or "summary" for a row of the same conversation. "" without a
+    parent."""
     agent: str = ""
     """The client's own name for the agent, thread or session; "" if it gives none."""
     kind: str = ""

@@ -125,6 +125,7 @@ class Conversation:
     max_turn_tokens: int = 512
     max_tokens: int = 4096
     max_thinking_tokens: int = 0
+    compact_at: float = 0.0
     """See `EpisodeLimits`."""
     turns: list[Turn] = field(default_factory=list)
     observation: tuple[Message, ...] = ()
@@ -134,6 +135,12 @@ class Conversation:
     """Why it is no part of the work, see `Turn`; "" for a part of it."""
     endpoint_is_full: bool = False
     """Whether the agent's endpoint has refused it as too long for the endpoint's own context."""
+    is_summarised: bool = False
+    """Whether the next turn is a summary of it."""
+    head: tuple[Message, ...] = ()
+    """The messages that it keeps when a summary replaces its turns; () for the observation of its first turn."""
+    shorter: tuple[Message, ...] = ()
+    """The observation of a conversation that begins with a summary, without the last exchange before it."""
 
     @property
     def constraint(self) -> AnswerForm | None:
@@ -149,6 +156,12 @@ class Conversation:
             history.append(turn.message)
         history += self.observation
         return own_copy(history)
+
+    def is_long(self, tokens: int) -> bool:
+        """Whether a prompt of so many tokens is to wait for a summary: an agent then raises ContextFull."""
+        if self.is_summarised or not (self.turns or self.shorter) or (self.asked and self.asked.prompt is not None):
+            return False
+        return 0 < self.compact_at * self.max_tokens < tokens
 
 
 class ContextFull(Exception):

@@ -168,6 +168,9 @@ class Turn(TokenRecord):
     auxiliary: str = ""
     """Why the turn is no part of the work, such as a title that a program asked for; "" for a part of it. An auxiliary
     turn stays in the record. No loss is over its tokens, and statistics count it apart."""
+    is_summary: bool = False
+    """Whether it is a summary in the place of the turns before, see `EpisodeLimits.compact_at`. It is trained on like
+    any turn of the work; the environment does not see it."""
     constrained: int = 0
     """Number of `token_ids`, the last ones, that were sampled under a grammar. Their logprobs are those of the tokens
     that the grammar allowed; a trainer does not know the grammar, so no loss is over them."""

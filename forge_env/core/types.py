@@ -23,7 +23,7 @@ from typing import (
     dataclass_transform,
 )
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Interval
 
 T = TypeVar("T")
 
@@ -182,7 +182,11 @@ class EpisodeLimits:
     max_turn_tokens: Annotated[int, Ge(1)] = 512
     """Sampled tokens of one turn at most, and tokens that an agent inserts into it."""
     max_tokens: Annotated[int, Ge(2)] = 4096
-    """Prompt and sampled tokens of an episode at most: the context length."""
+    """Prompt and sampled tokens of an episode at most: the context length. With `compact_at`, those of each of its
+    rows."""
+    compact_at: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    """Share of the context. A prompt that is longer is not answered: the agent writes a summary first, which then
+    stands in the place of the old turns. 0 ends such an episode when the context is full."""
     max_thinking_tokens: Annotated[int, Ge(0)] = 0
     """Tokens at most of the thought in one turn. A longer thought is ended, and the model goes on with the answer. 0 is
     no limit but the turn's own."""

@@ -89,7 +89,7 @@ def summarise(
         "tools": (tools := _tools(done, unresolved)),
         "warnings": [*_warnings(tools), *unstopped_warnings((*done, *unresolved)), *filter(None, [kinds.note])],
         **({"kinds": _by_kind(scored, kinds, plan.n)} if kinds.names else {}),
-        "turns": sum(len(e.work) for e in done),
+        "turns": sum(len(e.steps) for e in done),
         "tokens": prompt + completion,
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -117,7 +117,7 @@ def _by_kind(evaluation: Evaluation, kinds: Kinds, n: int) -> dict[str, Any]:
 def _ended_by(evaluation: Evaluation, max_turns: int) -> dict[str, int]:
     """Return the limits that ended episodes; an environment's own, lower number of turns is none of the settings."""
     counts = evaluation.ended_by
-    own = sum(e.ended_by == "max_turns" and len(e.work) < max_turns for e in evaluation.valid)
+    own = sum(e.ended_by == "max_turns" and len(e.steps) < max_turns for e in evaluation.valid)
     left = counts.pop("max_turns", 0) - own
     return counts | ({"max_turns": left} if left else {}) | ({"own_max_turns": own} if own else {})
 

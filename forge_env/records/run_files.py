@@ -72,11 +72,11 @@ def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
         raise UserError(f"{file} is damaged, and cannot be read: {error!r}") from None
 
 
-def trained_config(run: Path) -> dict[str, Any] | None:
-    """Return the section `env` of the config of a training run, or of a checkpoint's; None if there is none."""
+def trained_config(run: Path, section: str = "env") -> dict[str, Any] | None:
+    """Return a section of the config of a training run, or of a checkpoint's; None if there is none."""
     run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
-    env = _read_yaml(run / CONFIG).get("env") if (run / CONFIG).is_file() else None
-    return env if isinstance(env, dict) else None  # otherwise it is another program's file
+    found = _read_yaml(run / CONFIG).get(section) if (run / CONFIG).is_file() else None
+    return found if isinstance(found, dict) else None  # otherwise it is another program's file
 
 
 def env_here(name: Any, run: Path) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from forge_env.core.episode import Turn
@@ -19,6 +19,11 @@ _BY_TEMPLATE = {
     "kind": "template",
     "why": "the chat template writes earlier messages otherwise, without their thoughts for example",
 }
+_BY_SUMMARY = RowBegan(
+    "summary", "a summary replaced the turns before, since the context was nearly full", known_by="summary"
+)
+_ENDED = -(2**40)
+"""The turns before a summary have a number below this one, which no environment gives to a conversation."""
 _RETRIED = "a retry: the same request was asked again, and the work went on from the later answer"
 
 
@@ -118,6 +123,27 @@ class Conversations:
         self.current.asked = next_turn
         self.current.observation = observation
 
+    def compact(self, summary: str, observation: Sequence[Message]) -> None:
+        """Begin the current conversation again, after a turn that is a summary: with the messages that it began with,
+        the summary, and the last exchange before it, which `Conversation.shorter` leaves out.
+
+        Args:
+            summary: the text.
+            observation: what the environment has said since the turn before.
+        """
+        old = self.current
+        [number] = [number for number, conversation in self._by_number.items() if conversation is old]
+        before = _ENDED - len(self._by_number)
+        self._by_number[before] = self._by_number.pop(number)
+        self._began = {before if key == number else key: began for key, began in self._began.items()}
+        self._began[number] = _BY_SUMMARY._replace(parent=before, turns=len(old.turns))
+        new = self.current = self._by_number[number] = self._new(number)
+        new.request_id, new.asked = f"{old.request_id}/summary", old.asked
+        new.seed = None if old.seed is None else old.seed - _SEED_STRIDE
+        new.head = old.head or old.turns[0].observation
+        new.shorter = with_text(new.head, summary)
+        new.observation = (*new.shorter, old.turns[-2].message, *observation)
+
     def _new(self, number: int) -> Conversation:
         return Conversation(
             request_id=f"{self._request_id}/context{number}" if number else self._request_id,
@@ -125,4 +151,13 @@ class Conversations:
             max_turn_tokens=self._limits.max_turn_tokens,
             max_tokens=self._limits.max_tokens,
             max_thinking_tokens=self._limits.max_thinking_tokens,
+            compact_at=self._limits.compact_at,
         )
+
+
+def with_text(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """The messages, and a user's text behind a last one of the user: some templates demand that roles alternate."""
+    *before, last = messages
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        return (*messages, {"role": "user", "content": text})
+    return (*before, {**last, "content": f"{last['content']}\n\n{text}"})

@@ -24,6 +24,7 @@ from forge_env.core.protocols import (
 )
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
+from forge_env.rollout.compaction import make_room
 from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import EnvTimeout, call_env, is_default
 from forge_env.rollout.env_results import (
@@ -77,11 +78,13 @@ class EpisodeRun:
             started = time.perf_counter()
             try:
                 turn, action = await self.act(self.conversations.current, env.tools)
-            except ContextFull as reason:
+            except ContextFull as full:
+                if (reason := await make_room(self, env.tools, str(full))) is None:
+                    continue
                 full_prompts += 1
                 if full_prompts > MAX_FULL_PROMPTS:
                     return Outcome.TRUNCATED, self.full_limit(self.conversations.current)
-                end = await self._handle_full_prompt(env, str(reason))
+                end = await self._handle_full_prompt(env, reason)
                 if end is not None:
                     return end
                 continue
@@ -216,8 +219,9 @@ class EpisodeRun:
         """Record a turn, before the environment takes it: the answer is kept even if the environment fails on it."""
         turn.auxiliary = conversation.auxiliary
         conversation.turns.append(turn)
-        conversation.observation = ()
-        self.last_turn = turn
+        conversation.observation = conversation.shorter = ()
+        if not turn.is_summary:
+            self.last_turn = turn
 
     def apply(self, step: StepResult) -> End | None:
         """Record the result of a step; returns the end of the episode, or None."""

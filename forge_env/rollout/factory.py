@@ -111,11 +111,7 @@ class EnvFactory:
         self.group_reward = target
 
     def check_group_size(self, size: int, option: str) -> None:
-        """Refuse a group of one, in which there is nothing to compare.
-
-        Args:
-            option: the one that sets the size.
-        """
+        """Refuse a group of one, in which there is nothing to compare; `option` sets the size."""
         if size == 1 and self.group_rewards:
             names = " and ".join(part.name for part in self.group_rewards)
             raise UserError(
@@ -183,6 +179,14 @@ class EnvFactory:
     def episode_limits(self) -> EpisodeLimits:
         """Return the limits of an episode if the caller gives none: the declared ones, and the defaults."""
         return replace(EpisodeLimits(), **self.declared_limits())
+
+    def check_compacts(self, compact_at: float, name: str = "compact_at") -> None:
+        """Raise UserError for a `compact_at`, a setting with this name, where the environment plays its own turns."""
+        if compact_at > 0 and self.env_class._episode_player is not None:
+            raise UserError(
+                f"{name} is {compact_at:g}, and {self.name} keeps its own conversations with the model, which "
+                f"no summary shortens: set {name} to 0"
+            )
 
     def make(self, **more: Any) -> Env:
         """Return a new instance; `more` overrides the factory's constructor options.

@@ -9,12 +9,11 @@ Their parameters name the arguments that they get:
     target      the task's target
     task        the Task
 
-They return a list with one number for each sibling. It becomes a part of the sibling's reward: `Episode.rewards` has
-it by its name, and `Episode.reward` is raised by it, times its weight. The verdict on success is the environment's own,
-which looks at one episode alone. A method is called on an instance that is made for it and never reset: it has the
-options of the environment, and what episodes share.
+They return a list with one number for each sibling, a part of its reward: `Episode.rewards` has it by its name, and
+`Episode.reward` is raised by it, times its weight. The verdict on success is the environment's own, on one episode. A
+method is called on an instance that is never reset: it has the environment's options, and what episodes share.
 
-A sibling without a reward is left out. If the comparison fails, no sibling has a reward: all are faults.
+A sibling without a reward is left out. If the comparison fails, all are faults.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any, TypeVar
 
 from forge_env.core.env import Env
@@ -96,14 +96,14 @@ async def values_of(parts: Sequence[RewardPart], episodes: Sequence[Episode], en
     """
     task, values = own_task(episodes[0].task), list[list[float]]()
     arguments: dict[str, Any] = {"prompt": prompt_of(task), "target": task.target, "task": task}
-    arguments["answers"] = [e.work[-1].message["content"] if e.work else "" for e in episodes]
+    arguments["answers"] = [e.steps[-1].message["content"] if e.steps else "" for e in episodes]
     for part in parts:
-        own = {"episodes": [own_copy(e) for e in episodes]} if "episodes" in part.names else {}
-        given = {name: {**arguments, **own}[name] for name in part.names}
+        if "episodes" in part.names:  # each part has copies of its own
+            arguments["episodes"] = [own_copy(e) for e in episodes]
+        given = {name: arguments[name] for name in part.names}
         with guard(f"group reward {part.name}"):
-            result = await (
-                call_on(env, part.function, env, **given) if part.is_method else invoke(part.function, **given)
-            )
+            call = call_on(env, part.function, env, **given) if part.is_method else invoke(part.function, **given)
+            result = await call
             is_list = isinstance(result, Iterable) and not isinstance(result, str | Mapping)
             numbers = list(result) if is_list else []
         if len(numbers) != len(episodes):
@@ -136,23 +136,19 @@ async def pairwise(items: Sequence[T], compare: Callable[[T, T], Awaitable[float
         EnvError: for a number outside of 0 and 1.
     """
 
-    async def points(first: int, second: int) -> float:
-        value = reward_value(await invoke(compare, items[first], items[second]), "a comparison of two returned")
+    async def points(first: T, second: T) -> float:
+        value = reward_value(await invoke(compare, first, second), "a comparison of two returned")
         if not 0 <= value <= 1:
             raise EnvError(f"a comparison of two returned {value:g}; return the share of the first, from 0 to 1")
         return value
 
-    pairs = [(i, j) for i in range(len(items)) for j in range(len(items)) if i != j]
     try:
         async with asyncio.TaskGroup() as asked:
-            tasks = {pair: asked.create_task(points(*pair)) for pair in pairs}
+            won = {(i, j): asked.create_task(points(items[i], items[j])) for i, j in permutations(range(len(items)), 2)}
     except* Exception as errors:
         raise first_error(errors) from None
-    won = {pair: task.result() for pair, task in tasks.items()}
-    others = len(items) - 1
-    return [
-        sum((won[i, j] + 1 - won[j, i]) / 2 for j in range(len(items)) if i != j) / others for i in range(len(items))
-    ]
+    shares = [[(won[i, j].result() + 1 - won[j, i].result()) / 2 for a, j in won if a == i] for i in range(len(items))]
+    return [sum(of_item) / len(of_item) for of_item in shares]
 
 
 def fault_of(error: EnvError | InfraError) -> tuple[Outcome, str]:
@@ -163,9 +159,9 @@ def fault_of(error: EnvError | InfraError) -> tuple[Outcome, str]:
 
 
 def _with_parts(episode: Episode, parts: Sequence[RewardPart], values: Sequence[float]) -> Episode:
-    names = [part.name for part in parts]
-    if there := episode.rewards.keys() & names:
+    added = {part.name: value for part, value in zip(parts, values, strict=True)}
+    if there := episode.rewards.keys() & added:
         raise EnvError(f"the environment's own reward has the part {min(there)}: give the group reward another name")
-    added = sum(part.weight * value for part, value in zip(parts, values, strict=True))
-    reward = reward_value((episode.reward or 0.0) + added, "the reward with the parts of its group is")
-    return replace(episode, reward=reward, rewards={**episode.rewards, **dict(zip(names, values, strict=True))})
+    total = (episode.reward or 0.0) + sum(part.weight * added[part.name] for part in parts)
+    reward = reward_value(total, "the reward with the parts of its group is")
+    return replace(episode, reward=reward, rewards={**episode.rewards, **added})

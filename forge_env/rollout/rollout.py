@@ -137,6 +137,7 @@ async def run_episode(
         An Episode in every case: a fault of the environment or the machinery is an outcome, not an exception.
     """
     limits = limits or factory.episode_limits()
+    factory.check_compacts(limits.compact_at)
     run = EpisodeRun(agent, Conversations(episode_id, seed, limits), limits)
     if env_options:
         run.info["env_options"] = recorded_info(masked(env_options))

@@ -70,7 +70,7 @@ def kill(run: Started) -> None:
 WINDOWS = ("--training.sync_interval", "2", "--training.old_logprobs", "trainer")
 BOTH = (
     *("--env", "math:0.5", "--training.mixture_by", "tokens", "--mixture.math.n_samples", "4"),
-    *("--training.entropy_coef", "0.01"),  # each step has a gradient
+    *("--training.entropy_coef", "0.01", "--dataset.sampler", "window"),  # each step has a gradient
 )
 
 
@@ -137,6 +137,7 @@ def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  #
         "trainers.dapo", "--env", "code_exec", "--checkpoint.interval", "1", "--checkpoint.keep_last", "1000",
         "--steps", "100000", "--training.staleness", str(staleness), "--training.batch_size", str(size),
         "--dapo.n_samples", "4", "--training.signal_error", "0", "--tasks", "256", "--dataset.held_out", "8",
+        "--dataset.sampler", "pools",
         "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
     )  # fmt: skip
     _wait(lambda: has_begun(killed), killed)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import read_jsonl
-from forge_env.records.run_files import steps_of
+from forge_env.records.run_files import episode_files, steps_of
 from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.helpers.pages import MEASURED, OBSERVED, data_of, page_of
 from tests.helpers.waiting import wait_until
@@ -142,7 +142,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
     (tmp_path / "constant.py").write_text("def half(episode):\n    return 0.5\n")
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
-        "--training.batch_size", "4", "--grpo.n_samples", "4",
+        "--training.batch_size", "4", "--grpo.n_samples", "4", "--dataset.sampler", "pools",
         "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
         "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
@@ -169,7 +169,8 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
         if step["phase"] == "train":
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
             assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
-            assert step["staleness_max"] == 0
+            assert step["staleness_max"] == step["signal/share"] == 0
+            assert step["visits/unseen"] >= 4 * step["step"], "each group has a task that none before it had"
             assert step["delivery/difference"] <= 1e-5 if step["step"] > 1 else "delivery/difference" not in step
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1
@@ -218,6 +219,30 @@ def test_siblings_that_are_compared_and_a_reward_vector(start, tmp_path: Path) -
             assert advantages[name] == pytest.approx(0.5 * (place - 1.5) / 1.291, abs=1e-3)
     evaluated = [line for line in lines if line["phase"] == "evaluation"]
     assert {line["reward/place/mean"] for line in evaluated} == {0.5}
+
+
+@pytest.mark.slow
+def test_summaries_are_sampled_and_trained_on(start) -> None:  # type: ignore[no-untyped-def]
+    """Two steps on chains that exceed the context, after a warm-up that has seen the expert's summaries."""
+    run = start(
+        "trainers.grpo", "--env", "benchmarks.compaction:Boxes", "--context.compact_at", "0.6", "--steps", "2",
+        "--warmup.steps", "60", "--warmup.probe_tasks", "16", "--dataset.held_out", "16", "--dataset.tasks", "256",
+        "--training.batch_size", "4", "--grpo.n_samples", "4", "--training.signal_error", "0",
+    )  # fmt: skip
+    console = run.end(2 * DEADLINE)
+    assert run.process.returncode in (0, 3), console  # 3: no group of so few had a signal
+    run.assert_nothing_left()
+    played = {phase: [*read_jsonl(file)] for phase, file in episode_files(run.output).items()}
+    with_summaries = [e for e in played["demonstrations"] if any(turn.is_summary for turn in e.turns)]
+    assert with_summaries and all(len(row.token_ids) <= 144 for e in with_summaries for row in e.supervised_rows)
+    trained = {e.id: e for e in played["train"]}
+    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    summaries = 0
+    for line in learned:
+        turns = trained[line["episode"]].turns
+        assert len(turns) == len(line["advantages"]) and len(set(line["advantages"])) == 1
+        summaries += sum(turn.is_summary and turn.kind == "sampled" for turn in turns)
+    assert summaries > 0
 
 
 def _check_observed(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
@@ -325,6 +350,23 @@ def test_a_teacher_that_is_the_policy_itself_has_nothing_to_teach_at_first(start
     steps = [line for line in lines if line["phase"] == "train"]
     assert abs(steps[0]["teacher_kl"]) < 1e-4 and all(step["seconds/teacher"] > 0 for step in steps)
     assert all(step["tokens_left_out"] == 0 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", ["0", "8"])
+def test_two_teachers_of_two_environments(start, tiny_model: Path, top_k: str) -> None:  # type: ignore[no-untyped-def]
+    """A model for one of them, and for the other the policy with a hint, which is no longer what sampled."""
+    run = start(
+        "trainers.grpo", "--env", "math", "--env", "code_exec", "--model", str(tiny_model), "--steps", "2",
+        "--tasks", "32", "--dataset.held_out", "8", "--distill.teacher", str(tiny_model), "--distill.top_k", top_k,
+        "--mixture.math.distill.teacher", "self", "--training.batch_size", "4", "--env.max_tokens", "512", *SHORT,
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert all(step["taught"] == 1 and step["teacher_kl"] != 0 and not step["skipped"] for step in steps)
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ from trainers.batching.routes import routes_shape, write_routes
 if TYPE_CHECKING:
     from forge_env.core.episode import Row
 
+UNTAUGHT = 1.0
+"""In the place of a teacher's logprobs where no teacher judges; no logprob is above 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample(TokenRecord):
@@ -380,7 +383,9 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
         values[name] = _in_loss_layout([_here(reads[s], name, chosen) for s, chosen in here.items()], shape, slots)
-    of_teacher = [_of_teacher(reads[s], chosen) for s, chosen in here.items()]
+    given = [(reads[s].sample.teacher_ids, max(sum(reads[s].counts), 1)) for s in here]
+    per_target = max((len(ids) // targets for ids, targets in given if ids is not None), default=0)
+    of_teacher = [_of_teacher(reads[s], chosen, per_target) for s, chosen in here.items()]
     is_valid = loss_mask.any(-1)
     none = np.zeros(0, dtype=np.int64)
     seen_places, seen_ids, weights = map(
@@ -438,11 +443,12 @@ def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
     return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
 
 
-def _of_teacher(read: _Read, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ids and logprobs (n, K) of a teacher's tokens at the chosen targets of a sample; K is 0 without a teacher."""
+def _of_teacher(read: _Read, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ids and logprobs (n, count) of a teacher's tokens at the chosen targets of a sample."""
     ids, logprobs, shape = read.sample.teacher_ids, read.sample.teacher_logprobs, (sum(read.counts), -1)
     if ids is None or logprobs is None:
-        return np.zeros((len(chosen), 0), dtype=np.int64), np.zeros((len(chosen), 0), dtype=np.float32)
+        none = np.full((len(chosen), count), UNTAUGHT, dtype=np.float32)
+        return np.zeros(none.shape, dtype=np.int64), none
     return ids.reshape(shape)[chosen].astype(np.int64), logprobs.reshape(shape)[chosen]
 
 

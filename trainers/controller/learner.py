@@ -23,13 +23,13 @@ from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.ledger import Prompt
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
-from trainers.controller.task_order import TaskOrder
 from trainers.metrics.engine_use import EngineUse
 from trainers.metrics.signal_counts import SignalCounts
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import is_due, save_checkpoint
 from trainers.run.run import Run
+from trainers.run.teachers import Teachers
 from trainers.run.warmup import tasks_after_warmup
 
 
@@ -46,14 +46,11 @@ class Learner:
     def __post_init__(self) -> None:
         run, objective = self.run, self.objective
         self.tasks = {
-            share.label: TaskOrder(
-                tasks=tasks_after_warmup(share.config.warmup, run.train_tasks[share.label]),
-                seed=run.plan.config.training.seed,
-            )
+            share.label: tasks_after_warmup(share.config.warmup, run.train_tasks[share.label])
             for share in run.plan.environments
         }
         reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
-        teacher = run.trainer.taught if objective.distillation is not None else None
+        teacher = None if objective.distillation is None else Teachers(run.plan, run.trainer.taught, run.model)
         self.make_samples = SampleMaker(objective=objective, reference=reference, teacher=teacher)
         self.old: OldLogprobs | None = None  # if the importance ratio is taken against the generator
         if run.plan.old_logprobs == "trainer":
@@ -63,8 +60,8 @@ class Learner:
 
     def spec(self, prompt: Prompt) -> GroupSpec:
         """The group of a prompt; each environment has one for every number from 0 on."""
-        env, place = prompt
-        count, task = self.run.plan.share(env).group_size, self.tasks[env].task(place)
+        env, place, number = prompt
+        count, task = self.run.plan.share(env).group_size, self.tasks[env][number]
         return self.run.rollouts.spec("train", place, task, env=env, agent="policy", count=count)
 
     def keeps(self, group: Group) -> bool:

@@ -1,8 +1,8 @@
 """The prompt ledger: the state of every prompt of a run, each counted exactly once.
 
-A prompt is numbered by its place in the endless sequence of prompts, and in that of the tasks of its environment. It
-waits until it is admitted, then it is running, ready, and at the end trained or dropped, with the reason. The ledger is
-saved with every checkpoint, and so are the ready groups. A resumed run begins again what was running: no prompt is
+A prompt has a number in the endless sequence of prompts, and one of its environment. It gets its task when it is
+admitted. Then it is running, ready, and at the end trained or dropped, with the reason. The ledger is saved with every
+checkpoint, and so are the ready groups. A resumed run begins again what was running, with the same task: no prompt is
 trained twice, and none is lost.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from forge_env.core.errors import InvariantError
 from trainers.controller.mixture import Mixture
+from trainers.controller.sampler import TaskSampler
 
 Open = Literal["running", "ready"]
 
@@ -24,7 +25,9 @@ class Prompt(NamedTuple):
     env: str
     """The label of the environment; "" is the only one."""
     place: int
-    """Its number in the endless sequence of the environment's tasks."""
+    """Its number in the endless sequence of the environment's prompts."""
+    task: int
+    """The index of its task among the environment's training tasks."""
 
 
 class Ledger:
@@ -32,10 +35,11 @@ class Ledger:
 
     Args:
         mixture: chooses the environment of each new prompt; by default there is one environment.
+        samplers: choose its task, by the label of the environment. Without one the number of a prompt is its task.
     """
 
-    def __init__(self, mixture: Mixture | None = None) -> None:
-        self.mixture = mixture or Mixture()
+    def __init__(self, mixture: Mixture | None = None, samplers: Mapping[str, TaskSampler] | None = None) -> None:
+        self.mixture, self.samplers = mixture or Mixture(), samplers or {}
         self.trained = 0
         self.dropped: Counter[str] = Counter()
         """Dropped prompts by reason."""
@@ -51,13 +55,21 @@ class Ledger:
                 number = self._again.pop(0)
             else:
                 number, self._next = self._next, self._next + 1
-                self._prompts[number] = Prompt(*self.mixture.begin())
+                env, place = self.mixture.begin()
+                task = self.samplers[env].draw() if env in self.samplers else place
+                self._prompts[number] = Prompt(env, place, task)
             self._open[number] = "running"
             yield number
 
     def prompt(self, number: int) -> Prompt:
         """The environment and the task of a prompt that is open."""
         return self._prompts[number]
+
+    def observe(self, number: int, solved: int, episodes: int) -> None:
+        """The prompt's group came back: the numbers of its episodes with a reward, and of the solved ones."""
+        prompt = self._prompts[number]
+        if prompt.env in self.samplers:
+            self.samplers[prompt.env].observe(prompt.task, solved, episodes)
 
     def finish(self, number: int, tokens: int = 0) -> None:
         """The prompt's group is ready to be trained on; `tokens` were sampled in it."""
@@ -90,6 +102,16 @@ class Ledger:
         parts = {"running": running, "ready": states["ready"], "trained": self.trained, "dropped": self.dropped.total()}
         return {"begun": self._next, **parts}
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The shares of several environments, and visits/POOL, or visits/POOL/LABEL: the prompts by pool of task."""
+        visits = {
+            f"visits/{pool}{f'/{env}' if env else ''}": float(count)
+            for env, sampler in self.samplers.items()
+            for pool, count in sampler.visits.items()
+        }
+        return self.mixture.metrics | visits
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON."""
         return {
@@ -100,6 +122,7 @@ class Ledger:
             "dropped": dict(self.dropped),
             "prompts": sorted([number, *prompt] for number, prompt in self._prompts.items()),
             "mixture": {name: dict(of_env) for name, of_env in self.mixture.counts.items()},
+            "samplers": {env: sampler.state_dict() for env, sampler in self.samplers.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,6 +133,8 @@ class Ledger:
         self.trained, self.dropped = state["trained"], Counter(state["dropped"])
         self._prompts = {number: Prompt(*prompt) for number, *prompt in state["prompts"]}
         self.mixture.counts = {name: Counter(of_env) for name, of_env in state["mixture"].items()}
+        for env, sampler in self.samplers.items():
+            sampler.load_state_dict(state["samplers"][env])
         counts = self.counts
         if counts["begun"] != sum(counts.values()) - counts["begun"]:
             raise InvariantError(f"the ledger does not add up: {counts}")

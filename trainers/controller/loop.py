@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from forge_env.core.episode import Group
 from forge_env.core.errors import ForgeError, InvariantError, ReplicaDied, ServiceError, UserError, first_error
 from forge_env.core.faults import why_faulty
+from forge_env.evaluation.evaluate import is_success
 from forge_env.utils.progress import fail_if_stalled
 from forge_env.utils.threads import invoke
 from trainers.controller.loop_state import LoopSettings, LoopState
@@ -181,7 +182,7 @@ class Loop:
     @property
     def _counts(self) -> dict[str, float]:
         counts = {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
-        return self.drops.metrics | counts | self.ledger.mixture.metrics
+        return self.drops.metrics | counts | self.ledger.metrics
 
     def _window_size(self) -> int:
         """Number of steps that take their groups together: until the next update of the engines."""
@@ -319,6 +320,7 @@ class Loop:
         """Decide whether a group will be trained on."""
         self._groups_back += 1
         self.drops.add_outcomes(group)
+        self.ledger.observe(number, sum(map(is_success, group.valid)), len(group.valid))
         if not self.learner.keeps(group):
             env = self._drop(number, "too few valid episodes")
             with self._ending():

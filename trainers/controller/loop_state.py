@@ -9,7 +9,6 @@ from typing import Any
 
 from trainers.controller.drop_counts import DropCounts
 from trainers.controller.ledger import Ledger
-from trainers.controller.mixture import Mixture
 from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
 from trainers.metrics.length_bias import LengthBias
 
@@ -61,11 +60,11 @@ class LoopState:
         return place, {READY_FILE: lines} if ready else {}
 
     @classmethod
-    def of(cls, place: Mapping[str, Any], steps_done: int, checkpoint: Path, mixture: Mixture) -> LoopState:
-        """Read a state back from a checkpoint."""
+    def of(cls, place: Mapping[str, Any], steps_done: int, checkpoint: Path, ledger: Ledger) -> LoopState:
+        """Read a state back from a checkpoint, into a new ledger."""
         state = cls(
             steps_done=steps_done,
-            ledger=Ledger(mixture),
+            ledger=ledger,
             ready=unpack(place["ready"], checkpoint),
             lengths=LengthBias(**place["lengths"]),
             drops=DropCounts(**place["drops"]),

@@ -15,8 +15,8 @@ COUNTED = ("begun", "groups", "tokens")
 class Mixture:
     """Chooses the environment that is furthest behind its weight.
 
-    It counts the prompts that have begun, whatever becomes of them. So an environment whose groups are all dropped gets
-    its share and no more, and a slow one holds its share of the open groups and no more.
+    It counts the prompts that have begun: an environment whose groups are all dropped gets its share and no more, and a
+    slow one holds no more of the open groups.
     """
 
     weights: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
@@ -63,8 +63,7 @@ class Mixture:
 
     def _size(self, env: str) -> float:
         """The mean tokens of a group; of all environments, as long as none of this one came back."""
-        all_groups, all_tokens = self.counts["groups"], self.counts["tokens"]
-        groups, tokens = all_groups[env], all_tokens[env]
-        if not groups:
-            groups, tokens = all_groups.total(), all_tokens.total()
-        return max(1.0, tokens / groups) if groups else 1.0
+        groups, tokens = self.counts["groups"], self.counts["tokens"]
+        if groups[env]:
+            return max(1.0, tokens[env] / groups[env])
+        return max(1.0, tokens.total() / groups.total()) if groups.total() else 1.0

@@ -12,6 +12,7 @@ from agents.generator.engine_args import approximations
 from forge_env.core.errors import ForgeError, ServiceError
 from forge_env.core.faults import broken_note
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.profile import rates_of
 from forge_env.records.run_files import steps_of
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
@@ -22,12 +23,13 @@ from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.mixture import Mixture
 from trainers.controller.policy_gradient_summary import summarise
+from trainers.controller.sampler import TaskSampler
 from trainers.objective.objective import Objective
 from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.run import Run
 from trainers.run.training_run import TrainingRun
-from trainers.run.warmup import kinds_left_out, warm_up
+from trainers.run.warmup import kinds_left_out, tasks_after_warmup, warm_up
 from trainers.setup.run_plan import RunPlan
 
 
@@ -98,11 +100,11 @@ async def _begin(run: Run) -> _Start:
         record.say(f"held-out success with the tool switched off: {tool_off}")
     if steps:
         await run.trainer.begin(run.plan.rate)
-    return _Start(before=before, tool_off=tool_off, state=LoopState(ledger=Ledger(_mixture(run.plan))))
+    return _Start(before=before, tool_off=tool_off, state=LoopState(ledger=_ledger(run)))
 
 
 async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
-    state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path, _mixture(run.plan))
+    state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path, _ledger(run))
     with run.record.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
@@ -141,9 +143,20 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     return loop.state
 
 
-def _mixture(plan: RunPlan) -> Mixture:
-    weights = {share.label: share.weight for share in plan.environments}
-    return Mixture(weights=weights, by=plan.config.training.mixture_by)
+def _ledger(run: Run) -> Ledger:
+    """A new ledger, with the mixture and the samplers of a run."""
+    seed, environments = run.plan.config.training.seed, run.plan.environments
+    weights = {share.label: share.weight for share in environments}
+    samplers = {
+        share.label: TaskSampler(
+            tasks=tasks_after_warmup(share.config.warmup, run.train_tasks[share.label]),
+            seed=seed,
+            by=share.config.dataset.sampler,
+            rates=rates_of(share.config.dataset.pass_rate),
+        )
+        for share in environments
+    }
+    return Ledger(Mixture(weights=weights, by=run.plan.config.training.mixture_by), samplers)
 
 
 def _settings(plan: RunPlan) -> LoopSettings:

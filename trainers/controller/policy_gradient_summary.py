@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
 from trainers.controller.mixture import Mixture
@@ -26,6 +28,7 @@ def summarise(
     record.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in record.curve)
     rewards = [point["reward"] for point in record.curve]
+    signal = [point["signal"] for point in record.curve if "signal" in point]
     trained_on = [point.get("training_reward", point["reward"]) for point in record.curve]
     by_kind = run.kinds.changes(before, after)
     run.summarise(
@@ -40,6 +43,7 @@ def summarise(
             "evaluation_ended_by": after.ended_by,
             "train_seconds": train_seconds,
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
+            "signal_share": fmean(signal) if signal else None,
             "reward_curve": rewards,
             **({"training_reward_curve": trained_on} if trained_on != rewards else {}),
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),

@@ -30,8 +30,9 @@ class SampleMaker:
     objective: Objective
     reference: Logprobs | None = None
     """The reference model; needed where the objective's `kl_reference` is "model"."""
-    teacher: Callable[[Sequence[Sample]], Awaitable[Sequence[Any]]] | None = None
-    """The teacher; needed where the objective distils one."""
+    teacher: Callable[[Sequence[Group]], Awaitable[Sequence[Any]]] | None = None
+    """Makes the teacher's answer for every valid episode, None for one that it does not judge; needed where the
+    objective distils one."""
 
     async def __call__(
         self, groups: Sequence[Group], old_logprobs: Sequence[np.ndarray | None] | None = None
@@ -45,8 +46,8 @@ class SampleMaker:
             The samples; the training reward of every valid episode by group; and as metrics training_reward and
             training_reward_std, their mean and standard deviation over episodes, group_reward_std, the mean over groups
             of their standard deviation, groups_with_signal, seconds/reference and seconds/teacher if these models were
-            asked, kl_penalty, the mean of the KL penalty that is subtracted from an episode's reward, and teacher_kl,
-            see `trainers.objective.distillation.teacher_kl`.
+            asked, kl_penalty, the mean of the KL penalty that is subtracted from an episode's reward, taught, the
+            share of episodes that a teacher judges, and teacher_kl, see `trainers.objective.distillation.teacher_kl`.
         """
         episodes = [episode for group in groups for episode in group.valid]
         rewards = await invoke(self.objective.rewards, groups)
@@ -55,12 +56,16 @@ class SampleMaker:
         for name, model in (("reference", self.reference), ("teacher", self.teacher)):
             if model is not None:
                 started = time.perf_counter()
-                found[name] = await model(await invoke(rows_of, episodes))
+                read: Any = groups if name == "teacher" else await invoke(rows_of, episodes)
+                found[name] = await model(read)
                 metrics[f"seconds/{name}"] = time.perf_counter() - started
         references, taught = found.get("reference"), found.get("teacher")
         samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards, taught)
-        if taught is not None and self.objective.distillation and not self.objective.distillation.top_k:
-            metrics["teacher_kl"] = await invoke(teacher_kl, episodes, taught)
+        if taught is not None:
+            judged = [pair for pair in zip(episodes, taught, strict=True) if pair[1] is not None]
+            metrics["taught"] = len(judged) / max(len(episodes), 1)
+            if judged and not self.objective.top_coef:
+                metrics["teacher_kl"] = await invoke(teacher_kl, *zip(*judged, strict=True))
         if self.objective.reward.kl_penalty is not None and references is not None:
             metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
         return samples, rewards, metrics

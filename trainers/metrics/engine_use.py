@@ -11,7 +11,10 @@ from agents.generator.stats import EngineStats
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.calls.handle import ServiceHandle
 
-_COUNTS = ("steps", "request_steps", "cache_steps", "prefix_asked", "prefix_found", "preemptions")
+_COUNTS = (
+    *("steps", "request_steps", "cache_steps", "prefix_asked", "prefix_found", "preemptions"),
+    *("step_seconds", "worker_seconds", "admission_seconds", "clock"),
+)
 
 
 class EngineUse:
@@ -50,6 +53,11 @@ class EngineUse:
             "engine/cache_usage": new["cache_steps"] / new["steps"],
             "engine/preemptions": new["preemptions"],
         }
+        if steps := new["step_seconds"]:
+            work = steps - new["worker_seconds"]
+            metrics["engine/thread_busy"] = (work + new["admission_seconds"]) / new["clock"]
+            metrics["engine/worker_share"] = new["worker_seconds"] / steps
+            metrics["engine/us_per_request"] = 1e6 * work / new["request_steps"]
         if new["prefix_asked"]:
             metrics["engine/prefix_hit_rate"] = new["prefix_found"] / new["prefix_asked"]
         return metrics | {"engine/prompt_tokens": new["prefix_asked"]}

@@ -140,7 +140,12 @@ class Report:
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """Add a step to `curve`, for the summary."""
-        names = {"reward": "reward", "seconds": "s/step", "training_reward": "training_reward"}
+        names = {
+            "reward": "reward",
+            "seconds": "s/step",
+            "training_reward": "training_reward",
+            "signal": "signal/share",
+        }
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items() if key in values})
 
     # ---- what observers hear ----

@@ -42,9 +42,12 @@ class SignalCounts:
     @property
     def metrics(self) -> dict[str, float]:
         """signal/groups; of those without a signal signal/failed, without a success, signal/solved, with successes
-        only, and signal/same, with both; and each by kind, signal/failed/KIND. Counts of 0 are left out by kind."""
+        only, and signal/same, with both; signal/share, the part with one; and each count by kind, signal/failed/KIND.
+        Counts of 0 are left out by kind, and the share of no group."""
         totals = {f"signal/{name}": 0.0 for name in ("groups", "failed", "solved", "same")}
-        return totals | {name: float(count) for name, count in self._counts.items()}
+        totals |= {name: float(count) for name, count in self._counts.items()}
+        groups, *silent = (totals[f"signal/{name}"] for name in ("groups", "failed", "solved", "same"))
+        return totals | ({"signal/share": 1 - sum(silent) / groups} if groups else {})
 
     def clear(self) -> None:
         """Begin a new step."""

@@ -13,6 +13,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import EpisodeLimits, Message, ToolSpec
 from forge_env.evaluation.evaluate import evaluate
+from forge_env.rollout.compaction import COMPACT_PROMPT, SUMMARY
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_group
 from trainers.model.expert import solved_by_expert, too_few_turns
@@ -66,7 +67,8 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
         if needed > limits.max_turns:
             raise UserError(too_few_turns(factory.name, needed, limits.max_turns))
         raise UserError(f"the expert of {factory.name} failed on {len(failed)} tasks: {min(map(_why, failed))}")
-    return solved
+    asked: Message = {"role": "user", "content": f"{COMPACT_PROMPT} {SUMMARY}"}
+    return solved + [[asked]] * (len(solved) if limits.compact_at else 0)
 
 
 def _why(episode: Episode) -> str:

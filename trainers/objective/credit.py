@@ -3,6 +3,7 @@
 By episode, every sampled token gets the advantage of the whole reward. By turn, the tokens of turn k get the advantage
 of the return from turn k on, G_k = R - (r_0 + ... + r_{k-1}). r_j is the step reward of turn j: a turn did not earn
 what came before it. The group's advantage function is applied to the G_k of the siblings that took a turn k.
+A summary in the place of old turns has no step of its own: it counts as a part of the turn after it.
 """
 
 from __future__ import annotations
@@ -94,9 +95,20 @@ def turn_advantages(
     return result
 
 
+def _steps_of(episode: Episode) -> np.ndarray:
+    """The number of the step that each turn of the work belongs to: int64. A summary belongs to the step after it."""
+    is_step = [not turn.is_summary for turn in episode.work]
+    return np.cumsum([0, *is_step])[:-1]
+
+
+def by_step(values: Sequence[float], episode: Episode) -> list[float]:
+    """Add one value for each turn of the work up to one for each step: a turn, with the summary before it."""
+    return np.bincount(_steps_of(episode), weights=values).tolist()
+
+
 def per_target(values: Sequence[float], episode: Episode) -> np.ndarray:
-    """Spread one value for each turn of the work over that turn's sampled targets, in row order: float64."""
-    return np.repeat(np.asarray(values, dtype=np.float64), turn_targets(episode))
+    """Spread one value for each step of the work over the sampled targets of its turns, in row order: float64."""
+    return np.repeat(np.asarray(values, dtype=np.float64)[_steps_of(episode)], turn_targets(episode))
 
 
 def by_turn(values: np.ndarray, episode: Episode) -> Iterator[np.ndarray]:

@@ -4,31 +4,29 @@ At the sampled token (top_k 0), as a reward:
 
     A_t = A + coef (log p_teacher(y_t | y_<t) - log p_engine(y_t | y_<t))
 
-The difference is minus the estimate k1 of KL(policy || teacher), the reverse KL, at one token. As an advantage in a
-policy gradient its expectation is the gradient of that KL at each token. A token answers for its own divergence, not
-for that of later tokens: a discount of 0, as in tinker-cookbook.
+The difference is minus the estimate k1 of KL(policy || teacher), the reverse KL, at one token; in a policy gradient its
+expectation is the gradient of that KL. A token answers for its own divergence alone, as in tinker-cookbook.
 
 Over the teacher's K most likely tokens (top_k K), as a loss beside the policy's (arXiv 2306.13649 over the whole
 vocabulary):
 
     L = L_policy + coef mean over tokens t of  sum over v of q_v (log q_v - log p_v)
 
-with q of the policy and p of the teacher, and v over the K tokens and all others as one more. Without that one the
-policy could escape by giving the K tokens no probability. It is at most the KL, and the KL if K is the vocabulary.
+with q of the policy and p of the teacher, and v over the K tokens and all others as one more, without which the policy
+could escape to them. It is at most the KL, and the KL if K is the vocabulary.
 
-The teacher's logprobs are taken at the sampling temperature. One teacher judges all episodes. `Episode.env` names the
-environment, by which each could have its own.
+Teachers' logprobs are taken at the sampling temperature. An episode that no teacher judges is trained on without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge_env.core.episode import Episode
+from trainers.batching.batch import UNTAUGHT
 from trainers.objective.credit import log_ratios
 from trainers.objective.loss_terms import keep
 
@@ -41,32 +39,18 @@ LEAST = 1e-6
 """Probability of all other tokens at least: in float32 the rest of a sum of 1 is rounding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
-    """How a policy learns from a teacher."""
-
-    coef: float
-    """Weight of the reverse KL."""
-    only: bool = False
-    """Whether the rewards are no part of the advantages."""
-    top_k: int = 0
-    """Tokens that the KL is over; 0 is the sampled one, whose estimate is a part of the advantages."""
-
-    def advantages(self, episode: Episode, advantage: float | np.ndarray, teacher_logprobs: np.ndarray) -> np.ndarray:
-        """A_t of the episode's sampled targets, in row order: float64.
-
-        Args:
-            episode: a valid one.
-            advantage: A, one for the episode or one for each target.
-            teacher_logprobs: of its sampled targets, in row order.
-        """
-        return advantage - self.coef * log_ratios(episode, teacher_logprobs)
+def taught_advantages(
+    coef: float, episode: Episode, advantage: float | np.ndarray, teacher_logprobs: np.ndarray
+) -> np.ndarray:
+    """A_t of the episode's sampled targets, in row order, float64, from A, one or one for each, and the teacher's
+    logprobs of them."""
+    return advantage - coef * log_ratios(episode, teacher_logprobs)
 
 
 def teacher_kl(episodes: Sequence[Episode], teacher_logprobs: Sequence[np.ndarray]) -> float:
     """The estimate k1 of KL(policy || teacher), in nats a token: the mean over all sampled targets; 0 without one."""
-    ratios = [log_ratios(*pair) for pair in zip(episodes, teacher_logprobs, strict=True)]
-    return float(np.concatenate([np.zeros(0), *ratios]).sum() / max(sum(map(len, ratios)), 1))
+    ratios = np.concatenate([np.zeros(0), *map(log_ratios, episodes, teacher_logprobs)])
+    return float(ratios.sum() / max(len(ratios), 1))
 
 
 def top_kl(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
@@ -76,35 +60,12 @@ def top_kl(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
     return (q * (logprobs - teacher_logprobs)).sum(-1) + rest_q * (rest_q.log() - rest_p.log())
 
 
-class DistillationLoss:
-    """coef times the mean of `top_kl` over the valid tokens of one optimizer step, micro-batch by micro-batch.
+def distillation_loss(batch: MicroBatch, logprobs: Tensor | None) -> Tensor | None:
+    """The sum of `top_kl` over the valid tokens of a micro-batch, a scalar; None without a teacher's tokens.
 
-    Args:
-        coef: of the loss.
-        tokens: valid ones of the step, over all ranks.
-        zero: a scalar 0 on the device of the batches.
+    `logprobs` (N, K) are of the teacher's tokens, with gradient.
     """
-
-    def __init__(self, coef: float, tokens: int, zero: Tensor) -> None:
-        self._coef = coef
-        self._tokens = tokens
-        self.total = zero.clone()
-        """This rank's part of the mean."""
-
-    def __call__(self, batch: MicroBatch, logprobs: Tensor | None) -> Tensor | None:
-        """The micro-batch's part, a scalar with gradient; None without a teacher's tokens, or valid ones.
-
-        Args:
-            batch: with rows of whole or of split episodes.
-            logprobs: (N, K) of the teacher's tokens, with gradient.
-        """
-        if not self._coef or not self._tokens or logprobs is None:
-            return None
-        valid = batch.loss_mask.flatten()[batch.slots]
-        loss = keep(top_kl(logprobs, batch.teacher_logprobs), valid).sum() / self._tokens
-        self.total += loss.detach()
-        return self._coef * loss
-
-    def values(self) -> dict[str, float]:
-        """The metrics of the step, once `total` is the sum over the ranks."""
-        return {"teacher_kl": float(self.total)} if self._coef else {}
+    if logprobs is None:
+        return None
+    valid = batch.loss_mask.flatten()[batch.slots] & (batch.teacher_logprobs[:, 0] != UNTAUGHT)
+    return keep(top_kl(logprobs, batch.teacher_logprobs), valid).sum()

@@ -17,11 +17,12 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from trainers.batching.batch import Sample
-from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
-from trainers.objective.distillation import Distillation
+from trainers.objective.credit import Credit, by_step, per_target, returns_to_go, target_logprobs, turn_advantages
+from trainers.objective.distillation import taught_advantages
 from trainers.objective.observations import observed_tokens
 from trainers.objective.reward import TrainingReward
 from trainers.objective.reward_parts import RewardParts
+from trainers.settings.distill import DistillConfig
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
@@ -54,8 +55,8 @@ class Objective:
     """True for an episode that takes part in the baseline and is not learned from."""
     needs_signal: bool = False
     """Whether a group is sampled anew if all its episodes have one task reward (dynamic sampling)."""
-    distillation: Distillation | None = None
-    """What a teacher adds to the advantages; None without one."""
+    distillation: DistillConfig | None = None
+    """What a teacher adds to the advantages or to the loss; None without one."""
     observation_coef: float = 0.0
     """Weight of the cross entropy on the environment's tokens, see trainers/objective/observations.py; 0 is none."""
 
@@ -76,7 +77,7 @@ class Objective:
                 None for a sample that needs none.
             rewards: the result of `rewards(groups)`, if it is known already.
             taught: the teacher's answer for every valid episode, needed with `distillation`: its logprobs of the
-                sampled targets or, with top_k, the ids and logprobs of its most likely tokens.
+                sampled targets or, with top_k, the ids and logprobs of its most likely tokens. None is no teacher.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
@@ -92,10 +93,11 @@ class Objective:
         if self.distillation is not None:
             assert taught is not None and len(taught) == len(episodes), "the teacher's answer for each episode"
             if self.distillation.top_k:
-                top = taught
+                top = [answer or (None, None) for answer in taught]
             else:
                 given = zip(episodes, advantages, taught, strict=True)
-                advantages = [self.distillation.advantages(*of_episode) for of_episode in given]
+                coef = self.distillation.coef
+                advantages = [a if t is None else taught_advantages(coef, e, a, t) for e, a, t in given]
         learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
         old = [None] * len(learned) if old_logprobs is None else old_logprobs
         return [
@@ -158,7 +160,8 @@ class Objective:
     ) -> list[float | np.ndarray]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
         is_own = self.reward.user_reward is not None  # then the environment's step rewards are no parts of the reward
-        step_rewards = [[0.0 if is_own else turn.reward for turn in episode.work] for episode in episodes]
+        step_rewards = [by_step([0.0 if is_own else turn.reward for turn in e.work], e) for e in episodes]
+        penalties = [by_step(penalty, episode) for penalty, episode in zip(penalties, episodes, strict=True)]
         if (scale_of := self.reward.scale) is not None:
             step_rewards = [[scale_of(e) * r for r in of_e] for e, of_e in zip(episodes, step_rewards, strict=True)]
         totals = [sum(penalty) for penalty in penalties]

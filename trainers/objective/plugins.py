@@ -35,7 +35,6 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.reward_value import reward_value
 from forge_env.utils.targets import is_file, load, split_target
-from trainers.objective.distillation import Distillation
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.settings.distill import DistillConfig
 from trainers.settings.loop import LoopOptions
@@ -133,13 +132,13 @@ def load_reward(target: str) -> Callable[[Episode], float]:
     return reward
 
 
-def resolve(objective: Objective, training: LoopOptions, distill: DistillConfig, *, has_reference: bool) -> Objective:
+def resolve(
+    objective: Objective, training: LoopOptions, distill: DistillConfig | None, *, has_reference: bool
+) -> Objective:
     """The objective of a run: with the user's own parts, and with its teacher and its reference model decided."""
     objective = replace(with_own_parts(objective, training), observation_coef=training.observation_coef)
-    if distill.teacher:
-        objective = replace(
-            objective, distillation=Distillation(coef=distill.coef, only=distill.only, top_k=distill.top_k)
-        )
+    if distill is not None:
+        objective = replace(objective, distillation=distill)
         if distill.only:  # no group is dropped, or given up, for its rewards
             objective = replace(objective, needs_signal=False, needs_siblings=False, scale=None)
     if training.old_logprobs == "trainer" and "old_logprobs" not in LossCall(objective.loss).names:

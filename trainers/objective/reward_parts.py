@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from annotated_types import Ge
 
@@ -24,7 +24,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.settings import kinds_of, out_of_bounds, read_value
+from forge_env.utils.settings import read_value
 from trainers.objective.advantages import Advantages
 
 
@@ -42,20 +42,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardParts:
-    """From the parts of the rewards of a group to one number for each episode, see this file's docstring.
-
-    >>> from trainers.objective.advantages import centred
-    >>> rewards = RewardParts(parts={"right": Part(at_least=1.0), "brief": Part(weight=0.5)}, advantages=centred)
-    >>> rewards.of_values([{"right": 1.0, "brief": 1.0}, {"right": 0.0, "brief": 1.0}])
-    [0.75, -0.75]
-    """
+    """From the parts of the rewards of a group to one number for each episode, see this file's docstring."""
 
     parts: Mapping[str, Part]
     advantages: Advantages
     """Of one part in one group."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
-        """The sums of a group's valid episodes, in order.
+        """The sums of a group's valid episodes, in order. A part that a limit has ended before it was scored counts 0.
 
         Raises:
             UserError: an episode that was scored has not all parts.
@@ -64,16 +58,10 @@ class RewardParts:
             missing = [name for name in self.parts if name not in episode.rewards]
             if missing and episode.outcome is Outcome.SCORED:
                 raise UserError(f"the episode {episode.id}: {_no_part(missing[0], episode.rewards)}")
-        return self.of_values([episode.rewards for episode in episodes])
-
-    def of_values(self, episodes: Sequence[Mapping[str, float]]) -> list[float]:
-        """The sums of a group by the values of the parts of each episode. A part that it lacks counts 0: a limit has
-        ended it before it was scored."""
-        values = [self._conditioned({name: parts.get(name, 0.0) for name in self.parts}) for parts in episodes]
+        values = [self._conditioned({name: e.rewards.get(name, 0.0) for name in self.parts}) for e in episodes]
         columns = []
         for name, part in self.parts.items():
-            advantages = self.advantages([of_episode[name] for of_episode in values])
-            bound = part.clip or math.inf
+            advantages, bound = self.advantages([of_episode[name] for of_episode in values]), part.clip or math.inf
             columns.append([part.weight * min(max(advantage, -bound), bound) for advantage in advantages])
         return [math.fsum(of_episode) for of_episode in zip(*columns, strict=True)]
 
@@ -83,50 +71,35 @@ class RewardParts:
         return {name: 0.0 if low - {name} else value for name, value in values.items()}
 
 
-def read_parts(given: Mapping[str, Any], option: str) -> dict[str, Part]:
-    """The parts of a setting by name: each is a weight, or has the fields of `Part`.
-
-    Raises:
-        UserError: for an unknown field, a value out of bounds, and for weights that are all 0.
-    """
-    kinds, parts = kinds_of(Part), dict[str, Part]()
-    for name, settings in given.items():
-        values: dict[str, Any] = {}
-        for field, value in (settings if isinstance(settings, Mapping) else {"weight": settings}).items():
-            where = f"{option}.{name}.{field}"
-            if field not in kinds:
-                raise UserError(f"there is no option {where}. {nearest(str(field), kinds)}")
-            values[field] = number = read_value(value, kinds[field][0], where)
-            if number is not None and (allowed := out_of_bounds(number, kinds[field][1])):
-                raise UserError(f"{where} is {number:g}; it must be {allowed}")
-        parts[name] = Part(**values)
-    if parts and not any(part.weight for part in parts.values()):
-        raise UserError(f"{option} has weights of 0 only, so that nothing would be trained: give one of them another")
-    return parts
-
-
 def make_parts(
     given: Mapping[str, Any], option: str, advantages: Advantages, *, others: Mapping[str, object]
 ) -> RewardParts | None:
     """The reward vector of an algorithm's setting; None without one.
 
     Args:
-        given: the setting.
+        given: the setting: each part is a weight, or has the fields of `Part`.
         option: its name.
         advantages: of one part in one group.
         others: settings that need a single number as the reward, by option; empty or false where they are not set.
 
     Raises:
-        UserError: together with one of `others`.
+        UserError: for an unknown field, a value out of bounds, weights that are all 0, and with one of `others`.
     """
-    parts = read_parts(given, option)
+    kinds, parts = get_type_hints(Part, include_extras=True), dict[str, Part]()
+    for name, settings in given.items():
+        fields = settings if isinstance(settings, Mapping) else {"weight": settings}
+        if unknown := next((field for field in fields if field not in kinds), None):
+            raise UserError(f"there is no option {option}.{name}.{unknown}. {nearest(str(unknown), kinds)}")
+        values = {field: read_value(value, kinds[field], f"{option}.{name}.{field}") for field, value in fields.items()}
+        parts[name] = Part(**values)
     if not parts:
         return None
-    for other, is_given in others.items():
-        if is_given:
-            raise UserError(
-                f"{option} takes advantages of the parts of a reward, and {other} needs one number: leave one out"
-            )
+    if not any(part.weight for part in parts.values()):
+        raise UserError(f"{option} has weights of 0 only, so that nothing would be trained: give one of them another")
+    if other := next((other for other, is_given in others.items() if is_given), None):
+        raise UserError(
+            f"{option} takes advantages of the parts of a reward, and {other} needs one number: leave one out"
+        )
     return RewardParts(parts=parts, advantages=advantages)
 
 

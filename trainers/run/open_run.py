@@ -41,7 +41,7 @@ from trainers.setup.checks.output_folder import check_output, claim_folder, clea
 from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.held_out import HeldOutSet
-from trainers.setup.plan import tasks_of, with_folder, with_model, with_teacher
+from trainers.setup.plan import TEACHER, tasks_of, with_folder, with_model, with_teachers
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import data_digests
 
@@ -94,7 +94,8 @@ async def open_run(
                 record.say(sentence)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
-            plan, teacher = _with_teacher(with_folder(plan, model), model)
+            folders = {name: find_model(name, option=TEACHER) for name in plan.teachers}
+            plan = with_teachers(with_folder(plan, model), folders, model)
             model = _with_new_rows(plan, record, model)
             _write_facts(plan, record, model_facts(plan, folder, model, parameters))
             if data is None:
@@ -117,7 +118,7 @@ async def open_run(
                     state.is_empty = False  # it has episodes that show what the expert does
                     demonstrations.extend(await demonstrate(rollouts, train_tasks))
 
-            parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup, teacher=teacher)
+            parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
             trainer, rollouts = await parts
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_observing)
@@ -252,14 +253,6 @@ async def _prepare_model(
         )
     record.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
-
-
-def _with_teacher(plan: RunPlan, model: Path) -> tuple[RunPlan, str]:
-    """The plan with the sizes of its teacher, and the teacher's folder; "" without one."""
-    if plan.teacher is None:
-        return plan, ""
-    teacher = find_model(plan.config.distill.teacher, option="--distill.teacher")
-    return with_teacher(plan, teacher, model), str(teacher)
 
 
 def _in_bfloat16(record: RunRecord, model: Path) -> Path:

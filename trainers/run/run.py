@@ -29,7 +29,6 @@ from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
-from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 
 SAMPLES_SHOWN = 3
@@ -77,7 +76,7 @@ class Run:
     def services(self) -> dict[str, Service[Any]]:
         """The services by their names for people."""
         services: dict[str, Service[Any]] = {**self.rollouts.services, "engine": self.rollouts.engines}
-        return services | {f"{FROZEN[name]} model": service for name, service in self.trainer.frozen.items()}
+        return services | {f"{name} model": service for name, service in self.trainer.frozen.items()}
 
     @property
     def replaced(self) -> int:

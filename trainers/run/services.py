@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from agents.generator.policy import ActorPolicy, PolicyActor
 from envs.actors.env import AgentSpec, EnvActor
@@ -18,9 +19,8 @@ from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
 from trainers.settings.services import ReplicasConfig, ServiceConfig
-from trainers.setup.env_share import EnvShare
 from trainers.setup.placement import FROZEN, ReplicaPlace
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.titan.settings import RateSettings, TitanSettings
 
 
@@ -76,25 +76,25 @@ def make_environments(
     return services
 
 
-def make_frozen(plan: RunPlan, launcher: Launcher, models: Mapping[str, str]) -> dict[str, Service[TrainerActor]]:
-    """The frozen models that the run needs, by their names in the settings; no reference if the trainer is its own.
-
-    Args:
-        plan: of the run.
-        launcher: starts their processes.
-        models: the folder of each.
-    """
+def make_frozen(plan: RunPlan, launcher: Launcher, model: str) -> dict[str, Service[TrainerActor]]:
+    """The frozen models that the run needs, as `RunPlan.frozen_models` calls them; no reference if the trainer is its
+    own. `model` is the folder of the reference."""
+    left = {name: iter(plan.placement.replicas[name]) for name in FROZEN}
     return {
-        name: Service(
+        what: Service(
             actor_class=TrainerActor,
-            arguments={"model": models[name], "settings": plan.frozen(settings), "is_frozen": True},
+            arguments={
+                "model": model if name == "ref_model" else found.path,
+                "settings": plan.frozen(settings),
+                "is_frozen": True,
+            },
             name=what,
-            options=_options(settings, plan.placement.replicas[name], plan.deadlines.weights),
+            options=_options(settings, places, plan.deadlines.weights),
             launcher=launcher,
         )
-        for name, what in FROZEN.items()
-        if plan.placement.replicas[name]
+        for what, (name, found) in plan.frozen_models.items()
         for settings in (getattr(plan.config.services, name),)
+        if (places := [*islice(left[name], settings.num_replicas)])
     }
 
 

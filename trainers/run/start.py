@@ -22,7 +22,6 @@ from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_ages import WeightAges
 from trainers.run.weight_sync import WeightSync
-from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 
 
@@ -33,7 +32,6 @@ async def start_parts(
     record: RunRecord,
     *,
     with_environments: Callable[[Rollouts], Awaitable[None]],
-    teacher: str = "",
 ) -> tuple[Trainer, Rollouts]:
     """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
@@ -42,7 +40,6 @@ async def start_parts(
         record: told of each phase of the start, and of every update of the weights.
         with_environments: awaited as a part of the start, as soon as the environments are up. Trainer and engines may
             not be up by then.
-        teacher: the Hugging Face folder of the teacher; "" without one.
     """
     seconds, store, starts = plan.deadlines.weights, plan.store, dict[str, Awaitable[Any]]()
     frozen: dict[str, Service[TrainerActor]] = {}
@@ -56,12 +53,12 @@ async def start_parts(
         engines = make_engines(plan, launcher, model, store)
         ranks = make_trainer(plan, launcher, model, store)
         envs = make_environments(plan, launcher, model, engines.client)
-        frozen = make_frozen(plan, launcher, {"ref_model": model, "teacher": teacher})
+        frozen = make_frozen(plan, launcher, model)
         processes = launcher.processes("store", ForgeActor) if store.needs_process else None
         # The engines are the slowest to start, and the warm-up does not need them.
         engine_ready = asyncio.create_task(_waited(record, "starting the engine", engines.start()))
         starts = {"opening the store": store.open(processes)}
-        starts |= {f"starting the {FROZEN[name]} model": service.start() for name, service in frozen.items()}
+        starts |= {f"starting the {name} model": service.start() for name, service in frozen.items()}
         if processes is not None:
             starts["starting the store"] = launcher.start("store", seconds=seconds)
     weights = WeightSync(

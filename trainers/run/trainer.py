@@ -29,8 +29,8 @@ from trainers.families.shape import ModelShape
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync
+from trainers.settings.distill import SELF
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
-from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import RateSettings
 
@@ -48,8 +48,8 @@ class Trainer:
     Args:
         weights: told of every change; it puts engines to sleep that have no room beside the trainer.
         model: the folder of the model that the run begins with.
-        frozen: the reference model and the teacher, by their names in the settings, as far as the run has them. A
-            trainer of adapters is its own reference model.
+        frozen: the reference model and the teachers, as `RunPlan.frozen_models` calls them, as far as the run has them.
+            A trainer of adapters is its own reference model.
     """
 
     def __init__(
@@ -105,28 +105,39 @@ class Trainer:
         """The reference model's logprobs of the sampled targets, per sample."""
         if self._plan.lora:  # the trainer is its own reference model
             return await self._logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
-        return await self._ask("ref_model", samples)
+        return await self._ask("reference", samples)
 
-    async def taught(self, samples: Sequence[Sample]) -> list[Any]:
-        """The teacher's logprobs of the sampled targets or, with distill.top_k, its most likely tokens, per sample."""
-        return await self._ask("teacher", samples, top_k=self._plan.config.distill.top_k)
+    async def taught(self, teacher: str, samples: Sequence[Sample]) -> list[Any]:
+        """A teacher's logprobs of the sampled targets or, with distill.top_k, its most likely tokens, per sample.
 
-    async def _ask(self, name: str, samples: Sequence[Sample], *, top_k: int = 0) -> list[Any]:
+        `teacher` is its setting; the policy itself judges with its present weights.
+        """
+        top_k = self._plan.config.distill.top_k
+        if teacher != SELF:
+            models = self._plan.frozen_models.items()
+            [what] = [what for what, (_, model) in models if model is self._plan.teachers[teacher]]
+            return await self._ask(what, samples, top_k=top_k)
+        if top_k:
+            return await self._logprobs(TrainerActor.top_logprobs, samples, "own teacher", top_k)
+        return await self._logprobs(TrainerActor.logprobs, samples, "own teacher")
+
+    async def _ask(self, what: str, samples: Sequence[Sample], *, top_k: int = 0) -> list[Any]:
         await self._weights.make_room()
-        service = self.frozen[name].deadline(self._plan.config.training.step_seconds)
-        with self._record.span(f"{FROZEN[name]} model", "logprobs", samples=len(samples)):
-            replicas, shape = getattr(self._plan.config.services, name).num_replicas, self._plan.frozen_shape(name)
+        service = self.frozen[what].deadline(self._plan.config.training.step_seconds)
+        with self._record.span(f"{what} model", "logprobs", samples=len(samples)):
+            name, model = self._plan.frozen_models[what]
+            replicas = getattr(self._plan.config.services, name).num_replicas
             return await ask_frozen(
-                service, samples, self._plan.temperature, replicas=replicas, shape=shape, top_k=top_k
+                service, samples, self._plan.temperature, replicas=replicas, shape=model.shape, top_k=top_k
             )
 
     async def _logprobs(
-        self, endpoint: Endpoint[TrainerActor, ..., list[np.ndarray] | None], samples: Sequence[Sample], what: str
-    ) -> list[np.ndarray]:
+        self, endpoint: Endpoint[TrainerActor, ..., list[Any] | None], samples: Sequence[Sample], what: str, *more: int
+    ) -> list[Any]:
         await self._weights.make_room()
         ranks = self.ranks.deadline(self._plan.config.training.step_seconds, STEP)
         with self._record.span("trainer", what, samples=len(samples)):
-            logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature)
+            logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature, *more)
         return logprobs
 
     async def export(self) -> None:
@@ -174,7 +185,7 @@ class Trainer:
 
     async def _settle_model(self, is_warm: bool) -> str:
         """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
-        reference = self.frozen["ref_model"]
+        reference = self.frozen["reference"]
         seconds, what = self._plan.deadlines.weights, "read from"
         if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
             if not is_warm:

@@ -24,7 +24,7 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.skipped_steps import SkippedSteps
 from trainers.settings.tasks import WarmupConfig
-from trainers.setup.env_share import EnvShare
+from trainers.setup.run_plan import EnvShare
 
 LEAST_EXPECTED = 5
 """Tasks of a kind: with so many expected, less than one in a hundred runs has none of them by chance."""

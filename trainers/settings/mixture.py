@@ -25,8 +25,7 @@ class Named(NamedTuple):
 def read_names(text: str) -> dict[str, Named]:
     """The environments that `env.name` names, by label.
 
-    The label names an environment in settings, metrics and episodes: the last part of its name, with a number if it is
-    not the first of that name. The only environment of a run has the label "".
+    A label is the last part of a name, with a number if it is not the first of that name; "" is the only environment.
 
     >>> for label, named in read_names("math + pets.py:Cat:0.5 + math").items():
     ...     print(label, *named)
@@ -59,10 +58,8 @@ def read_name(text: str) -> Named:
     """An environment and its weight: a number behind the last colon is the weight, anything else is of the name."""
     name, colon, number = text.strip().rpartition(":")
     try:
-        weight = float(number) if colon else None
+        weight = float(number if colon else "none")
     except ValueError:
-        weight = None
-    if weight is None:
         return Named(text.strip())
     if not 0 <= weight < math.inf:
         raise UserError(

@@ -37,12 +37,34 @@ class DatasetConfig:
     streaming: bool = False
     """Read only as much of `path` as the tasks need."""
     tasks: Annotated[int, Ge(0)] = 0
-    """Distinct training tasks; 0 is all of a dataset, and of an environment's own tasks 4096, or as many as it has."""
+    """Distinct training tasks; 0 is all of a dataset, or of a profile, and of an environment's own tasks 4096, or as
+    many as it has."""
     held_out: Annotated[int, Ge(0)] = 0
     """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
 
+    pass_rate: str = ""
+    """A folder of `forge-env profile`: how often an agent solves each training task. It is what a sampler begins with,
+    and what pass_rate_range is about."""
+    pass_rate_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    """The least and the greatest rate in pass_rate of a task that is trained on, such as 0.1,0.9."""
+    sampler: Literal["uniform", "pools", "window"] = "uniform"
+    """Which task is next: "uniform" takes all in turn. "pools" gives tasks that were never solved at their last visit,
+    and those always solved, a tenth of the prompts each. "window" prefers tasks that are solved half of the time, by
+    their last visits and the rate of their kind."""
+
     def check(self) -> None:
-        """Raise UserError for a split that is held out, or for streaming without data."""
+        """Raise UserError for a split that is held out, streaming without data, or a range of rates that is none."""
+        given = self.pass_rate_range
+        if len(given) != 2 or not 0 <= given[0] <= given[1] <= 1:
+            raise UserError(
+                f"--dataset.pass_rate_range is {','.join(f'{rate:g}' for rate in given)}: give two rates from 0 to 1, "
+                "the lower one first, such as 0.1,0.9"
+            )
+        if given != [0.0, 1.0] and not self.pass_rate:
+            raise UserError(
+                "--dataset.pass_rate_range needs the rates: make them with forge-env profile --out FOLDER, and give "
+                "--dataset.pass_rate FOLDER"
+            )
         if self.split == "test":
             raise UserError("--dataset.split is 'test', which is held out for the evaluation: train on another split")
         if self.streaming and not self.path:
@@ -80,6 +102,8 @@ class EnvConfig(EpisodeLimits, EnvName):
     max_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
     """-1: training.seq_len, or what the environment declares, or else
     512 with a model made on the spot, and 4096 with a given one; never more than the model reads."""
+    compact_at: Annotated[float, OR_BY_CASE] = BY_CASE
+    """-1: what the environment declares, or else 0."""
     thinking: Literal["off", "on", "template"] = "off"
     """Whether the model thinks before it answers, if its chat template has thoughts. "template" does what the template
     does by default."""

@@ -22,9 +22,10 @@ def describe_cost(plan: RunPlan) -> str:
         return ""
     tokens = plan.config.training.groups_per_step * plan.objective.group_size * plan.config.env.max_tokens
     flops = tokens * flops_of_token(plan.shape, has_adapters=plan.lora is not None)
+    bound = "with one row an episode" if plan.compacts else "at most"
     steps = f", and {duration(flops / RATE * plan.steps)} for all steps" if plan.steps else ""
     return (
-        f"at most {flops:.0e} FLOPs, with {tokens:,} tokens that are read or sampled, and trained on: roughly "
+        f"{bound} {flops:.0e} FLOPs, with {tokens:,} tokens that are read or sampled, and trained on: roughly "
         f"{duration(flops / RATE)} on two cores{steps}; less by the part that episodes are shorter"
     )
 

@@ -18,14 +18,14 @@ from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.settings import BY_CASE, leaves
 from trainers.algorithm import kl_warning
 from trainers.model.new_rows import untrained_marks
+from trainers.settings.distill import SELF
 from trainers.setup.card import gib, host_parts
 from trainers.setup.checks.no_effect import no_effect
 from trainers.setup.cost import describe_cost
-from trainers.setup.env_share import EnvShare
 from trainers.setup.mixture import differences
 from trainers.setup.options.defaults import case_of
 from trainers.setup.placement import FROZEN
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
 
 FAR, FEW = 30, 8
@@ -145,10 +145,11 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
     frozen = f"every {plan.window} steps" if plan.window > 1 else "every step"
     old = "engine's logprobs" if plan.old_logprobs == "generator" else f"trainer's logprobs, frozen before {frozen}"
     device = "GPU" if plan.config.services.ref_model.with_gpus else "CPU"
+    again = ", and as many again for each summary" if plan.compacts else ""
     return [
         (
             "optimizer step",
-            f"{groups} groups of {size} episodes, at most {groups * size * plan.config.env.max_tokens:,} tokens",
+            f"{groups} groups of {size} episodes, at most {groups * size * plan.config.env.max_tokens:,} tokens{again}",
         ),
         ("run", f"{steps}: {groups * plan.steps:,} groups, {groups * size * plan.steps:,} episodes"),
         ("staleness", f"at most {plan.config.training.most_behind} steps between sampling a group and training on it"),
@@ -164,16 +165,18 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _describe_teacher(plan: RunPlan) -> str:
-    """The model that is distilled; "" without one."""
-    distill = plan.config.distill
-    if plan.teacher is None:
+    """The models that are distilled; "" without one."""
+    distill, device = plan.config.distill, "GPU" if plan.config.services.teacher.with_gpus else "CPU"
+    if not plan.config.teachers:
         return ""
-    shape, device = plan.teacher.shape, "GPU" if plan.config.services.teacher.with_gpus else "CPU"
-    sizes = f", {shape.parameters:,} parameters" if shape else ""
     over = f", over {distill.top_k} tokens," if distill.top_k else ""
     beside = "rewards are only measured" if distill.only else "rewards count as well"
-    where = f"{plan.teacher.where}{sizes}, frozen, on {device}"
-    return f"{where}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
+    told = {"": "none", SELF: "the policy itself, with a hint in its prompt"}
+    for name, model in plan.teachers.items():
+        sizes = f", {model.shape.parameters:,} parameters" if model.shape else ""
+        told[name] = f"{model.where}{sizes}, frozen, on {device}"
+    where = [text for share in plan.environments for text in share.about([told[share.config.distill.teacher]])]
+    return f"{'; '.join(where)}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
 
 
 def _describe_credit(plan: RunPlan) -> str:

@@ -24,22 +24,20 @@ from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.settings import kinds_of, read_value, with_values
+from forge_env.utils.settings import kinds_of, read_value, with_entries, with_values
 from trainers.config import RunConfig
 from trainers.settings.mixture import JOINT, labels, read_name, read_names
 
 C = TypeVar("C", bound=RunConfig)
 
 _SECTIONS = {
-    "dataset": ("path", "split", "streaming", "tasks", "held_out"),
+    "dataset": ("path", "split", "streaming", "tasks", "held_out", "pass_rate", "pass_rate_range", "sampler"),
+    "distill": ("teacher",),
     "evaluation": ("n", "temperature", "top_p"),
 }
-_OF_RUN = {
-    "temperature": "the trainer takes all logprobs at one temperature",
-    "thinking": "one model has one chat template",
-    "tools": "one model has one chat template",
-    "renderer": "one model has one chat template",
-}
+_OF_RUN = {"temperature": "the trainer takes all logprobs at one temperature"} | dict.fromkeys(
+    ("thinking", "tools", "renderer"), "one model has one chat template"
+)
 """Settings that environments of one run share, and why."""
 
 
@@ -49,17 +47,15 @@ def listed(environments: Sequence[Any]) -> dict[str, Any]:
     Args:
         environments: names, and dictionaries with a name, a weight and the settings that differ.
     """
-    texts, entries = [], []
-    for each in environments:
-        entry = dict(each) if isinstance(each, Mapping) else {"name": each}
+    entries = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in environments]
+    texts = []
+    for entry, each in zip(entries, environments, strict=True):
         name, weight = entry.pop("name", ""), entry.pop("weight", None)
         if not isinstance(name, str) or not name:
             raise UserError(f"env is a list, and an entry is {each!r}: give a name, or {{name: NAME, weight: 1, ...}}")
         texts.append(name if weight is None else f"{name}:{weight}")
-        entries.append(entry)
-    named = labels(read_name(text).name for text in texts)
-    settings = {f"mixture.{label}": entry for label, entry in zip(named, entries, strict=True) if entry}
-    return {"env.name": JOINT.join(texts), **settings}
+    named = zip(labels(read_name(text).name for text in texts), entries, strict=True)
+    return {"env.name": JOINT.join(texts)} | {f"mixture.{label}": entry for label, entry in named if entry}
 
 
 def views(config: C) -> dict[str, C]:
@@ -102,19 +98,14 @@ def with_views(config: C, made: Mapping[str, C]) -> C:
     """
     if len(made) < 2:
         return next(iter(made.values()), config)
-    largest = {
-        f"env.{limit.name}": max(getattr(view.env, limit.name) for view in made.values())
-        for limit in fields(EpisodeLimits)
-    }
-    entries = {label: _entry(view) for label, view in made.items()}
-    return with_values(config, {**largest, "mixture": entries})
+    limits = [limit.name for limit in fields(EpisodeLimits)]
+    largest = {f"env.{name}": max(getattr(view.env, name) for view in made.values()) for name in limits}
+    return with_values(config, {**largest, "mixture": {label: _entry(view) for label, view in made.items()}})
 
 
 def differences(config: RunConfig) -> Iterator[tuple[str, str, Any, Any]]:
     """The settings in which an environment of a plan differs: its label, the setting, its value and the run's."""
-    of_run = {"options": config.env.options} | {
-        name: attrgetter(dotted)(config) for name, dotted in _names(config).items()
-    }
+    of_run = dict(_flat(_entry(config)))
     for label, entry in config.mixture.items():
         yield from ((label, name, value, of_run[name]) for name, value in _flat(entry) if value != of_run[name])
 
@@ -133,8 +124,8 @@ def of(label: str) -> Iterator[None]:
 def _names(config: RunConfig) -> dict[str, str]:
     """The settings that an environment may have of its own: name in `mixture` -> dotted name in a config."""
     own = [field.name for field in fields(config.env) if field.name not in ("name", "thinking", "options")]
-    parts = [f"{section}.{name}" for section, names in _SECTIONS.items() for name in names]
     size = {"n_samples": f"{config.algorithm_name}.n_samples"} if config.algorithm_name else {}
+    parts = [f"{section}.{name}" for section, names in _SECTIONS.items() for name in names]
     return {name: f"env.{name}" for name in own} | {name: name for name in parts} | size
 
 
@@ -147,10 +138,10 @@ def _values(config: RunConfig, label: str) -> dict[str, Any]:
             raise UserError(f"{name} is {section!r}: write one option for each setting: {name}.NAME VALUE")
     values: dict[str, Any] = {"env.options": config.env.options | options}
     for name, setting in _flat(given):
-        section, _, of_section = names.get(name, "").partition(".")
-        if section:
+        if dotted := names.get(name):
+            section, _, of_section = dotted.partition(".")
             kind, _ = kinds_of(getattr(config, section).__class__)[of_section]
-            values[names[name]] = read_value(setting, kind, f"{where}.{name}")
+            values[dotted] = read_value(setting, kind, f"{where}.{name}")
         elif (shared := name.partition(".")[0]) in _OF_RUN:
             raise UserError(f"{where}.{name}: environments of one run share it, for {_OF_RUN[shared]}: leave it out")
         elif name != "options":
@@ -169,23 +160,18 @@ def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _entry(view: RunConfig) -> dict[str, Any]:
     """All settings of an environment, as `mixture` has them."""
-    entry: dict[str, Any] = {"options": view.env.options}
-    for name, dotted in _names(view).items():
-        section, _, field = name.rpartition(".")
-        (entry.setdefault(section, {}) if section else entry)[field] = attrgetter(dotted)(view)
-    return entry
+    values = {name: attrgetter(dotted)(view) for name, dotted in _names(view).items()}
+    return with_entries({"options": view.env.options}, values)
 
 
 def _sets(config: RunConfig, label: str, known: Sequence[str]) -> dict[str, Any]:
     """The further held-out sets of an environment, which their setting `env` names."""
-    sets = {}
-    for name, given in config.evaluation.sets.items():
-        env = given.get("env") if isinstance(given, Mapping) else None
+    sets = config.evaluation.sets
+    named = {name: given.get("env") if isinstance(given, Mapping) else None for name, given in sets.items()}
+    for name, env in named.items():
         if env not in known:
             raise UserError(
                 f"--evaluation.sets.{name}.env is {env or 'not set'}, and the run has several environments: set it to "
                 f"one of: {', '.join(known)}"
             )
-        if env == label:
-            sets[name] = {key: value for key, value in given.items() if key != "env"}
-    return sets
+    return {n: {k: v for k, v in sets[n].items() if k != "env"} for n, env in named.items() if env == label}

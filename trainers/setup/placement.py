@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
@@ -127,13 +127,13 @@ class Placement:
         return ", ".join(f"{name} {count}" for name, count in self.gpus_wanted.items())
 
 
-def make_placement(
-    config: RunConfig, *, has_reference: bool, has_engine: bool = True, has_teacher: bool = False
-) -> Placement:
-    """Place every process of a run."""
+def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool = True, teachers: int = 0) -> Placement:
+    """Place every process of a run; the replicas of its teachers follow one another."""
     num_hosts, per_host = config.launcher.count, gpus_per_host(config)
-    started = {"generator": has_engine, "trainer": True, "ref_model": has_reference, "teacher": has_teacher}
+    started = {"generator": has_engine, "trainer": True, "ref_model": has_reference, "teacher": teachers > 0}
     models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
+    if teachers > 1:
+        models["teacher"] = replace(models["teacher"], num_replicas=teachers * models["teacher"].num_replicas)
     wanted = {
         name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs
     }

@@ -21,10 +21,10 @@ from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
 from trainers.objective.trials import try_advantages, try_loss
+from trainers.settings.distill import SELF
 from trainers.settings.mixture import read_names
 from trainers.setup.card import gib
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
-from trainers.setup.env_share import EnvShare
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.mixture import of, views, with_views
@@ -38,12 +38,13 @@ from trainers.setup.options.defaults import (
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
-from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
 C = TypeVar("C", bound=RunConfig)
 Check = Callable[[RunPlan], None]
+TEACHER = "--distill.teacher"
 ALMOST = 0.9
 """Part of the engine's cache that a larger micro-batch has to leave."""
 
@@ -56,6 +57,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     machine_checks.check_context,
     run_checks.check_deterministic,
     model_checks.check_thinking,
+    model_checks.check_own_teacher,
     lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
     engine_checks.check_sleep,
 )
@@ -84,7 +86,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         defaults=defaults,
         algorithm=algorithm,
         model=model,
-        teacher=find_shape(config.distill.teacher, option="--distill.teacher") if config.distill.teacher else None,
+        teachers={name: find_shape(name, option=TEACHER) for name in config.teachers if name != SELF},
         objective=objective,
         environments=environments,
         steps=max(0, config.training.steps),
@@ -93,8 +95,9 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         check(plan)
     if model.folder is not None:
         plan = replace(plan, model=model_checks.check_folder(plan, model.folder))
-    if plan.teacher is not None and plan.teacher.folder is not None:
-        model_checks.check_teacher(plan, plan.teacher.folder, model.folder)
+    for name, teacher in plan.teachers.items():
+        if teacher.folder is not None:
+            model_checks.check_teacher(plan, name, teacher.folder, model.folder)
     config.check_data(model.folder)
     environments = [_with_local_tasks(share, objective) for share in environments]
     about = [text for share in environments if share.tasks for text in share.about(share.tasks.about)]
@@ -112,7 +115,7 @@ def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[
             check_bounds(view)
             view, defaults = with_room_for_expert(*take_defaults(view, shape))
             source = own_data(view) or view.dataset.path
-            made[label] = view = give_dataset(resolve_sources(view))
+            made[label] = view = give_dataset(resolve_sources(model_checks.with_model_of_run(view)))
             if (factory := run_checks.make_environment(view)) is not None:
                 share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)
                 environments.append(replace(share, weight=named[label].weight))
@@ -134,7 +137,8 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
             raise
         raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
     has_reference = config.services.ref_model.procs > 0 or config.lora.is_on
-    objective = resolve(objective, config.training, config.distill, has_reference=has_reference)
+    distill = config.distill if config.teachers else None
+    objective = resolve(objective, config.training, distill, has_reference=has_reference)
     training = config.training
     if training.loss or algorithm.target:
         try_loss(objective.loss, f"--loss {training.loss}" if training.loss else f"the loss of {algorithm.target}")
@@ -222,15 +226,20 @@ def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
     return replace(plan, model=model_checks.check_folder(plan, folder)) if plan.model.path else plan
 
 
-def with_teacher(plan: RunPlan, folder: Path, model: Path) -> RunPlan:
-    """The plan with the sizes of the teacher in a folder, which is checked against the folder of the model."""
-    assert plan.teacher is not None
-    if plan.teacher.shape is None:
-        teacher = replace(plan.teacher, shape=read_shape(folder), where=f"the folder {folder}", missing="")
-        plan = with_sizes(replace(plan, teacher=teacher))
+def with_teachers(plan: RunPlan, folders: Mapping[str, Path], model: Path) -> RunPlan:
+    """The plan with the folders of its teachers and their sizes. Each is checked against the folder of the model."""
+    found = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in folders.items()}
+    unknown = [name for name, teacher in found.items() if teacher.shape is None]
+    for name in unknown:
+        where = f"the folder {folders[name]}"
+        found[name] = replace(found[name], shape=read_shape(folders[name]), where=where, missing="")
+    plan = replace(plan, teachers=found)
+    if unknown:
+        plan = with_sizes(plan)
         for check in OF_MEMORY:
             check(plan)
-    model_checks.check_teacher(plan, folder, model)
+    for name, folder in folders.items():
+        model_checks.check_teacher(plan, name, folder, model)
     return plan
 
 
@@ -250,16 +259,18 @@ def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOut
 
 
 def _with_local_tasks(share: EnvShare, objective: Objective | None) -> EnvShare:
-    """The environment with its tasks of a local file; tasks that are not those of a file are read at the start."""
+    """The environment with its tasks, if they are of a local file, or its own ones of a profile; else the start reads
+    them."""
     config, source, tasks = share.config, share.source, None
     with of(share.label):
-        if (file := find_file(own_data(config), config.dataset.split)) is not None:
-            if not file.is_file():
-                raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
+        data = own_data(config)
+        if (file := find_file(data, config.dataset.split)) is not None and not file.is_file():
+            raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
+        if file is not None or (config.dataset.pass_rate and not data):
             try:
                 tasks = read_run_tasks(config, share.factory)
             except UserError as error:
-                raise UserError(str(error).replace(own_data(config), source)) from error
+                raise UserError(str(error).replace(data, source) if data else str(error)) from error
             run_checks.check_demonstrations(config, share.factory, tasks.train, source)
         run_checks.check_reward(objective, share.factory, tasks.train if tasks else ())
     return replace(share, tasks=tasks)

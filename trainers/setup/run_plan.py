@@ -18,7 +18,7 @@ training on data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from agents.generator.engine_args import read_engine_args
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
+from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
@@ -40,16 +41,40 @@ from trainers.objective.old_logprobs import choose_old_logprobs
 from trainers.settings.services import ServiceConfig
 from trainers.setup.card import Card, Processes, cards
 from trainers.setup.deadlines import Deadlines
-from trainers.setup.env_share import EnvShare
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.packages import missing_packages
-from trainers.setup.placement import Placement, make_placement
-from trainers.setup.run_tasks import chat_data
+from trainers.setup.placement import Placement, Process, make_placement
+from trainers.setup.run_tasks import RunTasks, chat_data
 from trainers.titan.settings import ForwardSettings, ParallelismConfig, RateSettings, TitanSettings, TrainerSettings
 
 ADAM_BETAS = (0.9, 0.95)
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvShare:
+    """Example: ``plan.share(episode.env).config.env.max_turns``"""
+
+    label: str = ""
+    """Names it in settings, metrics and episodes; "" is the only environment of a run."""
+    weight: float = 1.0
+    """Its share of the training is this part of the sum of all weights."""
+    config: RunConfig
+    """The settings of the run as this environment has them."""
+    defaults: Mapping[str, Default]
+    """By the names of the settings."""
+    factory: EnvFactory
+    source: str = ""
+    """Its data as the user wrote it, for errors; "" for tasks of its own."""
+    group_size: int = 0
+    """Episodes of a group; 0 in supervised training."""
+    tasks: RunTasks | None = None
+    """Tasks of a local file, which are read before anything is started; None if the start reads them."""
+
+    def about(self, sentences: Iterable[str]) -> list[str]:
+        """Sentences about it, with its label."""
+        return [f"{self.label}: {sentence}" if self.label else sentence for sentence in sentences]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +87,8 @@ class RunPlan:
     """The defaults of what is trained, by the names of the settings."""
     algorithm: Algorithm
     model: FoundModel
-    teacher: FoundModel | None = None
-    """The model of `distill.teacher`; None without one."""
+    teachers: Mapping[str, FoundModel] = field(default_factory=dict)
+    """The models of `distill.teacher`, as the environments name them; the policy itself is none of them."""
     objective: Objective | None
     """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
     environments: Sequence[EnvShare] = ()
@@ -104,7 +129,7 @@ class RunPlan:
         """What this machine lacks, as sentences."""
         placement = self.placement
         missing = [f"{package} is not installed" for package in missing_packages()]
-        missing += [model.missing for model in (self.model, self.teacher) if model and model.missing]
+        missing += [model.missing for model in (self.model, *self.teachers.values()) if model.missing]
         if self.shape is None:
             missing.append("the sizes of the model, and so the estimates of its memory")
         for data in (share.config.dataset for share in self.environments):
@@ -128,6 +153,11 @@ class RunPlan:
     def has_several(self) -> bool:
         """Whether the run has several environments."""
         return len(self.environments) > 1
+
+    @property
+    def compacts(self) -> bool:
+        """Whether episodes may have further rows, after summaries."""
+        return any(share.config.env.compact_at for share in self.environments)
 
     def part(self, share: EnvShare) -> float:
         """The part of an environment in the training, by the weights."""
@@ -248,9 +278,17 @@ class RunPlan:
         shared = values_of(self.config.training, ForwardSettings)
         return TitanSettings(**shared, **self._sequences, threads=service.threads)
 
-    def frozen_shape(self, name: str) -> ModelShape | None:
-        """The sizes of the model of a service of `FROZEN`; None if they are not known yet."""
-        return self.teacher.shape if name == "teacher" and self.teacher else self.shape
+    @property
+    def frozen_models(self) -> dict[str, tuple[str, FoundModel]]:
+        """By what each is called: its service of `FROZEN`, and its model. The reference is not started in every run."""
+        teachers = enumerate(self.teachers.values(), 1)
+        named = {f"teacher-{number}" if number > 1 else "teacher": ("teacher", model) for number, model in teachers}
+        return {"reference": ("ref_model", self.model)} | named
+
+    def frozen_shape(self, process: Process) -> ModelShape | None:
+        """The sizes of the model of a process of `FROZEN`; None if they are not known yet."""
+        teacher = process.replica // self.config.services.teacher.num_replicas
+        return list(self.teachers.values())[teacher].shape if process.service == "teacher" else self.shape
 
     @property
     def _sequences(self) -> dict[str, Any]:
@@ -285,9 +323,8 @@ class RunPlan:
         """Where each process is. A reference model is started unless the trainer is its own, without its adapters."""
         needs_reference = self.objective is not None and self.objective.kl_reference == "model"
         has_reference = needs_reference and not self.config.lora.is_on
-        has_teacher = self.objective is not None and self.objective.distillation is not None
         return make_placement(
-            self.config, has_reference=has_reference, has_engine=self.has_engine, has_teacher=has_teacher
+            self.config, has_reference=has_reference, has_engine=self.has_engine, teachers=len(self.teachers)
         )
 
     @property
@@ -313,7 +350,7 @@ class RunPlan:
     @property
     def deadlines(self) -> Deadlines:
         """Of operations that move the weights of a model, by the largest one."""
-        shapes = (self.shape, self.teacher.shape if self.teacher else None)
+        shapes = [model.shape for model in (self.model, *self.teachers.values())]
         return Deadlines(self.config.deadlines, max(shape.parameters if shape else 0 for shape in shapes))
 
     @property

@@ -12,6 +12,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.data.rows import find_file
 from forge_env.data.tasks import DataTasks
+from forge_env.evaluation.profile import FILE, Profile
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
 from forge_env.utils.settings import with_values
@@ -41,8 +42,10 @@ class RunTasks:
 def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
     """Read the training tasks and the held-out tasks of a run."""
     data = config.dataset
-    train = _draw(config, environment, data.split, data.tasks, "--dataset.tasks", default=TRAIN_TASKS)
-    if isinstance(train, DataTasks) and not data.tasks and train.rows.is_complete:
+    profile = Profile.read(data.pass_rate) if data.pass_rate else None
+    default = len(profile.tasks) if profile else TRAIN_TASKS
+    train = _draw(config, environment, data.split, data.tasks, "--dataset.tasks", default=default)
+    if isinstance(train, DataTasks) and not data.tasks and train.rows.is_complete and not profile:
         there = train.rows.num_tasks(data.split)
         if there > len(train):
             train = environment.tasks(data.split, count=there, seed=config.training.seed)
@@ -50,6 +53,9 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
     about = _about_rows(train, held_out)
     if isinstance(train, DataTasks):
         train, sentences = _without_copies(train, held_out)
+        about = [*about, *sentences]
+    if profile:
+        train, sentences = _within_rates(config, train, profile)
         about = [*about, *sentences]
     if not about and not data.tasks and len(train) < TRAIN_TASKS:
         about = [f"{config.env.name} has {len(train):,} {data.split} tasks, and all of them are trained on"]
@@ -72,6 +78,30 @@ def _without_copies(train: DataTasks, held_out: Sequence[Task]) -> tuple[DataTas
     number = len(train) - len(others)
     about = [f"{number:,} training tasks are copies of held-out ones, and are left out"] if number else []
     return DataTasks(others, train.rows), about
+
+
+def _within_rates(config: RunConfig, train: Sequence[Task], profile: Profile) -> tuple[Sequence[Task], list[str]]:
+    """The training tasks within --dataset.pass_rate_range, and sentences on all of them."""
+    folder, (low, high), facts = config.dataset.pass_rate, config.dataset.pass_rate_range, profile.facts
+    if others := len(profile.others(train)):
+        raise UserError(
+            f"--dataset.pass_rate {folder} has the rates of other tasks: it lacks {others:,} of the {len(train):,} "
+            f"training tasks, and is of {facts['env']}, options {facts['options']}, split {facts['split']}, seed "
+            f"{facts['seed']}; profile the tasks of this run, whose --training.seed is {config.training.seed}"
+        )
+    rates = [profile.rate(task) for task in train]
+    kept = [task for task, rate in zip(train, rates, strict=True) if rate is None or low <= rate <= high]
+    if not kept:
+        raise UserError(
+            f"--dataset.pass_rate_range is {low:g},{high:g}, and none of the {len(train):,} training tasks is in it: "
+            f"{', '.join(f'{count} {name}' for name, count in profile.counts.items())}; give a wider range"
+        )
+    about = [f"the training tasks are from the profile {folder}"]
+    if outside := len(train) - len(kept):
+        about.append(f"{outside:,} of {len(train):,} tasks are outside {low:g}..{high:g} and are not trained on")
+    if unknown := rates.count(None):
+        about.append(f"{unknown:,} tasks have no rate, for faults ended their attempts; they are trained on")
+    return DataTasks(kept, train.rows) if isinstance(train, DataTasks) else kept, about
 
 
 def _content(task: Task) -> str:
@@ -116,7 +146,10 @@ def resolve_sources(config: C) -> C:
         for name in config.evaluation.sets
         if (data := _of_set(config, name, "options", "data"))
     }
-    return with_values(config, {name: _resolved(source) for name, source in sources.items() if source})
+    resolved = {name: _resolved(source) for name, source in sources.items() if source}
+    if config.dataset.pass_rate:
+        resolved["dataset.pass_rate"] = str(Path(config.dataset.pass_rate).expanduser().absolute())
+    return with_values(config, resolved)
 
 
 def data_digests(config: RunConfig) -> dict[str, str]:
@@ -124,6 +157,7 @@ def data_digests(config: RunConfig) -> dict[str, str]:
     files = [find_file(chat_data(config))]
     for view in views(config).values():
         files += [find_file(own_data(view), split) for split in (view.dataset.split, "test")]
+        files += [Path(view.dataset.pass_rate) / FILE] if view.dataset.pass_rate else []
         for name in view.evaluation.sets:
             data, split = _of_set(view, name, "options", "data") or own_data(view), _of_set(view, name, "split")
             files.append(find_file(str(data), str(split or "test")))

@@ -51,7 +51,7 @@ class Head:
     def ask_top(self, selected: Tensor, count: int, temperature: float) -> None:
         """Let the next pass return the `count` largest logprobs (N, count) at the places `selected`, and their ids.
 
-        For a frozen model, without tensor parallelism. A sixteenth of the logits is there at a time, in float32.
+        For a model without tensor parallelism. A sixteenth of the logits is there at a time, in float32.
         """
 
         def answer(hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,12 +56,12 @@ from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
 from forge_env.utils.settings import values_of
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile
-from trainers.objective.distillation import DistillationLoss
+from trainers.objective.distillation import distillation_loss
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
-from trainers.objective.observations import ObservationLoss
+from trainers.objective.observations import observation_loss
 from trainers.titan.adapter_files import export_adapter, load_adapter
-from trainers.titan.backward import SplitEpisodes, StepLoss
+from trainers.titan.backward import LossBeside, SplitEpisodes, StepLoss
 from trainers.titan.checkpoint import TrainingState
 from trainers.titan.context import multiple_of_lengths
 from trainers.titan.device import device, limit_memory, release_memory
@@ -187,8 +187,8 @@ class TitanTrainer:
                 is then exactly 1; a second pass would round differently. Otherwise old_logprobs are the samples' own,
                 if any.
             compare_replay: if rows have routes, also measure the step without them: one more forward pass.
-            observation_coef: weight of the cross entropy on the samples' observed tokens, see `ObservationLoss`.
-            distill_coef: weight of the reverse KL to the teacher over the samples' teacher_ids, see `DistillationLoss`.
+            observation_coef: weight of the cross entropy on the samples' observed tokens, see `observation_loss`.
+            distill_coef: weight of the mean reverse KL over the samples' teacher_ids, see `distillation_loss`.
 
         Returns:
             loss, grad_norm, learning_rate of this step, seconds;
@@ -212,18 +212,18 @@ class TitanTrainer:
         metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, work.computed.rows_read)
         normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
-        observations = ObservationLoss(observation_coef, work.observed[1], torch.zeros_like(normalizer))
-        distillation = DistillationLoss(distill_coef, work.tokens, torch.zeros_like(normalizer))
+        observations = LossBeside(observation_coef, work.observed[1], torch.zeros_like(normalizer))
+        taught = sum(sample.units[0] for sample in samples if sample.teacher_ids is not None)
+        distillation = LossBeside(distill_coef, taught, torch.zeros_like(normalizer))
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
         batches = self._batches.rounds(work.batches, max(work.computed.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
                 replay.compare(batches, partial(self._passes.of_batch, temperature=temperature))
             self._add_gradients(work, batches, step, replay, temperature, observations, distillation)
-            for part in (step.total, observations.total, distillation.total):
+            for part in (step.total, observations.total, distillation.total, metrics.sums):
                 self._batches.sum_over_ranks(part)
             replay.sum_over_ranks(self._batches.sum_over_ranks)
-            self._batches.sum_over_ranks(metrics.sums)
             self._batches.max_over_ranks(metrics.largest)
             total, grad_norm, is_taken = self._update_weights(step.total, has_tokens=work.tokens > 0)
         except BaseException:
@@ -241,8 +241,9 @@ class TitanTrainer:
             "episodes_left_out": float(work.episodes - work.computed.episodes),
             **metrics.values(work.computed.tokens),
             **replay.values(work.computed.tokens),
-            **observations.values(work.observed[0]),
-            **distillation.values(),
+            **({"observation_tokens": float(work.observed[0])} if observation_coef else {}),
+            **({"observation_loss": float(observations.total)} if observation_coef and work.observed[0] else {}),
+            **({"teacher_kl": float(distillation.total)} if distill_coef else {}),
             "skipped": float(not is_taken),
             "seconds": time.perf_counter() - start,
         }
@@ -254,8 +255,8 @@ class TitanTrainer:
         step: StepLoss,
         replay: ReplayMetrics,
         temperature: float,
-        observations: ObservationLoss,
-        distillation: DistillationLoss,
+        observations: LossBeside,
+        distillation: LossBeside,
     ) -> None:
         """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device."""
         split = SplitEpisodes(work.learned, work.batches, step)
@@ -268,7 +269,8 @@ class TitanTrainer:
             with_entropy = split.uses_entropy or not batch.is_part
             logprobs, entropies, observed, taught = self._passes.forward(batch, temperature, with_entropy=with_entropy)
             replay.add(batch)
-            terms = [term for term in (observations(batch, observed), distillation(batch, taught)) if term is not None]
+            both = observations(observation_loss(batch, observed)), distillation(distillation_loss(batch, taught))
+            terms = [term for term in both if term is not None]
             beside = torch.stack(terms).sum() if terms else None
             (split if batch.is_part else step).backward(batch, logprobs, entropies, beside=beside)
             if beside is not None:
@@ -297,8 +299,8 @@ class TitanTrainer:
     def top_logprobs(
         self, samples: Sequence[Sample], temperature: float, count: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The `count` most likely tokens at each sampled target, of a frozen model: for each sample their ids, int32,
-        and their logprobs, float32, target after target; the same on every rank."""
+        """The `count` most likely tokens at each sampled target: for each sample their ids, int32, and their logprobs,
+        float32, target after target; the same on every rank."""
         return self._passes.top_logprobs(samples, temperature, count)
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:

@@ -41,7 +41,7 @@ def replay(
     from forge_env.registry.registry import check_registered
 
     located = find_episode(run, episode)
-    settings = run_settings(run)
+    settings = run_settings(run, located.episode.env)
     if settings is None:
         settings = RunSettings(env=located.episode.env)
         note(f"{run} does not record its settings: the environment has the options of --option and its default limits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -26,53 +26,64 @@ MAX_LINES = 20
 
 def score_again(run: Path, option: list[str], at_once: int, out: Path | None, *, as_json: bool) -> int:
     """Judge the episodes of a run again, and list what has changed; returns 1 if none could be judged."""
-    from contrib.records.run_settings import run_settings
+    from contrib.records.run_settings import all_settings
     from forge_env.records.run_files import episode_files
     from forge_env.registry.registry import check_registered
 
     if at_once < 1:
         raise UserError(f"--at-once is {at_once}; it is at least 1")
     files = episode_files(run)
-    settings = run_settings(run)
-    if settings is None or not settings.env:
+    settings, given = all_settings(run), parse_options(option)
+    if not all(one.env for one in settings.values()) or not settings:
         raise UserError(
             f"{run} does not record the environment and its options, so no episode of it can be judged again: give the "
             "folder of an evaluation or of a training run"
         )
-    settings = replace(settings, options={**settings.options, **parse_options(option)})
-    check_registered(settings.env, settings.registered)
-    note_changes(run, settings)
+    if "" not in settings and (unknown := sorted(given.keys() - settings.keys())):
+        raise UserError(
+            f"--option {unknown[0]}: the run has the environments {', '.join(settings)}: name the one that has the "
+            f"option, as in --option {next(iter(settings))}.NAME=VALUE"
+        )
+    for label, one in settings.items():
+        own = given.get(label, {}) if label else given
+        settings[label] = one = replace(one, options={**one.options, **own})
+        check_registered(one.env, one.registered)
+        note_changes(run, one)
     with stdout_to_stderr(as_json), new_file(out) as file:
         phases = run_async(_judge(files, settings, at_once, file))
     if as_json:
-        emit({"run": str(run), "env": settings.env, "phases": phases})
+        emit({"run": str(run), "env": " + ".join(one.env for one in settings.values()), "phases": phases})
     else:
         _show(phases)
     return 0 if any(phase["judged"] for phase in phases) else 1
 
 
 async def _judge(
-    files: dict[str, Path], settings: RunSettings, at_once: int, file: IO[str] | None
+    files: dict[str, Path], settings: Mapping[str, RunSettings], at_once: int, file: IO[str] | None
 ) -> list[dict[str, Any]]:
     from contrib.records.again import TasksOfToday, judge_again
     from forge_env.core.episode import read_jsonl
     from forge_env.rollout.factory import make
 
-    phases = []
-    factory = make(settings.env, **settings.options)
-    factory.add_group_reward(settings.group_reward)
-    async with factory:
-        tasks = TasksOfToday(factory, (episode.task for path in files.values() for episode in read_jsonl(path)))
-        if tasks.note:
-            note(tasks.note)
-        for name, path in files.items():
-            judged: list[JudgedAgain] = []
-            async for one in judge_again(read_jsonl(path), settings, factory, tasks, at_once=at_once):
-                judged.append(one)
-                if file is not None:
-                    file.write(one.after.to_json() + "\n")
-            phases.append(_summary(name, judged))
-    return phases
+    judged: dict[str, list[JudgedAgain]] = {name: [] for name in files}
+
+    def episodes_of(label: str, path: Path) -> Iterator[Episode]:
+        return (episode for episode in read_jsonl(path) if not label or episode.env == label)
+
+    for label, its in settings.items():
+        factory = make(its.env, **its.options)
+        factory.add_group_reward(its.group_reward)
+        async with factory:
+            recorded = (episode.task for path in files.values() for episode in episodes_of(label, path))
+            tasks = TasksOfToday(factory, recorded)
+            if tasks.note:
+                note(tasks.note)
+            for name, path in files.items():
+                async for one in judge_again(episodes_of(label, path), its, factory, tasks, at_once=at_once):
+                    judged[name].append(one)
+                    if file is not None:
+                        file.write(one.after.to_json() + "\n")
+    return [_summary(*of_phase) for of_phase in judged.items()]
 
 
 def _summary(phase: str, everything: list[JudgedAgain]) -> dict[str, Any]:

@@ -105,8 +105,7 @@ def _answer(message: Mapping[str, Any], turn: Turn | None, context: list[int], t
         return {**step, "is_copied_context": True, **_extra(kept)}
     kept |= {"reward": turn.reward, "finish_reason": turn.finish_reason}
     kept |= {"policy_seconds": turn.policy_seconds, "env_seconds": turn.env_seconds}
-    if turn.auxiliary:
-        kept["auxiliary"] = turn.auxiliary
+    kept |= {name: value for name in ("auxiliary", "is_summary") if (value := getattr(turn, name))}
     if turn.tool_uses:
         kept["tool_uses"] = [{"name": use.name, "seconds": use.seconds, "error": use.error} for use in turn.tool_uses]
     step["llm_call_count"] = 1

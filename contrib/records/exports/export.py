@@ -14,7 +14,7 @@ from contrib.records.exports.conversation import has_thoughts, json_text, openai
 from contrib.records.exports.parquet import ParquetWriter
 from contrib.records.exports.select import Selected, Selection, Wanted
 from contrib.records.exports.training_trace import training_trace
-from contrib.records.run_settings import RunSettings, run_settings
+from contrib.records.run_settings import RunSettings, all_settings
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, InfraError, UserError, nearest
 from forge_env.records.run_files import CONFIG, imported_facts, read_object
@@ -215,10 +215,10 @@ class RunFacts:
 
     def __init__(self, run: Path) -> None:
         try:
-            self._settings = run_settings(run) or RunSettings()
+            self._settings = all_settings(run)
         except UserError:  # another program's folder; its episodes can be read nevertheless
-            self._settings = RunSettings()
-        self.agent = self._settings.agent or "forge_env"
+            self._settings = {}
+        self.agent = next((one.agent for one in self._settings.values()), "") or "forge_env"
         """What acted: the agent of an evaluation, or forge_env."""
         kind, _, rest = self.agent.partition(":")
         rest = model_at(rest) if kind == "openai" else rest
@@ -245,7 +245,9 @@ class RunFacts:
         from forge_env.rollout.factory import make
 
         try:
-            return list(make(env, **(self._settings.options if env == self._settings.env else {})).make().tools)
+            of_run = {one.env: one for one in self._settings.values()} | self._settings
+            settings = of_run.get(env, RunSettings(env=env))
+            return list(make(settings.env, **settings.options).make().tools)
         except ForgeError as error:
             self.without_tools[env] = str(error)
             return []

@@ -83,8 +83,7 @@ def _kept(turn: Turn) -> dict[str, Any]:
         "env_seconds": turn.env_seconds,
         "tool_uses": [asdict(use) for use in turn.tool_uses],
     }
-    if turn.auxiliary:
-        kept["auxiliary"] = turn.auxiliary
+    kept |= {name: value for name in ("auxiliary", "is_summary") if (value := getattr(turn, name))}
     if turn.usage:
         kept["usage"] = dict(turn.usage)
     if (turn.logprobs > 0).any():  # a rounding of the engine, which OpenEnv refuses

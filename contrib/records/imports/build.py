@@ -129,6 +129,7 @@ def _turn(observation: tuple[Message, ...], message: Message, facts: Mapping[str
         ),
         usage=facts.get("usage") or None,
         auxiliary=_text(facts.get("auxiliary")),
+        is_summary=facts.get("is_summary") is True,
     )
     return replace(turn, **{"kind": "sampled", **facts["tokens"]}) if "tokens" in facts else turn
 

@@ -21,7 +21,7 @@ from forge_env.core.types import NOT_SAMPLED, Message
 SOURCE = f"OpenEnv TrainingTrace v{VERSION}"
 _LISTS = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")
 _OBJECTS = ("request", "response", "metadata")
-_SAME = ("reward", "policy_seconds", "env_seconds", "tool_uses", "usage", "auxiliary")
+_SAME = ("reward", "policy_seconds", "env_seconds", "tool_uses", "usage", "auxiliary", "is_summary")
 """What `metadata.forge_env` says of a turn, as `Log.turns` does."""
 
 

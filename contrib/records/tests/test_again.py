@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,35 @@ def test_siblings_are_compared_again(tmp_path: Path, command: Command) -> None:
         (1.5, {"right": 1.0, "all_alike": 0.5, "first": 0.0}),
         *[(None, {})] * 2,
     ]
+
+
+def test_episodes_of_several_environments_are_judged_each_by_its_own(
+    again: Command, tmp_path: Path, command: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a training run records them, by their labels; each environment has options of its own."""
+    write_tasks(tmp_path, third="blue")
+    target, run = f"{tmp_path}/looked.py:Looked", tmp_path / "both"
+    (tmp_path / "tasks.json").rename(tmp_path / "others.json")
+    write_tasks(tmp_path, first="red", second="blue")
+    first, second = (replace(e, id=f"e{i}") for i, e in enumerate(read_jsonl(tmp_path / "run" / "episodes.jsonl")))
+    second = replace(second, env="Looked_2", task=replace(second.task, prompt=({"role": "user", "content": "third"},)))
+    second = replace(second, turns=(replace(second.turns[0], observation=second.task.prompt), *second.turns[1:]))
+    (run / "episodes").mkdir(parents=True)
+    write_jsonl(run / "episodes" / "train.jsonl", [second, replace(first, env="Looked")])
+    options = {label: {"options": {"data": f"{tmp_path}/{name}.json"}, "max_turns": 5}
+               for label, name in (("Looked", "tasks"), ("Looked_2", "others"))}  # fmt: skip
+    (run / "config.yaml").write_text(
+        json.dumps({"env": {"name": f"{target} + {target}:0.5", "options": {}}, "mixture": options})
+    )
+    [phase] = command("score", f"{run}", "--again")["phases"]
+    assert (phase["judged"], [change["id"] for change in phase["changed"]]) == (2, ["e1"])
+    given = ["--option", f"Looked_2.data={tmp_path}/tasks.json"]
+    [phase] = command("score", f"{run}", "--again", *given)["phases"]
+    assert [one["reason"] for one in phase["not_judged"]] == ["the environment has no task with its prompt today"]
+    assert main(["score", str(run), "--again", "--option", "data=x"]) == 2
+    assert "--option data: the run has the environments Looked, Looked_2: name the one" in capfd.readouterr().err
+    replayed = command("replay", f"{run}", "train:e1")
+    assert replayed["env"] == target and replayed["options"] == {"data": f"{tmp_path}/others.json"}
 
 
 def test_a_verifier_that_breaks_leaves_no_reward(again: Command, tmp_path: Path) -> None:

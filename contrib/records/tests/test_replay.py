@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrib.records.replay import Replayer, compare_episodes, compare_values, diff_lines
+from contrib.records.replay import Replayer, compare_episodes, compare_values, diff_lines, replay_in
+from contrib.records.run_settings import RunSettings
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, read_jsonl
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Conversation
-from forge_env.core.types import Message, Outcome, Task, ToolUse
+from forge_env.core.types import EpisodeLimits, Message, Outcome, Task, ToolUse
+from forge_env.rollout.factory import EnvFactory
+from tests.forge_env.rollout import test_compaction as compaction
 
 MAZE = '''\
 """An environment whose every answer hangs on a file, as one does whose code or data somebody has changed."""
@@ -409,6 +412,31 @@ def test_two_episodes_are_the_same_exactly_where_nothing_differs(first: list[Any
         for turns in (first, second[: len(first)])
     )
     assert compare_episodes(a, b, dict(enumerate(b.turns))).same == (first == second[: len(first)])
+
+
+@pytest.mark.parametrize("are_recorded", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "options", "summary"),
+    [
+        ({}, {}, "sum"),
+        ({"max_tokens": 520, "compact_at": 0.4}, {"steps": 3, "words": 60}, "a long summary"),
+        ({"max_turn_tokens": 8}, {}, "a longer text than that"),
+        ({"max_turns": 6}, {}, "sum"),
+        ({}, {"words": 120}, "sum"),
+    ],
+)
+async def test_an_episode_with_summaries_is_the_same(
+    tiny_model: Path, limits: Any, options: Any, summary: str, are_recorded: bool
+) -> None:
+    """Also if nobody has recorded the limits: the turns say when a summary was asked for."""
+    played = replace(compaction.LIMITS, **limits)
+    recorded, _ = await compaction.play(tiny_model, played, summary, **options)
+    known: EpisodeLimits | None = played if are_recorded else replace(played, compact_at=0.0)
+    async with EnvFactory(compaction.Walk, **options) as factory:
+        found = await replay_in(factory, recorded, RunSettings(limits=known))
+    assert found.same, found.differences
+    assert [turn.is_summary for turn in found.replayed.turns] == [turn.is_summary for turn in recorded.turns]
+    assert (found.replayed.ended_by, found.replayed.lineage) == (recorded.ended_by, recorded.lineage)
 
 
 async def test_conversations_that_take_turns_go_on_where_they_were() -> None:

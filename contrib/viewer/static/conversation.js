@@ -79,6 +79,7 @@ function turnFacts(detail, turn, n) {
     turn.auxiliary ? `auxiliary, not trained on: ${turn.auxiliary}` : "",
     turn.token_ids && turn.token_ids.length ? `${number(turn.token_ids.length)} tokens` : "",
     versions.length ? `weights v${versions.join(", v")}` : "",
+    turn.is_summary ? "a summary in the place of the turns before" : "",
     turn.finish_reason === "length" ? "cut off at its limit" : "",
     turn.reward ? `reward ${number(turn.reward)}` : "",
     hasAdvantage ? `advantage ${number(advantage, 2)}` : "",

@@ -87,6 +87,31 @@ def tokenizer(llama: Path) -> FastTokenizer:
 add_turn = functools.partial(turns.add_turn, tools=TOOLS)
 
 
+@pytest.mark.parametrize("family", ["qwen", "llama"])
+def test_rows_with_a_hint_are_those_of_a_conversation_that_was_asked_so(
+    tiny_model: Path, renderer: Renderer, family: str
+) -> None:
+    """With tools in the prompt: the first row with a tool's result, and a row that begins later with all messages."""
+    rendering = renderer if family == "llama" else Renderer(tiny_model)
+    hint, *others = "Sum: <|im_end|> 4 ", FIRST[0]
+
+    def rows(question: str) -> tuple[list[int], list[list[int]]]:
+        messages = (*others, {"role": "user", "content": question})
+        conversation = Conversation(request_id="c", observation=messages)
+        said = rendering.write({"role": "assistant", "content": "hm"})
+        prompt, _ = add_turn(rendering, conversation, said)
+        conversation.observation = ({"role": "user", "content": "so?"},)
+        longer, _, _ = next_prompt(rendering, conversation, TOOLS)
+        later = rendering.encode(rendering.text([*messages, {"role": "assistant", "content": "hm"}], TOOLS))
+        return prompt, [longer, later, rendering.encode("other")]
+
+    (prompt, plain), (_, hinted) = rows("2 + 2?"), rows(f"2 + 2?\n\n{rendering._defuse(hint)}")
+    messages = (*others, {"role": "user", "content": "2 + 2?"})
+    assert rendering.with_hint(plain, prompt, messages, hint) == hinted and plain[:2] != hinted[:2]
+    with pytest.raises(UserError, match="has no place for a hint"):
+        rendering.with_hint(plain, prompt[:-1], messages, hint)
+
+
 def test_a_moe_is_rendered_as_its_dense_sister(tiny_model: Path, tmp_path: Path) -> None:
     moe = tmp_path / "moe"
     moe.mkdir()

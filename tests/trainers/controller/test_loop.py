@@ -27,6 +27,7 @@ from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.mixture import Mixture
 from trainers.controller.ready_groups import ReadyGroup
+from trainers.controller.sampler import TaskSampler
 from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
@@ -128,13 +129,14 @@ class Record:
     """What a test does in the place of a method, by its name."""
 
     def spec(self, prompt: Prompt) -> GroupSpec:
-        env, number = prompt
+        env, number, _ = prompt
         number = 2 * number + ENVIRONMENTS.index(env) if env else number
         return GroupSpec(env=env, task=TASKS[number % len(TASKS)], count=2, seed=0, group_id=str(number))
 
     async def run_group(self, spec: GroupSpec) -> Group:
         number = int(spec.group_id)
-        assert spec == self.spec(Prompt(spec.env, number // 2 if spec.env else number))
+        place = number // 2 if spec.env else number
+        assert spec == self.spec(Prompt(spec.env, place, place))
         self.admitted[number] = self.version
         done = self.version * len(self.trained[0]) if self.trained else 0
         self.most_open = max(self.most_open, len(self.admitted) - done)
@@ -607,6 +609,22 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
     assert loop.drops.flat >= 18
     assert loop.drops.faulty == {}
+
+
+async def test_groups_that_are_dropped_teach_the_sampler_too() -> None:
+    """Of five tasks one has a signal: the others are always solved, or end by faults, which teach nothing."""
+    samplers = {"": TaskSampler(tasks=TASKS, seed=0, by="pools")}
+    ledger = Ledger(samplers=samplers)
+
+    def make(index: int) -> Group:
+        task = ledger.prompt(index).task
+        faults = (Outcome.ENV_FAULT,) * 2
+        return group(index) if task == 0 else group(index, faults) if task == 1 else flat_group(index)
+
+    record = Record(rollout(make))
+    await run_to_end(record.loop(steps=5, objective={"needs_signal": True}, ledger=ledger))
+    assert [samplers[""].pool(index) for index in range(5)] == ["mixed", "unseen", "easy", "easy", "easy"]
+    assert samplers[""].visits["mixed"] > samplers[""].visits["easy"] - 3
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:

@@ -53,8 +53,8 @@ def test_an_environment_of_which_nothing_comes_back_gets_its_share_and_no_more(b
 def test_the_only_environment_has_no_metrics_and_the_numbers_of_its_prompts() -> None:
     ledger = Ledger()
     prompts = ledger.prompts()
-    assert [ledger.prompt(next(prompts)) for _ in range(3)] == [Prompt("", 0), Prompt("", 1), Prompt("", 2)]
-    assert ledger.mixture.metrics == {}
+    assert [ledger.prompt(next(prompts)) for _ in range(3)] == [Prompt("", i, i) for i in range(3)]
+    assert ledger.mixture.metrics == {} == ledger.metrics
 
 
 @given(seed=st.integers(0, 2**32), stops=st.integers(1, 4))
@@ -85,4 +85,4 @@ def test_every_task_of_every_environment_is_settled_once_over_any_stops(seed: in
     still_open = [ledger.prompt(number) for number in ledger.state_dict()["open"]]
     begun = Counter(prompt.env for prompt in [*settled, *still_open])
     assert begun == +ledger.mixture.counts["begun"]
-    assert sorted([*settled, *still_open]) == sorted((env, i) for env, count in begun.items() for i in range(count))
+    assert sorted([*settled, *still_open]) == sorted((env, i, i) for env, count in begun.items() for i in range(count))

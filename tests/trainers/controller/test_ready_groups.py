@@ -11,8 +11,8 @@ import pytest
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
+from trainers.controller.ledger import Ledger
 from trainers.controller.loop_state import LoopState
-from trainers.controller.mixture import Mixture
 from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
 
 
@@ -69,6 +69,6 @@ def test_the_state_of_a_loop_comes_back_from_a_checkpoint(tmp_path: Path) -> Non
     place, texts = state.to_json()
     for name, lines in texts.items():
         (tmp_path / name).write_bytes(b"".join(lines))
-    again = LoopState.of(json.loads(json.dumps(place)), 5, tmp_path, Mixture())
+    again = LoopState.of(json.loads(json.dumps(place)), 5, tmp_path, Ledger())
     assert (again.ready, again.drops, again.lengths) == (state.ready, state.drops, state.lengths)
     assert again.steps_done == 5 and again.ledger.state_dict() == state.ledger.state_dict()

@@ -35,6 +35,20 @@ def test_means_and_rates_are_of_the_steps_since_the_last_reading() -> None:
     }
 
 
+def test_the_thread_works_where_it_does_not_wait_for_the_worker() -> None:
+    """Of two engines in 10 s each: 8 s of steps, 2 of them the worker's, and 1 s of admission."""
+    use = EngineUse()
+    use.since([stats(0, clock=1.0), stats(0, clock=5.0)])
+    found = use.since(
+        [
+            stats(10, request_steps=3000, step_seconds=8.0, worker_seconds=2.0, clock=11.0),
+            stats(0, clock=15.0, admission_seconds=1.0),
+        ]
+    )
+    assert (found["engine/thread_busy"], found["engine/worker_share"]) == (7.0 / 20.0, 0.25)
+    assert found["engine/us_per_request"] == 2000.0
+
+
 def test_without_steps_there_is_nothing_to_say() -> None:
     use = EngineUse()
     assert use.since([stats(0)]) == {}

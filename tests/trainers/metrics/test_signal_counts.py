@@ -25,6 +25,7 @@ def test_groups_are_counted_by_outcome_and_by_kind() -> None:
         "signal/failed": 1,
         "signal/solved": 1,
         "signal/same": 1,
+        "signal/share": 0.25,
         "signal/groups/add": 3,
         "signal/failed/add": 1,
         "signal/solved/add": 1,

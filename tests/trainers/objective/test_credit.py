@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -111,7 +112,11 @@ def test_what_rounding_leaves_of_a_reward_is_no_return() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(-2, 2), st.lists(st.integers(1, 3), min_size=3, max_size=3)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.integers(-200, 200).map(lambda n: n / 100), st.lists(st.integers(1, 3), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=5,
+    ),
     st.sampled_from([centred, group_relative]),
     st.booleans(),
 )
@@ -142,3 +147,42 @@ def test_returns_of_each_turn_are_centred_among_those_who_took_it() -> None:
     found = turn_advantages([[1.0, 2.0], [3.0], [2.0, 6.0]], centred)
     assert found == [[-1.0, -2.0], [1.0], [0.0, 2.0]]
     assert math.fsum(value for values in found for value in values) == 0.0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(numbered_episodes(), st.lists(st.booleans(), min_size=5, max_size=5)), min_size=1, max_size=4)
+)
+def test_a_summary_has_the_credit_of_the_step_after_it(drawn: list[tuple[Episode, list[bool]]]) -> None:
+    """Against a slow reference: the returns of each step, compared among the siblings that came so far."""
+    episodes = []
+    for one, marks in drawn:
+        marked = zip(one.turns, marks, strict=False)
+        turns = [replace(t, is_summary=True, reward=0.0) if mark and n else t for n, (t, mark) in enumerate(marked)]
+        episodes.append(replace(one, turns=tuple(turns), id=str(len(episodes))))
+
+    def step_of(one: Episode, number: int) -> int:
+        return sum(not turn.is_summary for turn in one.turns[:number])
+
+    def return_of(one: Episode, step: int) -> float:
+        assert one.reward is not None
+        return one.reward - math.fsum(t.reward for n, t in enumerate(one.turns) if step_of(one, n) < step)
+
+    samples = Objective(
+        loss=lambda logprobs: logprobs,  # type: ignore[arg-type,return-value]
+        advantages=no_baseline,
+        group_size=1,
+        needs_siblings=False,
+        credit="turn",
+    ).samples([group(*episodes)])
+    for sample, one in zip(samples, episodes, strict=True):
+        found = [part.tolist() for part in by_turn(sample.advantage, one)]  # type: ignore[arg-type]
+        for number, (values, count) in enumerate(zip(found, turn_targets(one), strict=True)):
+            assert values == pytest.approx([return_of(one, step_of(one, number))] * count, abs=1e-9)
+
+
+def test_a_summary_is_compared_with_the_siblings_next_steps() -> None:
+    """The first one's summary is its second turn; the sibling took its second step then."""
+    one = episode(turn(1), replace(turn(2), is_summary=True), turn(3, starts_row=True, reward=2.0), reward=2.0)
+    two = episode(turn(1, reward=1.0), turn(2, reward=4.0), reward=5.0)
+    assert credited(centred, one, two) == [[-1.5, -1.0, -1.0], [1.5, 1.0]]

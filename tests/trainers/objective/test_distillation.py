@@ -11,17 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.core.episode import Episode
+from forge_env.core.episode import Episode, Group
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
 from trainers.batching.batch import Sample
 from trainers.controller.sample_maker import SampleMaker
 from trainers.losses import GRPOLoss, ReinforceLoss
 from trainers.objective.advantages import centred
 from trainers.objective.credit import turn_values
-from trainers.objective.distillation import Distillation, teacher_kl, top_kl
+from trainers.objective.distillation import taught_advantages, teacher_kl, top_kl
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.objective.reward import KLPenalty, TrainingReward
+from trainers.settings.distill import DistillConfig
 
 few = settings(deadline=None, max_examples=50)
 
@@ -61,7 +62,7 @@ def test_each_token_gets_its_own_divergence(
     taught = [np.array([rng.uniform(-30, 0) for _ in range(count(each))]) for each in played]
     groups = [group(*played)]
     plain = made(credit=credit).samples(groups)
-    found = made(credit=credit, distillation=Distillation(coef=coef, only=only)).samples(groups, taught=taught)
+    found = made(credit=credit, distillation=DistillConfig(coef=coef, only=only)).samples(groups, taught=taught)
     for sample, before, each, teacher in zip(found, plain, played, taught, strict=True):
         by_turn = [0.0] * len(each.turns) if only else turn_values(before.advantage, each)
         if credit == "episode" and not only:
@@ -82,7 +83,7 @@ def test_the_gradient_is_that_of_the_reverse_kl() -> None:
     advantages = []
     for token in range(6):
         played = episode(turn(token, prompt=1, logprobs=[engine[token].item()]))
-        distilled = Distillation(coef=0.5, only=True).advantages(played, 0.0, teacher[token : token + 1].numpy())
+        distilled = taught_advantages(0.5, played, 0.0, teacher[token : token + 1].numpy())
         advantages.append(distilled[0])
     mask = torch.ones((6, 1), dtype=torch.bool)
     for loss in (ReinforceLoss(aggregation="token"), GRPOLoss(aggregation="token")):
@@ -100,17 +101,18 @@ def test_the_gradient_is_that_of_the_reverse_kl() -> None:
 
 
 async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_measured() -> None:
-    async def taught(samples: Sequence[Sample]) -> list[np.ndarray]:
-        return [np.full(sample.num_targets, -0.25) for sample in samples]
+    async def taught(groups: Sequence[Group]) -> list[np.ndarray]:
+        return [np.full(count(each), -0.25) for group in groups for each in group.valid]
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
     for only, first in ((True, 0.0), (False, 0.5)):
-        objective = made(distillation=Distillation(coef=2.0, only=only))
+        objective = made(distillation=DistillConfig(coef=2.0, only=only))
         samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
         # The engine's logprobs are -1: the teacher is more certain of each token by 0.75.
         assert [s.advantage.tolist() for s in samples] == [[first + 1.5] * 2, [-first + 1.5]]  # type: ignore[union-attr]
-        assert metrics["teacher_kl"] == -0.75 and metrics["seconds/teacher"] >= 0
-        old = OldLogprobs(objective=objective, logprobs=taught)  # asks for all: advantages are not known yet
+        assert (metrics["teacher_kl"], metrics["taught"]) == (-0.75, 1.0) and metrics["seconds/teacher"] >= 0
+        # Asks for all: advantages are not known yet.
+        old = OldLogprobs(objective=objective, logprobs=lambda samples: taught(groups))
         await old.begin_window([[], groups])
         assert [old.take(), len(old.take() or ())] == [None, 2]
     assert teacher_kl([], []) == 0
@@ -118,7 +120,7 @@ async def test_the_teacher_is_asked_for_every_episode_and_its_divergence_is_meas
 
 def test_a_penalty_in_the_reward_stays_without_rewards() -> None:
     penalty = TrainingReward(kl_penalty=KLPenalty(beta=1.0, kind="k1"))
-    distilled = Distillation(coef=1.0, only=True)
+    distilled = DistillConfig(coef=1.0, only=True)
     objective = made(kl_reference="model", reward=penalty, penalty_baseline=centred, distillation=distilled)
     played = group(episode(turn(1), reward=1.0), episode(turn(2), reward=0.0))
     other = [np.array([-2.0]), np.array([-1.0])]
@@ -139,13 +141,32 @@ def test_the_kl_over_the_most_likely_tokens_is_at_most_the_kl_and_exact_over_all
     assert top_kl(escaped, p[:1].gather(-1, order[:1, :3])) > 1
 
 
+async def test_an_episode_that_no_teacher_judges_is_trained_on_without() -> None:
+    async def taught(groups: Sequence[Group]) -> list[Any]:
+        return [None, np.array([-0.25])]
+
+    async def top(groups: Sequence[Group]) -> list[Any]:
+        return [None, (np.arange(3), np.full(3, -2.0))]
+
+    groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
+    sampled = SampleMaker(objective=made(distillation=DistillConfig(coef=2.0)), teacher=taught)
+    (first, second), _, metrics = await sampled(groups)
+    assert first.advantage == 0.5 and second.advantage.tolist() == [1.0]  # type: ignore[union-attr]
+    assert (metrics["teacher_kl"], metrics["taught"]) == (-0.75, 0.5)
+    over = SampleMaker(objective=made(distillation=DistillConfig(coef=2.0, top_k=3)), teacher=top)
+    (first, second), _, metrics = await over(groups)
+    assert first.teacher_ids is None and second.teacher_ids is not None and len(second.teacher_ids) == 3
+    assert metrics["taught"] == 0.5
+
+
 async def test_samples_have_the_teachers_tokens_where_the_loss_is_over_them() -> None:
-    async def taught(samples: Sequence[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [(np.arange(3 * s.num_targets), np.full(3 * s.num_targets, -2.0)) for s in samples]
+    async def taught(groups: Sequence[Group]) -> list[tuple[np.ndarray, np.ndarray]]:
+        counts = [3 * count(each) for group in groups for each in group.valid]
+        return [(np.arange(number), np.full(number, -2.0)) for number in counts]
 
     groups = [group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0))]
     for only in (True, False):
-        objective = made(distillation=Distillation(coef=2.0, only=only, top_k=3))
+        objective = made(distillation=DistillConfig(coef=2.0, only=only, top_k=3))
         samples, _, metrics = await SampleMaker(objective=objective, teacher=taught)(groups)
         assert [s.advantage for s in samples] == ([0.0, 0.0] if only else [0.5, -0.5])
         assert [len(s.teacher_ids) for s in samples] == [6, 3] and not any(s.is_idle for s in samples)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from trainers.grpo import GRPO
 from trainers.setup.describe import describe_plan
 from trainers.setup.memory import frozen_memory
 from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan, with_teacher
+from trainers.setup.plan import make_plan, with_teachers
 from trainers.setup.run_plan import RunPlan
 
 
@@ -50,6 +50,29 @@ def test_it_has_processes_and_memory_of_its_own_model() -> None:
     assert ("no effect", sentence) in describe_plan(without)
 
 
+def test_several_teachers_have_processes_and_memory_each_and_the_policy_itself_has_none() -> None:
+    both = ["--env=math", "--env=code_exec", "--model=Qwen/Qwen3-0.6B", "--teacher.num_replicas=2"]
+    names = {"math": "Qwen/Qwen3-8B", "code_exec": "Qwen/Qwen3-0.6B"}
+    plan = plan_of(*both, *(f"--mixture.{label}.distill.teacher={name}" for label, name in names.items()))
+    memory = {p.replica: found.held["weights"] for p, found in plan.processes if p.service == "teacher" and found}
+    sizes = [4.0 * KNOWN_SHAPES[name].parameters for name in names.values()]
+    assert memory == {0: sizes[0], 1: sizes[0], 2: sizes[1], 3: sizes[1]}
+    assert {what: (name, model.path) for what, (name, model) in plan.frozen_models.items()} == {
+        "reference": ("ref_model", "Qwen/Qwen3-0.6B"),
+        "teacher": ("teacher", "Qwen/Qwen3-8B"),
+        "teacher-2": ("teacher", "Qwen/Qwen3-0.6B"),
+    }
+    one = plan_of(*both, f"--distill.teacher={names['math']}", "--mixture.code_exec.distill.teacher=")
+    assert list(one.teachers) == ["Qwen/Qwen3-8B"] and len(one.placement.replicas["teacher"]) == 2
+    shared = plan_of(*both, f"--distill.teacher={names['math']}", "--distill.only")
+    assert list(shared.teachers) == ["Qwen/Qwen3-8B"]
+    own = plan_of(*both, "--mixture.math.distill.teacher=self")
+    assert not own.placement.replicas["teacher"] and own.objective is not None
+    assert own.objective.distillation is not None
+    [said] = [text for name, text in describe_plan(own) if name == "teacher"]
+    assert said.startswith("math: the policy itself, with a hint in its prompt; code_exec: none; the reverse KL")
+
+
 def test_gpus_are_asked_for() -> None:
     options = ["--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=8"]
     plan = plan_of(*options, "--distill.teacher=Qwen/Qwen3-8B", "--teacher.with_gpus", "--teacher.procs=2")
@@ -73,8 +96,9 @@ def test_a_teacher_that_cannot_judge_is_refused(tiny_model: Path, tmp_path: Path
     run = ["--env=code_exec", "--warmup.steps=0"]
     wide = make_model_folder(tmp_path / "wide", tiny_model, hidden_size=96)
     plan = plan_of(*run, f"--model={tiny_model}", f"--distill.teacher={wide}")
-    assert plan.teacher is not None and plan.teacher.shape is not None and plan.teacher.shape.hidden_size == 96
-    assert with_teacher(plan, wide, tiny_model) == plan
+    [shape] = [teacher.shape for teacher in plan.teachers.values()]
+    assert shape is not None and shape.hidden_size == 96
+    assert with_teachers(plan, {str(wide): wide}, tiny_model) == plan
 
     other = shutil.copytree(wide, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -86,7 +110,7 @@ def test_a_teacher_that_cannot_judge_is_refused(tiny_model: Path, tmp_path: Path
     assert refusal(*run, f"--model={tiny_model}", f"--distill.teacher={other}").startswith(sentence)
     made_here = plan_of(*run[:1], f"--distill.teacher={other}")
     with pytest.raises(UserError, match="another vocabulary"):
-        with_teacher(made_here, other, tiny_model)
+        with_teachers(made_here, {str(other): other}, tiny_model)
 
     short = shutil.copytree(wide, tmp_path / "short")
     change_json(short / "config.json", max_position_embeddings=64)

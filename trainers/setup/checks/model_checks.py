@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.generator.adapter_folder import WEIGHTS
 from agents.model_folder import check_engine_packages, trained_model, weight_files
@@ -20,10 +20,13 @@ from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
+from trainers.settings.distill import SELF
 from trainers.setup.run_plan import RunPlan
 
+C = TypeVar("C", bound=RunConfig)
 
-def with_model_of_run(config: RunConfig) -> RunConfig:
+
+def with_model_of_run(config: C) -> C:
     """The config with the folders of the model and of its teacher, if they name weights of a training run."""
     paths = {"model.path": config.model.path, "distill.teacher": config.distill.teacher}
     of_runs = {name: path for name, path in paths.items() if path and run_of(path) is not None}
@@ -80,18 +83,19 @@ def _check_tensors(folder: Path) -> tuple[dict[str, Any], int]:
     return model, parts.count({})
 
 
-def check_teacher(plan: RunPlan, folder: Path, model: Path | None) -> None:
-    """Check that the teacher can judge the tokens of the model.
+def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) -> None:
+    """Check that a teacher can judge the tokens of the model.
 
     Args:
         plan: of the run.
+        name: of the teacher, as its setting has it.
         folder: of the teacher.
         model: the folder of the model; None if it is not here, or not made yet.
 
     Raises:
         UserError: it reads fewer tokens, has another vocabulary, or weights that are not there or in MXFP4.
     """
-    name, longest, shape = plan.config.distill.teacher, plan.config.env.max_tokens, plan.frozen_shape("teacher")
+    longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
     config, _ = _check_tensors(folder)
     if is_quantized(config):
         raise UserError(
@@ -120,6 +124,17 @@ def check_teacher(plan: RunPlan, folder: Path, model: Path | None) -> None:
             f"--distill.teacher is {name}, which has another vocabulary than the model {model}: only one of them has "
             f"the token {text!r} as number {number}; take a teacher with the tokenizer of the model"
         )
+
+
+def check_own_teacher(plan: RunPlan) -> None:
+    """Check that the trainer can name its own most likely tokens, if the policy is to teach itself by them."""
+    top_k = plan.config.distill.top_k if SELF in plan.config.teachers else 0
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        if top_k and (degree := getattr(plan.config.parallelism, name)) > 1:
+            raise UserError(
+                f"--distill.top_k is {top_k}, --distill.teacher is {SELF} and --parallelism.{name} is {degree}: a "
+                "trainer in such parts does not rank tokens, so set top_k to 0, or the degree to 1"
+            )
 
 
 def check_packages(plan: RunPlan, family: Family) -> None:

@@ -35,7 +35,8 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     asked = "no reference model is started: nothing asks for one"
     yield Rule(not placement.has_reference, "services.ref_model.", asked)
     untaught = "--distill.teacher is empty, and nothing is distilled"
-    yield Rule(plan.teacher is None, "distill.coef distill.top_k services.teacher.", untaught)
+    yield Rule(not config.teachers, "distill.coef distill.top_k services.teacher.", untaught)
+    yield Rule(not plan.teachers, "services.teacher.", "the policy teaches itself")
     yield Rule(dense, "moe.", "the model has no experts")
     routes = "the trainer does not replay the engine's routes"
     yield Rule(not plan.replays_routes, "moe.compare_interval moe.record_routes", routes)
@@ -54,7 +55,7 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(plan.trainer_dtype == "float32", "training.fp32_head", "the trainer computes in float32")
     yield Rule(services.trainer.procs == 1, "training.reshard_after_forward", "one process has all weights")
     yield Rule(not plan.has_several, "training.mixture_by", "the run has one environment")
-    yield Rule(plan.is_supervised, "env.reward_scale", "supervised training has no rewards")
+    yield Rule(plan.is_supervised, "env.reward_scale dataset.sampler", "supervised training has no rewards")
     drops = "--env.on_fault is drop: one fault drops a group"
     yield Rule(config.env.on_fault == "drop", "env.min_valid", drops)
     yield Rule(not evaluation.temperature, _within("evaluation", "top_p greedy"), "--evaluation.temperature is 0")

@@ -14,6 +14,7 @@ from trainers.config import RunConfig
 from trainers.objective.objective import Objective
 from trainers.objective.reward_parts import check_names
 from trainers.objective.trials import try_group_reward, try_reward
+from trainers.settings.distill import SELF
 from trainers.setup.checks.output_folder import check_output
 from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.placement import FROZEN
@@ -30,12 +31,19 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
     if config.env.name or config.algorithm is not None:
         factory = make(config.env.name, **config.env.options)
         factory.declared_limits()
+        factory.check_compacts(config.env.compact_at, "--env.compact_at")
         factory.add_group_reward(config.env.group_reward)
         if config.algorithm is not None:
             algorithm = f"--{config.algorithm_name}"
             factory.check_group_size(config.algorithm.n_samples, f"{algorithm}.n_samples")
             names = [part.name for part in factory.group_rewards]
             check_names(config.algorithm.reward_parts, factory.env_class, names, f"{algorithm}.reward_parts")
+            if config.distill.teacher == SELF and not hasattr(factory.env_class, "hint"):
+                raise UserError(
+                    f"--distill.teacher is {SELF}, and the environment {config.env.name} has no hint, which the "
+                    "policy as its own teacher needs in its prompt: write a static method hint(episode, siblings) "
+                    "that returns a text, or name a model"
+                )
         if config.evaluation.temperature:  # greedy attempts at a task are all the same
             factory.check_group_size(config.evaluation.n, "--evaluation.n")
     config.env.fault_policy()

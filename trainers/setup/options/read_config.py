@@ -53,8 +53,7 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
     for named in read_names(config.env.name).values():
         resolve(named.name, "env")  # a typo is refused before torch is imported
     if gpus_available() and not config.training.deterministic:
-        services = [name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs]
-        services += ["teacher"] if config.distill.teacher else []
+        services = [n for n in ("generator", "trainer", "ref_model", "teacher") if getattr(config.services, n).procs]
         saved["services"] = {name: {"with_gpus": True} for name in services}
     config = read(saved=saved)
     if not config.services.trainer.with_gpus:

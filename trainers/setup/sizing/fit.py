@@ -52,7 +52,7 @@ def with_sizes(plan: RunPlan) -> RunPlan:
         if process.service == "trainer":
             memory[process] = trainer_memory(plan, versions=0 if process.rank else kept) if known else None
         elif process.service in FROZEN:
-            shape, service = plan.frozen_shape(process.service), getattr(plan.config.services, process.service)
+            shape, service = plan.frozen_shape(process), getattr(plan.config.services, process.service)
             memory[process] = frozen_memory(plan, service, shape) if shape else None
         elif process.service == "store" and not kept:  # two snapshots in the host's memory
             memory[process] = Memory(held={"weights": 2.0 * request.size}) if known else None

@@ -214,12 +214,14 @@ def test_atif_with_tokens_that_contradict_each_other_is_refused(
 
 @given(episodes())
 def test_atif_keeps_where_rows_come_from_and_which_turns_are_auxiliary(episode: Episode) -> None:
-    turns = tuple(replace(turn, auxiliary="a title" * (i % 2)) for i, turn in enumerate(episode.turns))
+    turns = tuple(
+        replace(turn, auxiliary="a title" * (i % 2), is_summary=i == 2) for i, turn in enumerate(episode.turns)
+    )
     rows = tuple(Lineage(turn=i, parent=0, known_by="call", kind="template", why="w") for i in range(len(turns)))
     selected = Selected(replace(episode, turns=turns, lineage=rows), "", None)
     document = trajectory(selected, agent="a", model="m", tools=[TOOL], tokens=False)
     back = build(read_trajectory(json.loads(json.dumps(document))), None, "x")
-    assert [turn.auxiliary for turn in back.turns] == [turn.auxiliary for turn in turns]
+    assert [(t.auxiliary, t.is_summary) for t in back.turns] == [(t.auxiliary, t.is_summary) for t in turns]
     assert back.lineage == rows
 
 

@@ -77,6 +77,7 @@ def sampled_turns(draw: st.DrawFn, row: list[int], number: int) -> Turn:
         constraint="json" if constrained else "",
         constrained=constrained,
         auxiliary=draw(st.sampled_from(["", "", "a title"])),
+        is_summary=draw(st.booleans()),
     )
 
 

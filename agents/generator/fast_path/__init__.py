@@ -1,0 +1,1 @@
+"""Patches of vLLM's engine that save its thread time, see `agents.generator.fast_path.install`."""

@@ -1,0 +1,246 @@
+"""Patch of vLLM 0.32: a request that only gets one token from a step costs a few instructions, and makes no objects.
+
+In most steps most requests are such: no block of the KV cache begins or is full, and nothing ends. vLLM's scheduler
+does the rest. Its order decides about block tables, so it is kept: all that changes more than the request itself
+happens in vLLM's code, one request after the other. Tokens are handed over with the next output that vLLM makes for
+their request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any
+
+import numpy as np
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+VLLM = "0.32.0"
+_RUNNING = RequestStatus.RUNNING
+
+
+class _Plain:
+    """A plain request after its first token.
+
+    Attributes:
+        stops: tokens that end it.
+        limit: tokens, with the prompt, that end it.
+        logprobs: of its last tokens, which nobody has got yet.
+    """
+
+    __slots__ = ("limit", "logprobs", "request", "stops")
+
+    def __init__(self, request: Request, most_tokens: int) -> None:
+        params = request.sampling_params
+        self.request = request
+        self.stops = {*(params.stop_token_ids or ()), params.eos_token_id}
+        self.limit = min(most_tokens, request.num_prompt_tokens + request.max_tokens)
+        self.logprobs: list[float] = []
+
+    def take(self, output: EngineCoreOutput) -> None:
+        """Put the tokens that nobody has got before the tokens of an output."""
+        tokens, new = self.request._output_token_ids, output.new_token_ids
+        output.new_token_ids = tokens[len(tokens) - len(new) - len(self.logprobs) :]
+        if output.new_logprobs is not None:
+            self.logprobs += output.new_logprobs.logprobs[: len(new), 0].tolist()
+        values = np.array(self.logprobs, np.float32).reshape(-1, 1)
+        output.new_logprobs = LogprobsLists(values, values, values)  # the reader takes the logprobs only
+        self.logprobs = []
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether a step may add a token to a request without any other effect."""
+    params = request.sampling_params
+    return (
+        params is not None
+        and params.output_kind is RequestOutputKind.FINAL_ONLY
+        and params.num_logprobs == 0
+        and params.prompt_logprobs is None
+        and params.repetition_detection is None
+        and not (params.detokenize or params.stop)
+        and not (request.use_structured_output or request.resumable or request.mm_features)
+    )
+
+
+class Blocks(KVCacheManager):
+    """A manager of one group of layers with full attention."""
+
+    def allocate_slots(self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        if num_new_tokens == 1 and request.status is _RUNNING:  # all other arguments are of waiting requests
+            computed, block = request.num_computed_tokens, self.coordinator.scheduler_block_size
+            # The slot is there, and no block is full that may be found by other prompts.
+            if computed % block and min(computed + 1, request.num_tokens) % block:
+                return self.empty_kv_cache_blocks
+        return super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+
+
+class FastScheduler(Scheduler):
+    """A scheduler with a short way for plain requests."""
+
+    plain: dict[str, _Plain]
+    """By the id of the request."""
+    running: list[Request]
+    ahead = 0
+    """Tokens of a request that a step schedules and its output then brings."""
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        requests: list[Request] = []
+        if not (self.waiting or self.kv_holding_waiting or throttle_prefills):
+            requests = self._requests_of_plain_step()
+        if not requests:
+            return super().schedule(throttle_prefills)
+        manager, names, blocks, computed, sampled = self.kv_cache_manager, [], [], [], []
+        for request in requests:
+            names.append(request.request_id)
+            slots = manager.allocate_slots(request, 1)  # in the order in which vLLM allocates
+            blocks.append(None if slots is manager.empty_kv_cache_blocks else slots.get_block_ids())
+            computed.append(request.num_computed_tokens)
+            sampled.append(len(request._output_token_ids) + request.num_output_placeholders)
+            request.num_computed_tokens += 1
+            request.num_in_flight_tokens += 1
+            request.num_output_placeholders += self.ahead
+        before = set(self.prev_step_scheduled_req_ids)
+        running, self.running = self.running, []
+        output = super().schedule()  # all of a step but its requests
+        self.running = running
+        cached = output.scheduled_cached_reqs
+        cached.req_ids, cached.new_block_ids = names, blocks
+        cached.num_computed_tokens, cached.num_output_tokens = computed, sampled
+        output.num_scheduled_tokens, output.total_num_scheduled_tokens = dict.fromkeys(names, 1), len(names)
+        if not self.use_v2_model_runner:
+            cached.all_token_ids = {n: self.requests[n].all_token_ids.copy() for n in names if n not in before}
+            self.prev_step_scheduled_req_ids.update(names)
+        return output
+
+    def _requests_of_plain_step(self) -> list[Request]:
+        """The requests of the next step, if each is plain, gets one token, and finds a slot; otherwise none."""
+        manager, plain = self.kv_cache_manager, self.plain
+        block, requests, begun = self.block_size, [], 0
+        for request in self.running:
+            computed, ahead = request.num_computed_tokens, request.num_output_placeholders
+            if ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens:
+                continue  # the step before computes its last token
+            if (
+                request.request_id not in plain
+                or len(request._all_token_ids) + ahead - computed != 1
+                or request.is_prefill_chunk
+                or computed + 1 >= self.max_model_len
+            ):
+                return []
+            requests.append(request)
+            begun += computed % block == 0
+        most = min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens)
+        fits = len(requests) <= most and begun <= manager.block_pool.get_num_free_blocks()
+        return requests if fits and self._pause_state is PauseState.UNPAUSED else []
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        others = copy(scheduler_output)
+        others.num_scheduled_tokens = self._add_tokens(scheduler_output.num_scheduled_tokens, model_runner_output)
+        outputs = super().update_from_output(others, model_runner_output)
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                self._complete(output)
+        return outputs
+
+    def _add_tokens(self, scheduled: Mapping[str, int], output: ModelRunnerOutput) -> dict[str, int]:
+        """Add the sampled tokens of requests that get nothing else; returns the other scheduled requests."""
+        lists, sampled = output.logprobs, output.sampled_token_ids
+        if lists is None or lists.cu_num_generated_tokens is not None or not sampled or output.num_nans_in_logits:
+            return dict(scheduled)
+        logprobs, rows, block, others = lists.logprobs[:, 0].tolist(), output.req_id_to_index, self.block_size, {}
+        for name, count in scheduled.items():
+            if count == 1 and (plain := self.plain.get(name)) is not None:
+                request, row = plain.request, rows[name]
+                tokens, new = request._all_token_ids, sampled[row]
+                length = len(tokens) + 1
+                if (
+                    len(new) == 1
+                    and length % block > 1  # at 0 a block gets its hash, at 1 it may be cached
+                    and length < plain.limit
+                    and new[0] not in plain.stops
+                    and request.status is _RUNNING
+                    and not request.num_stale_output_tokens
+                ):
+                    tokens.append(new[0])
+                    request._output_token_ids.append(new[0])
+                    request.num_in_flight_tokens -= 1
+                    if request.num_output_placeholders:
+                        request.num_output_placeholders -= 1
+                    plain.logprobs.append(logprobs[row])
+                    continue
+            others[name] = count
+        return others
+
+    def _complete(self, output: EngineCoreOutput) -> None:
+        """Put the tokens that nobody has got into an output, and see whether its request is plain from now on."""
+        name, ended = output.request_id, output.finish_reason is not None
+        plain = self.plain.pop(name, None) if ended else self.plain.get(name)
+        if plain is not None and plain.logprobs:
+            plain.take(output)
+        elif plain is None and not ended and _is_plain(self.requests[name]):
+            self.plain[name] = _Plain(self.requests[name], self.max_model_len)
+
+    def hand_over(self) -> list[EngineCoreOutput]:
+        """Outputs with all tokens that nobody has got. The reader believes that they have the present weights."""
+        outputs = []
+        for name, plain in self.plain.items():
+            if plain.logprobs:
+                outputs.append(EngineCoreOutput(request_id=name, new_token_ids=[]))
+                plain.take(outputs[-1])
+        return outputs
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
+        for request in finished:
+            self.plain.pop(request.request_id, None)
+        return finished
+
+
+class FastAsyncScheduler(FastScheduler, AsyncScheduler):
+    """The same for an engine that schedules a step while the one before is computed."""
+
+    ahead = 1
+
+
+_NOT_PROVEN = (
+    *("adaptive_long_prefill_threshold", "aux_output_connector", "connector", "defer_block_free", "ec_connector"),
+    *("enable_kv_cache_events", "finished_req_ids_dict", "is_encoder_decoder", "log_stats", "model_uses_mrope"),
+    *("need_mamba_block_aligned_split", "needs_kv_cache_zeroing", "num_lookahead_tokens", "num_prefill_lookahead"),
+    *("num_spec_tokens", "perf_metrics", "prefix_replay_tokens", "return_sampling_mask", "use_pp"),
+)
+"""Attributes of vLLM's scheduler that must be empty."""
+_CLASSES: dict[type, type] = {Scheduler: FastScheduler, AsyncScheduler: FastAsyncScheduler}
+
+
+def install(engine: Any) -> None:
+    """Patch an engine if all layers have full attention, and it does nothing beside sampling."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    if type(scheduler) in _CLASSES and _is_simple(scheduler):
+        scheduler.plain = {}
+        scheduler.__class__ = _CLASSES[type(scheduler)]
+        scheduler.kv_cache_manager.__class__ = Blocks
+
+
+def _is_simple(scheduler: Scheduler) -> bool:
+    manager = scheduler.kv_cache_manager
+    groups = manager.coordinator.single_type_managers
+    return (
+        type(manager) is KVCacheManager
+        and [type(group) for group in groups] == [FullAttentionManager]
+        and groups[0].block_size == scheduler.block_size == scheduler.hash_block_size
+        and scheduler.block_size > 2
+        and scheduler.policy is SchedulingPolicy.FCFS
+        and scheduler.num_sampled_tokens_per_step == 1
+        and scheduler.dcp_world_size == 1
+        and not any(map(scheduler.__dict__.__getitem__, _NOT_PROVEN))
+    )
