@@ -112,7 +112,11 @@ def test_what_rounding_leaves_of_a_reward_is_no_return() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(-200, 200).map(lambda n: n / 100), st.lists(st.integers(1, 3), min_size=3, max_size=3)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.integers(-200, 200).map(lambda n: n / 100), st.lists(st.integers(1, 3), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=5,
+    ),
     st.sampled_from([centred, group_relative]),
     st.booleans(),
 )
