@@ -46,7 +46,11 @@ class Boxes(Env):
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0, longest: int = 24) -> Sequence[Task]:
         """Draw chains of 3 to `longest` boxes; the codes of training are even, those of the other splits odd."""
         rng = random.Random(f"{split}/{seed}")
-        return [_task(rng, split != "train", longest) for _ in range(count)]
+        drawn = dict[str, Task]()
+        while len(drawn) < count:  # without repetition
+            task = _task(rng, split != "train", longest)
+            drawn[task.id] = task
+        return list(drawn.values())
 
     @classmethod
     def limits(cls, longest: int = 24) -> Mapping[str, float]:

@@ -41,10 +41,11 @@ def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettin
     signature = inspect.signature(command, eval_str=True)
     *parameters, others = signature.parameters.values()
     given = []
-    sections: list[tuple[EvalSettings | EpisodeLimits, str]] = [(usual, ""), (EpisodeLimits(), f" {_LIMIT}")]
+    sections: list[tuple[Any, str]] = [(usual, ""), (EpisodeLimits(), f" {_LIMIT}")]
     for defaults, more in sections:
-        texts = texts_of(type(defaults))
-        for name, (kind, _) in kinds_of(type(defaults)).items():
+        section: Any = type(defaults)
+        texts = texts_of(section)
+        for name, (kind, _) in kinds_of(section).items():
             if name == "limits":
                 continue
             default, is_list = getattr(defaults, name), name in ("task_ids", "options", "sinks")
