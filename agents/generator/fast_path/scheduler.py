@@ -1,9 +1,8 @@
 """Patch of vLLM 0.32: a request that only gets one token from a step costs a few instructions, and makes no objects.
 
-In most steps most requests are such: no block of the KV cache begins or is full, and nothing ends. vLLM's scheduler
+In most steps most requests are such: no block of the KV cache begins, none is full, and nothing ends. vLLM's scheduler
 does the rest. Its order decides about block tables, so it is kept: all that changes more than the request itself
-happens in vLLM's code, one request after the other. Tokens are handed over with the next output that vLLM makes for
-their request.
+happens in vLLM's code, one request after the other. Tokens are handed over when their request ends.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+
+from agents.generator.fast_path.logprobs import Outputs
 
 VLLM = "0.32.0"
 _RUNNING = RequestStatus.RUNNING
@@ -157,7 +158,8 @@ class FastScheduler(Scheduler):
         lists, sampled = output.logprobs, output.sampled_token_ids
         if lists is None or lists.cu_num_generated_tokens is not None or not sampled or output.num_nans_in_logits:
             return dict(scheduled)
-        logprobs, rows, block, others = lists.logprobs[:, 0].tolist(), output.req_id_to_index, self.block_size, {}
+        logprobs, rows, others = lists.logprobs[:, 0].tolist(), output.req_id_to_index, {}
+        block, cached = self.block_size, self.kv_cache_manager.coordinator.single_type_managers[0].num_cached_block
         for name, count in scheduled.items():
             if count == 1 and (plain := self.plain.get(name)) is not None:
                 request, row = plain.request, rows[name]
@@ -165,14 +167,17 @@ class FastScheduler(Scheduler):
                 length = len(tokens) + 1
                 if (
                     len(new) == 1
-                    and length % block > 1  # at 0 a block gets its hash, at 1 it may be cached
                     and length < plain.limit
                     and new[0] not in plain.stops
                     and request.status is _RUNNING
                     and not request.num_stale_output_tokens
+                    # The block that was full before may be cached now, but mostly the plan of a step has done it.
+                    and (length % block != 1 or cached.get(name, -1) * block >= length - 1 or not self.ahead)
                 ):
                     tokens.append(new[0])
                     request._output_token_ids.append(new[0])
+                    if length % block == 0:
+                        request.update_block_hashes()
                     request.num_in_flight_tokens -= 1
                     if request.num_output_placeholders:
                         request.num_output_placeholders -= 1
@@ -225,7 +230,7 @@ _CLASSES: dict[type, type] = {Scheduler: FastScheduler, AsyncScheduler: FastAsyn
 def install(engine: Any) -> None:
     """Patch an engine if all layers have full attention, and it does nothing beside sampling."""
     scheduler = engine.engine_core.engine_core.scheduler
-    if type(scheduler) in _CLASSES and _is_simple(scheduler):
+    if type(scheduler) in _CLASSES and _is_simple(scheduler) and isinstance(engine.output_processor, Outputs):
         scheduler.plain = {}
         scheduler.__class__ = _CLASSES[type(scheduler)]
         scheduler.kv_cache_manager.__class__ = Blocks
