@@ -31,7 +31,7 @@ _RUNNING = RequestStatus.RUNNING
 
 
 class _Plain:
-    """A plain request after its first token.
+    """A plain request.
 
     Attributes:
         stops: tokens that end it.
@@ -94,10 +94,13 @@ class FastScheduler(Scheduler):
     ahead = 0
     """Tokens of a request that a step schedules and its output then brings."""
 
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if _is_plain(request):
+            self.plain[request.request_id] = _Plain(request, self.max_model_len)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        requests: list[Request] = []
-        if not (self.waiting or self.kv_holding_waiting or throttle_prefills):
-            requests = self._requests_of_plain_step()
+        requests = [] if throttle_prefills else self._plain_requests()
         if not requests:
             return super().schedule(throttle_prefills)
         manager, names, blocks, computed, sampled = self.kv_cache_manager, [], [], [], []
@@ -111,21 +114,37 @@ class FastScheduler(Scheduler):
             request.num_in_flight_tokens += 1
             request.num_output_placeholders += self.ahead
         before = set(self.prev_step_scheduled_req_ids)
-        running, self.running = self.running, []
-        output = super().schedule()  # all of a step but its requests
-        self.running = running
+        output = self._schedule_waiting(len(names))
         cached = output.scheduled_cached_reqs
-        cached.req_ids, cached.new_block_ids = names, blocks
-        cached.num_computed_tokens, cached.num_output_tokens = computed, sampled
-        output.num_scheduled_tokens, output.total_num_scheduled_tokens = dict.fromkeys(names, 1), len(names)
+        cached.req_ids, cached.new_block_ids = names + cached.req_ids, blocks + cached.new_block_ids
+        cached.num_computed_tokens = computed + cached.num_computed_tokens
+        cached.num_output_tokens = sampled + cached.num_output_tokens
+        output.num_scheduled_tokens = dict.fromkeys(names, 1) | output.num_scheduled_tokens
+        output.total_num_scheduled_tokens += len(names)
         if not self.use_v2_model_runner:
-            cached.all_token_ids = {n: self.requests[n].all_token_ids.copy() for n in names if n not in before}
+            cached.all_token_ids |= {n: self.requests[n].all_token_ids.copy() for n in names if n not in before}
             self.prev_step_scheduled_req_ids.update(names)
         return output
 
-    def _requests_of_plain_step(self) -> list[Request]:
-        """The requests of the next step, if each is plain, gets one token, and finds a slot; otherwise none."""
+    def _schedule_waiting(self, taken: int) -> SchedulerOutput:
+        """All of a step but the running requests, which take some of its tokens."""
+        running, self.running = self.running, []
+        self.max_num_active_reqs -= len(running)
+        self.max_num_scheduled_tokens -= taken
+        output = super().schedule()
+        self.max_num_active_reqs += len(running)
+        self.max_num_scheduled_tokens += taken
+        self.running = running + self.running
+        return output
+
+    def _plain_requests(self) -> list[Request]:
+        """The running requests of the next step, if each is plain, gets one token, and finds a slot; otherwise none."""
         manager, plain = self.kv_cache_manager, self.plain
+        if self._pause_state is not PauseState.UNPAUSED or (
+            # Then vLLM looks at the running requests when it takes a waiting one.
+            (self.lora_config or manager.watermark_blocks) and (self.waiting or self.kv_holding_waiting)
+        ):
+            return []
         block, requests, begun = self.block_size, [], 0
         for request in self.running:
             computed, ahead = request.num_computed_tokens, request.num_output_placeholders
@@ -140,9 +159,8 @@ class FastScheduler(Scheduler):
                 return []
             requests.append(request)
             begun += computed % block == 0
-        most = min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens)
-        fits = len(requests) <= most and begun <= manager.block_pool.get_num_free_blocks()
-        return requests if fits and self._pause_state is PauseState.UNPAUSED else []
+        fits = len(requests) <= self.max_num_scheduled_tokens and begun <= manager.block_pool.get_num_free_blocks()
+        return requests if fits else []
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         others = copy(scheduler_output)
@@ -171,6 +189,7 @@ class FastScheduler(Scheduler):
                     and new[0] not in plain.stops
                     and request.status is _RUNNING
                     and not request.num_stale_output_tokens
+                    and request.prefill_stats is None  # its first output has them
                     # The block that was full before may be cached now, but mostly the plan of a step has done it.
                     and (length % block != 1 or cached.get(name, -1) * block >= length - 1 or not self.ahead)
                 ):
@@ -187,13 +206,11 @@ class FastScheduler(Scheduler):
         return others
 
     def _complete(self, output: EngineCoreOutput) -> None:
-        """Put the tokens that nobody has got into an output, and see whether its request is plain from now on."""
-        name, ended = output.request_id, output.finish_reason is not None
-        plain = self.plain.pop(name, None) if ended else self.plain.get(name)
+        """Put the tokens that nobody has got into an output."""
+        ended = output.finish_reason is not None
+        plain = self.plain.pop(output.request_id, None) if ended else self.plain.get(output.request_id)
         if plain is not None and plain.logprobs:
             plain.take(output)
-        elif plain is None and not ended and _is_plain(self.requests[name]):
-            self.plain[name] = _Plain(self.requests[name], self.max_model_len)
 
     def hand_over(self) -> list[EngineCoreOutput]:
         """Outputs with all tokens that nobody has got. The reader believes that they have the present weights."""
@@ -247,5 +264,7 @@ def _is_simple(scheduler: Scheduler) -> bool:
         and scheduler.policy is SchedulingPolicy.FCFS
         and scheduler.num_sampled_tokens_per_step == 1
         and scheduler.dcp_world_size == 1
+        and not scheduler.scheduler_config.long_prefill_token_threshold
+        and scheduler.max_num_scheduled_tokens <= scheduler.scheduler_config.max_num_batched_tokens
         and not any(map(scheduler.__dict__.__getitem__, _NOT_PROVEN))
     )
