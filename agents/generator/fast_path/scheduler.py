@@ -26,7 +26,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from agents.generator.fast_path.logprobs import Outputs
 
-VLLM = "0.32.0"
 _RUNNING = RequestStatus.RUNNING
 
 
