@@ -1,10 +1,12 @@
 """What the engine's thread costs: vLLM's own way and the fast path, by turns on one engine, on a CPU or a GPU.
 
     python -m benchmarks.engine_host [--shape 0.6B | --model FOLDER] [--requests 512] [--tokens 128] [--plays 5]
-                                     [--arms NAME,NAME] [--in-process] [--json FILE]
+                                     [--at-once 0] [--arms NAME,NAME] [--in-process] [--json FILE]
 
-Groups of 16 requests with one prompt and a seed each, all at once, until the last token of each. An arm is played once
-in every turn, after one turn that does not count, and each turn has the arms in another order. Figures are medians:
+Groups of 16 requests with one prompt and a seed each, all at once, until the last token of each. With --at-once the
+engine takes fewer requests at a time, of one half to three halves as many tokens, so that many steps begin one. An arm
+is played once in every turn, after one turn that does not count, and each turn has the arms in another order. Figures
+are medians:
 
     no_logprobs   bare `LLMEngine`, vLLM's own classes, no logprobs asked
     own           the same with logprobs
@@ -82,11 +84,12 @@ class Engine:
     async def play(self, arm: str) -> dict[str, Any]:
         """One arm, once."""
         self.plays += 1
+        spread = self.given.tokens // 2 if self.given.at_once else 0
         requests: list[Any] = [
             SampleRequest(
                 f"{self.plays}/{number}",
                 [1 + number // GROUP % 90, *range(3, 2 + PROMPT)],
-                Sampling(max_tokens=self.given.tokens, seed=number),
+                Sampling(max_tokens=self.given.tokens - spread + number * 7919 % (2 * spread + 1), seed=number),
                 None,  # nobody waits for a bare engine
             )
             for number in range(self.given.requests)
@@ -148,7 +151,7 @@ class Engine:
             "request_steps": request_steps,
             "said": None,
         }
-        found |= {"admission": stepping - began, "tokens": len(requests) * self.given.tokens}
+        found |= {"admission": stepping - began, "tokens": sum(each.sampling.max_tokens for each in requests)}
         if arm != "no_logprobs":
             by_number = {int(output.request_id.split("/")[1]): _bits(completion) for output, completion in ended}
             found["said"] = [by_number[number] for number in range(len(requests))]
@@ -163,8 +166,8 @@ async def measure(model: Path, given: argparse.Namespace) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     of_gpu: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_gib": 16.0, "cuda_graphs": True}
     settings = EngineSettings(
-        max_model_len=max(512, PROMPT + given.tokens),
-        max_requests=given.requests,
+        max_model_len=max(512, PROMPT + 2 * given.tokens),
+        max_requests=given.at_once or given.requests,
         **(of_gpu | {"worker_process": not given.in_process} if on_gpu else {}),
     )
     ours = VLLMEngine(str(model), settings)
@@ -198,6 +201,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--at-once", type=int, default=0)
     parser.add_argument("--plays", type=int, default=5)
     parser.add_argument("--arms", type=lambda text: text.split(","), default=list(ARMS))
     parser.add_argument("--in-process", action="store_true", help="on a GPU: the worker in the engine's process")

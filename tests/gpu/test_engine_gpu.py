@@ -3,6 +3,7 @@ weights over while it runs, and what arrives is bit by bit what was sent."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
+from benchmarks.engine_host import measure
 from forge_env.core.episode import Episode, Row
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
@@ -51,6 +53,12 @@ async def test_logprobs_agree_in_bfloat16(engine: VLLMEngine, qwen3: Path) -> No
     assert len(gap) == 64 * 64
     assert gap.abs().mean() < 0.02
     assert k3 < 1e-3
+
+
+async def test_the_fast_path_changes_no_bit(qwen3: Path) -> None:
+    arms = {"arms": ["own", "all"], "plays": 1, "at_once": 0, "in_process": False}
+    found = await measure(qwen3, argparse.Namespace(requests=128, tokens=64, **arms))
+    assert found["all"]["same"]
 
 
 async def test_a_step_takes_as_many_tokens_as_the_plan_counts(engine: VLLMEngine) -> None:

@@ -15,7 +15,6 @@ from vllm.v1.engine import EngineCoreRequest
 
 from agents.generator.requests import SampleRequest, vllm_sampling
 
-VLLM = "0.32.0"
 MOST_KINDS = 64
 """Parameters that are kept."""
 

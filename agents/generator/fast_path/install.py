@@ -1,16 +1,19 @@
 """The patches of vLLM's engine. Its one thread walks over all requests in every step, and is slower than a small model.
 
-Each patch is a file with subclasses of vLLM's classes. It names the version of vLLM that it was proven for: tokens,
-logprobs, block tables and prefix hits are the same with it and without. With another version, or where a class of the
-engine is another one, vLLM's own way stays.
+Each patch is a file with subclasses of vLLM's classes, for one version of vLLM: tokens, logprobs, block tables and
+prefix hits are the same with it and without. With another version, or if a class of the engine is another one, vLLM's
+own way stays.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any
 
 logger = logging.getLogger(__name__)
+PATCHES = {"logprobs": "0.32.0", "scheduler": "0.32.0", "admission": "0.32.0"}
+"""The files, in their order, and the version that each was proven for. With another one they may not even import."""
 
 
 def speed_up(engine: Any) -> None:
@@ -19,11 +22,16 @@ def speed_up(engine: Any) -> None:
     Its objects become subclasses of their classes in place: which ones vLLM takes is settled as it starts. No object
     gets a reference to itself, which would keep the model's memory after the engine's end.
     """
-    from agents.generator.fast_path import admission, logprobs, scheduler
+    import vllm
 
-    for patch in (logprobs, scheduler, admission):
-        if is_proven(patch.VLLM):
-            patch.install(engine)
+    found = vllm.__version__.partition("+")[0]
+    for name, version in PATCHES.items():
+        if version == found:
+            importlib.import_module(f"agents.generator.fast_path.{name}").install(engine)
+    if others := {*PATCHES.values()} - {found}:
+        logger.warning(
+            "the engine is slower than it could be: its fast path is for vLLM %s, not %s", ", ".join(others), found
+        )
 
 
 def hand_over(engine: Any) -> None:
@@ -31,13 +39,3 @@ def hand_over(engine: Any) -> None:
     scheduler = engine.engine_core.engine_core.scheduler
     if hasattr(scheduler, "hand_over"):
         engine.output_processor.process_outputs(scheduler.hand_over(), weight_version=engine.get_weight_version())
-
-
-def is_proven(version: str) -> bool:
-    """Whether the installed vLLM is the version that a patch was proven for."""
-    import vllm
-
-    found: str = vllm.__version__.partition("+")[0]
-    if found != version:
-        logger.warning("the engine runs slower than it could: its fast path is for vLLM %s, not %s", version, found)
-    return found == version

@@ -7,8 +7,6 @@ from typing import Any
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
-VLLM = "0.32.0"
-
 
 class SampledLogprobs(LogprobsProcessor):
     """Its `logprobs` are floats, one for each sampled token."""

@@ -1,9 +1,8 @@
 """Patch of vLLM 0.32: a request that only gets one token from a step costs a few instructions, and makes no objects.
 
-In most steps most requests are such: no block of the KV cache begins or is full, and nothing ends. vLLM's scheduler
+In most steps most requests are such: no block of the KV cache begins, none is full, and nothing ends. vLLM's scheduler
 does the rest. Its order decides about block tables, so it is kept: all that changes more than the request itself
-happens in vLLM's code, one request after the other. Tokens are handed over with the next output that vLLM makes for
-their request.
+happens in vLLM's code, one request after the other. Tokens are handed over when their request ends.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-VLLM = "0.32.0"
+from agents.generator.fast_path.logprobs import Outputs
+
 _RUNNING = RequestStatus.RUNNING
 
 
 class _Plain:
-    """A plain request after its first token.
+    """A plain request.
 
     Attributes:
         stops: tokens that end it.
@@ -93,10 +93,13 @@ class FastScheduler(Scheduler):
     ahead = 0
     """Tokens of a request that a step schedules and its output then brings."""
 
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if _is_plain(request):
+            self.plain[request.request_id] = _Plain(request, self.max_model_len)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        requests: list[Request] = []
-        if not (self.waiting or self.kv_holding_waiting or throttle_prefills):
-            requests = self._requests_of_plain_step()
+        requests = [] if throttle_prefills else self._plain_requests()
         if not requests:
             return super().schedule(throttle_prefills)
         manager, names, blocks, computed, sampled = self.kv_cache_manager, [], [], [], []
@@ -110,21 +113,37 @@ class FastScheduler(Scheduler):
             request.num_in_flight_tokens += 1
             request.num_output_placeholders += self.ahead
         before = set(self.prev_step_scheduled_req_ids)
-        running, self.running = self.running, []
-        output = super().schedule()  # all of a step but its requests
-        self.running = running
+        output = self._schedule_waiting(len(names))
         cached = output.scheduled_cached_reqs
-        cached.req_ids, cached.new_block_ids = names, blocks
-        cached.num_computed_tokens, cached.num_output_tokens = computed, sampled
-        output.num_scheduled_tokens, output.total_num_scheduled_tokens = dict.fromkeys(names, 1), len(names)
+        cached.req_ids, cached.new_block_ids = names + cached.req_ids, blocks + cached.new_block_ids
+        cached.num_computed_tokens = computed + cached.num_computed_tokens
+        cached.num_output_tokens = sampled + cached.num_output_tokens
+        output.num_scheduled_tokens = dict.fromkeys(names, 1) | output.num_scheduled_tokens
+        output.total_num_scheduled_tokens += len(names)
         if not self.use_v2_model_runner:
-            cached.all_token_ids = {n: self.requests[n].all_token_ids.copy() for n in names if n not in before}
+            cached.all_token_ids |= {n: self.requests[n].all_token_ids.copy() for n in names if n not in before}
             self.prev_step_scheduled_req_ids.update(names)
         return output
 
-    def _requests_of_plain_step(self) -> list[Request]:
-        """The requests of the next step, if each is plain, gets one token, and finds a slot; otherwise none."""
+    def _schedule_waiting(self, taken: int) -> SchedulerOutput:
+        """All of a step but the running requests, which take some of its tokens."""
+        running, self.running = self.running, []
+        self.max_num_active_reqs -= len(running)
+        self.max_num_scheduled_tokens -= taken
+        output = super().schedule()
+        self.max_num_active_reqs += len(running)
+        self.max_num_scheduled_tokens += taken
+        self.running = running + self.running
+        return output
+
+    def _plain_requests(self) -> list[Request]:
+        """The running requests of the next step, if each is plain, gets one token, and finds a slot; otherwise none."""
         manager, plain = self.kv_cache_manager, self.plain
+        if self._pause_state is not PauseState.UNPAUSED or (
+            # Then vLLM looks at the running requests when it takes a waiting one.
+            (self.lora_config or manager.watermark_blocks) and (self.waiting or self.kv_holding_waiting)
+        ):
+            return []
         block, requests, begun = self.block_size, [], 0
         for request in self.running:
             computed, ahead = request.num_computed_tokens, request.num_output_placeholders
@@ -139,9 +158,8 @@ class FastScheduler(Scheduler):
                 return []
             requests.append(request)
             begun += computed % block == 0
-        most = min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens)
-        fits = len(requests) <= most and begun <= manager.block_pool.get_num_free_blocks()
-        return requests if fits and self._pause_state is PauseState.UNPAUSED else []
+        fits = len(requests) <= self.max_num_scheduled_tokens and begun <= manager.block_pool.get_num_free_blocks()
+        return requests if fits else []
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         others = copy(scheduler_output)
@@ -157,7 +175,8 @@ class FastScheduler(Scheduler):
         lists, sampled = output.logprobs, output.sampled_token_ids
         if lists is None or lists.cu_num_generated_tokens is not None or not sampled or output.num_nans_in_logits:
             return dict(scheduled)
-        logprobs, rows, block, others = lists.logprobs[:, 0].tolist(), output.req_id_to_index, self.block_size, {}
+        logprobs, rows, others = lists.logprobs[:, 0].tolist(), output.req_id_to_index, {}
+        block, cached = self.block_size, self.kv_cache_manager.coordinator.single_type_managers[0].num_cached_block
         for name, count in scheduled.items():
             if count == 1 and (plain := self.plain.get(name)) is not None:
                 request, row = plain.request, rows[name]
@@ -165,14 +184,18 @@ class FastScheduler(Scheduler):
                 length = len(tokens) + 1
                 if (
                     len(new) == 1
-                    and length % block > 1  # at 0 a block gets its hash, at 1 it may be cached
                     and length < plain.limit
                     and new[0] not in plain.stops
                     and request.status is _RUNNING
                     and not request.num_stale_output_tokens
+                    and request.prefill_stats is None  # its first output has them
+                    # The block that was full before may be cached now, but mostly the plan of a step has done it.
+                    and (length % block != 1 or cached.get(name, -1) * block >= length - 1 or not self.ahead)
                 ):
                     tokens.append(new[0])
                     request._output_token_ids.append(new[0])
+                    if length % block == 0:
+                        request.update_block_hashes()
                     request.num_in_flight_tokens -= 1
                     if request.num_output_placeholders:
                         request.num_output_placeholders -= 1
@@ -182,13 +205,11 @@ class FastScheduler(Scheduler):
         return others
 
     def _complete(self, output: EngineCoreOutput) -> None:
-        """Put the tokens that nobody has got into an output, and see whether its request is plain from now on."""
-        name, ended = output.request_id, output.finish_reason is not None
-        plain = self.plain.pop(name, None) if ended else self.plain.get(name)
+        """Put the tokens that nobody has got into an output."""
+        ended = output.finish_reason is not None
+        plain = self.plain.pop(output.request_id, None) if ended else self.plain.get(output.request_id)
         if plain is not None and plain.logprobs:
             plain.take(output)
-        elif plain is None and not ended and _is_plain(self.requests[name]):
-            self.plain[name] = _Plain(self.requests[name], self.max_model_len)
 
     def hand_over(self) -> list[EngineCoreOutput]:
         """Outputs with all tokens that nobody has got. The reader believes that they have the present weights."""
@@ -225,7 +246,7 @@ _CLASSES: dict[type, type] = {Scheduler: FastScheduler, AsyncScheduler: FastAsyn
 def install(engine: Any) -> None:
     """Patch an engine if all layers have full attention, and it does nothing beside sampling."""
     scheduler = engine.engine_core.engine_core.scheduler
-    if type(scheduler) in _CLASSES and _is_simple(scheduler):
+    if type(scheduler) in _CLASSES and _is_simple(scheduler) and isinstance(engine.output_processor, Outputs):
         scheduler.plain = {}
         scheduler.__class__ = _CLASSES[type(scheduler)]
         scheduler.kv_cache_manager.__class__ = Blocks
@@ -242,5 +263,7 @@ def _is_simple(scheduler: Scheduler) -> bool:
         and scheduler.policy is SchedulingPolicy.FCFS
         and scheduler.num_sampled_tokens_per_step == 1
         and scheduler.dcp_world_size == 1
+        and not scheduler.scheduler_config.long_prefill_token_threshold
+        and scheduler.max_num_scheduled_tokens <= scheduler.scheduler_config.max_num_batched_tokens
         and not any(map(scheduler.__dict__.__getitem__, _NOT_PROVEN))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections import deque
@@ -20,7 +21,7 @@ from forge_env.core.errors import PolicyError
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 
-BLOCK, LONGEST, STEPS = 4, 40, 250
+BLOCK, LONGEST, STEPS, SEEDS = 4, 40, 250, int(os.environ.get("SEEDS", "3"))
 WAYS: dict[str, dict[str, Any]] = {
     "sync": {},
     "async": {"ahead": True},
@@ -232,7 +233,7 @@ def play(pair: Pair, dice: random.Random, steps: int = STEPS) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_step_block_token_and_logprob_is_as_without_it(tiny_model: Path, way: str) -> None:
-    for seed in range(3):
+    for seed in range(SEEDS):
         pair = Pair(tiny_model, **WAYS[way])
         play(pair, random.Random(seed))
         assert pair.ended > 50 and pair.fast.fast_tokens > 150

@@ -53,6 +53,7 @@ def test_a_size_that_is_given_counts() -> None:
 
 
 def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:
+    assert settings(*GPU).fast_path and not settings("--generator.fast_path=false").fast_path
     assert settings(*GPU).worker_process and not settings(*GPU, "--generator.worker_process=false").worker_process
     assert not settings().has_worker_processes and not settings("--generator.worker_process").has_worker_processes
 

@@ -89,6 +89,7 @@ def _settings(plan: RunPlan) -> EngineSettings:
         tensor_parallel=generator.procs,
         cuda_graphs=on_gpu and generator.cuda_graphs,
         worker_process=on_gpu and generator.worker_process,
+        fast_path=generator.fast_path,
         seed=config.training.seed,
         cache_on_update=config.training.cache_on_update,
         stall_seconds=config.deadlines.stall_seconds,
