@@ -44,7 +44,8 @@ class Boxes(Env):
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0, longest: int = 24) -> Sequence[Task]:
-        """Draw chains of 3 to `longest` boxes; the codes of training are even, those of the other splits odd."""
+        """Draw chains of 3 to `longest` boxes. The sum of code and length is even in training, and odd in other splits:
+        held-out tasks have codes and lengths that the model knows, and no pair of them."""
         rng = random.Random(f"{split}/{seed}")
         drawn = dict[str, Task]()
         while len(drawn) < count:  # without repetition
@@ -90,7 +91,7 @@ class Boxes(Env):
 def _task(rng: random.Random, is_odd: bool, longest: int) -> Task:
     length = rng.randint(3, longest)
     chain = [rng.choice(NAMES) for _ in range(length)]
-    place, code = rng.randint(1, min(3, length)), rng.randrange(10, 100, 2) + is_odd
+    place, code = rng.randint(1, min(3, length)), rng.randrange(10, 100, 2) + (length + is_odd) % 2
     prompt: Message = {"role": "user", "content": f"Open the boxes and report the code at the end: next {chain[0]}"}
     return Task(
         prompt=(prompt,),

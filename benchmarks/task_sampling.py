@@ -10,9 +10,9 @@ right ones of level 1. With `--wrong 0 --hard 0` the tasks are those of code_exe
 
 A run that is complete below --out is not started again. The folders of the runs stay there. For each sampler the mean
 success over the curve is printed (its area, over the episodes of the shortest run of the seed). Beside it are the
-episodes that were sampled until success reaches the goal, also as a multiple of uniform's; between two evaluations the
-curve is a straight line. All of it goes to benchmarks/results/task_sampling.json (--results). Further options are
-handed to every run.
+episodes that were sampled until success reaches the goal, also as a multiple of uniform's (of all its episodes, if it
+never does: a bound); between two evaluations the curve is a straight line. All of it goes to
+benchmarks/results/task_sampling.json (--results). Further options are handed to every run.
 """
 
 from __future__ import annotations
@@ -145,11 +145,16 @@ def figures(runs: dict[tuple[str, int], Path], samplers: Sequence[str], goal: fl
             "curves": [curves[by, seed] for seed in seeds],
         }
         if "uniform" in samplers:
-            pairs = list(zip(reached, result["uniform"]["episodes_to_goal"], strict=True))
-            ratios = [mine / usual for mine, usual in pairs if mine is not None and usual]
+            # A uniform run that never reached the goal needs more than all of its episodes: the ratio is then a bound.
+            usual = [
+                curves["uniform", seed][-1][0] if n is None else n
+                for seed, n in zip(seeds, result["uniform"]["episodes_to_goal"], strict=True)
+            ]
+            ratios = [mine / other for mine, other in zip(reached, usual, strict=True) if mine is not None and other]
             gains = clustered_mean([a - b for a, b in zip(areas, result["uniform"]["area"], strict=True)])
             complete = len(ratios) == len(seeds)
             result[by] |= {
+                "episodes_ratios": ratios,
                 "episodes_ratio": fmean(ratios) if complete else None,
                 "area_gain": gains.value,
                 "area_gain_ci95": gains.interval,
