@@ -19,7 +19,7 @@ class EngineStats:
     meanwhile; both may spin while they wait, so their CPU time says little."""
     admission_seconds: float = 0.0
     clock: float = 0.0
-    """Seconds from any moment of the past until the statistics were read."""
+    """Seconds from the engine's start until the statistics were read."""
     request_steps: int = 0
     """Requests in the engine, summed over the steps; the mean is the batch size."""
     cache_steps: float = 0.0
@@ -44,6 +44,7 @@ class CacheCounters:
     def __init__(self, engine: Any) -> None:
         from vllm.v1.metrics.stats import PrefixCacheStats
 
+        self._started = time.perf_counter()
         scheduler = engine.engine_core.engine_core.scheduler
         self._scheduler, self._manager = _timed(scheduler), scheduler.kv_cache_manager
         # The scheduler does not take the counts away, because its own statistics are off: they are since the start.
@@ -61,7 +62,7 @@ class CacheCounters:
         return replace(
             stats,
             worker_seconds=self._scheduler.worker_seconds,
-            clock=time.perf_counter(),
+            clock=time.perf_counter() - self._started,
             prefix_asked=counts.queries,
             prefix_found=counts.hits,
             preemptions=counts.preempted_requests,

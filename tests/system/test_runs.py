@@ -175,6 +175,8 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1
             assert step["engine/preemptions"] == 0, "the cache has room for all"
+            assert 0 < step["engine/thread_busy"] < 1 and 0 < step["engine/worker_share"] < 1
+            assert 0 < step["engine/us_per_request"] < 1e5
     if OBSERVED:
         _check_findings(run.output, console, "rewards_constant")
         _check_observed(run.output, steps, summary)
