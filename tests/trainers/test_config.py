@@ -43,7 +43,7 @@ def test_every_setting_can_be_set_by_its_dotted_name() -> None:
     arguments = []
     for setting in leaves(config):
         value = setting.value
-        arguments += [f"--{setting.name}", ",".join(value) if isinstance(value, list) else str(value)]
+        arguments += [f"--{setting.name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
     assert parse(Config, arguments, SHORT_OPTIONS) == config
 
 

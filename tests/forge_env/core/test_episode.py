@@ -309,12 +309,12 @@ def test_a_line_is_what_the_json_module_makes_of_all_fields(result: Episode) -> 
 
 
 def without_routes(episode: Episode) -> dict[str, Any]:
-    """All fields; where a turn has no routes, no constraint and is not auxiliary its line does not name them."""
+    """All fields; of routes, constraints, summaries and what is auxiliary a line names only what a turn has."""
     values = asdict(episode)
     for turn in values["turns"]:
         turn.update({name: turn[name].tolist() for name in Turn.ARRAYS})
-    optional = ("routes", "auxiliary", "constraint", "constrained")
-    assert not any([turn.pop(name) for name in optional] != [(), "", "", 0] for turn in values["turns"])
+    optional = ("routes", "auxiliary", "is_summary", "constraint", "constrained")
+    assert not any([turn.pop(name) for name in optional] != [(), "", False, "", 0] for turn in values["turns"])
     return values
 
 
