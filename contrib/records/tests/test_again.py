@@ -132,7 +132,8 @@ def test_episodes_of_several_environments_are_judged_each_by_its_own(
     target, run = f"{tmp_path}/looked.py:Looked", tmp_path / "both"
     (tmp_path / "tasks.json").rename(tmp_path / "others.json")
     write_tasks(tmp_path, first="red", second="blue")
-    first, second = (replace(e, id=f"e{i}") for i, e in enumerate(read_jsonl(tmp_path / "run" / "episodes.jsonl")))
+    played = sorted(read_jsonl(tmp_path / "run" / "episodes.jsonl"), key=lambda e: e.task.prompt[0]["content"])
+    first, second = (replace(e, id=f"e{i}") for i, e in enumerate(played))
     second = replace(second, env="Looked_2", task=replace(second.task, prompt=({"role": "user", "content": "third"},)))
     second = replace(second, turns=(replace(second.turns[0], observation=second.task.prompt), *second.turns[1:]))
     (run / "episodes").mkdir(parents=True)
