@@ -2,11 +2,11 @@
 # AReaL's GRPO (`reward_norm` per group) when one rollout of a group is rejected, and `mask_no_eos_with_zero`.
 # Packages: areal 1.0.4, torch 2.13.0. Guess: the other rollouts stay a group of three, all other groups are not touched; and
 # answers that were cut off lose their reward, those that ended keep it.
-# Seen: 1. A workflow that returns None (AReaL's way to reject a rollout; "using remaining results", it says) makes a group of three.
-# The groups are then cut every four rows of the batch, so rows of two tasks are one group: where all solved theirs, one gets 0.87. And
-# the rows that are left at the end are divided by 1e-5 alone: solved ones get an advantage of 100,000. No clip follows.
-# 2. An answer counts as cut off if it is as long as the batch is wide. So the longest answer of each batch loses its reward, though it
-# ended, and one that was cut off after a shorter prompt keeps it.
+# Seen: 1. A workflow that returns None (AReaL's way to reject a rollout; "using remaining results", it says) makes a group of
+# three. The groups are then cut every four rows of the batch, so rows of two tasks are one group: where all solved theirs, one
+# gets 0.87. And the rows that are left at the end are divided by 1e-5 alone: solved ones get an advantage of 100,000. No clip
+# follows. 2. An answer counts as cut off if it is as long as the batch is wide. So the longest answer of each batch loses its
+# reward, though it ended, and one that was cut off after a shorter prompt keeps it.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -14,9 +14,10 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0 transformers==5.19.0 \
-        datasets==4.7.0 ray==2.60.0 colorlog==6.12.0 tenacity==9.2.1 hydra-core==1.3.8 omegaconf==2.4.0 aiofiles==25.1.0 \
-        msgpack==1.2.4 orjson==3.13.0 swanlab==0.10.3 pyroaring==1.2.0 prettytable==3.18.0 trackio==0.43.0 tensorboardx==2.6.5 \
-        wandb==0.31.0 openai==3.52.0 math-verify==0.9.0
+        datasets==4.7.0 ray==2.60.0 colorlog==6.12.0 tenacity==9.2.1 hydra-core==1.3.8 omegaconf==2.3.0 aiofiles==25.1.0 \
+        msgpack==1.2.4 orjson==3.13.0 swanlab==0.10.3 prettytable==3.18.0 trackio==0.43.0 tensorboardx==2.6.5 \
+        wandb==0.31.0 openai==3.52.0 math-verify==0.9.0 \
+        flask==3.1.3 fastapi==0.136.3 uvicorn==0.54.0 uvloop==0.23.0 lark==1.2.2 pybase64 tabulate einops numba
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps areal==1.0.4
     PYTHON="$folder/venv/bin/python"
 fi

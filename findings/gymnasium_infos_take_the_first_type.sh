@@ -2,10 +2,10 @@
 # The infos of Gymnasium's vector environments, where the parts of a reward and the texts of an episode travel.
 # Packages: gymnasium 1.4.0, numpy 2.3.5. Guess: each environment's value is there as it was given, or values that do not fit
 # together raise.
-# Seen: the array has the type and the shape of the first value of a step, and the others are cast. With scores 0 and 0.5 the second
-# is 0; with False and 0.5 it is True; [1, 2] and [0.5, 0.5] become [0, 0]. A list of one token beside a list of three is
-# repeated: [7] reads [7, 7, 7]. In the other order 0.5 and 0 are kept, and the lists raise. So a score is right or cut
-# by the order of the environments, and as infos of a step hold only what its environments gave, by who ends an episode when.
+# Seen: the array has the type and the shape of the first value of a step, and the others are cast. With scores 0 and 0.5 the
+# second is 0; with False and 0.5 it is True; [1, 2] and [0.5, 0.5] become [0, 0]. A list of one token beside a list of three is
+# repeated: [7] reads [7, 7, 7]. In the other order 0.5 and 0 are kept, and the lists raise. So a score is right or cut by the
+# order of the environments, and as infos of a step hold only what its environments gave, by who ends an episode when.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -2,10 +2,10 @@
 # inspect_ai on a call whose arguments are the bare program and no JSON, as gpt-oss calls its Python tool.
 # Package: inspect-ai 0.3.285. Guess: the text is the first argument as it was written, or a parse error tells the model.
 # Seen: it is read as YAML. Two statements on two lines become one line ("a = 1 b = 2 print(a + b)"), so a right program is a
-# SyntaxError; a comment in front and an empty line are lost; "ls -la # list" loses its end. With a colon and a space in it
-# ("for ...:" at the end of a line, print('a: b')) it is a dictionary, `yes` a truth value: the model reads that its text is not
-# of type 'string'. A text that YAML takes for a date raises out of execute_tools, so the whole sample fails.
-# Nothing tells the model which of these happened. A function with an empty line in it arrives whole.
+# SyntaxError; a comment in front and an empty line are lost; "ls -la # list" loses its end. With a colon and a space in it ("for
+# ...:" at the end of a line, print('a: b')) it is a dictionary, `yes` a truth value: the model reads that its text is not of type
+# 'string'. A text that YAML takes for a date raises out of execute_tools, so the whole sample fails. Nothing tells the model
+# which of these happened. A function with an empty line in it arrives whole.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

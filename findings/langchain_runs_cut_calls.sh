@@ -2,8 +2,8 @@
 # A call of a tool that was cut off at the limit of tokens, streamed to LangChain and run by LangGraph.
 # Packages: langchain-core 1.8.3, langgraph 1.2.24, langgraph-prebuilt as it requires. Guess: arguments that are no JSON make an
 # entry of invalid_tool_calls, as they do when the same reply is not streamed, and no tool runs.
-# Seen: the sum of the chunks closes what is open. A text that was cut in the middle is the argument, and what was not
-# written yet has its default: the tool writes half a file under half a name. Of two objects in one call only the first is read.
+# Seen: the sum of the chunks closes what is open. A text that was cut in the middle is the argument, and what was not written yet
+# has its default: the tool writes half a file under half a name. Of two objects in one call only the first is read.
 # invalid_tool_calls is empty, and only finish_reason says "length", which ToolNode does not ask. So an agent does other things
 # when its model streams, and a reward for the length of answers meets them.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.

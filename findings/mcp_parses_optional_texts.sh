@@ -3,9 +3,9 @@
 # Packages: mcp 2.3.0 (MCPServer), fastmcp 4.2.3. Guess: a text that a client sends for `content: str | None` is that text.
 # Seen: with mcp only a parameter that is exactly `str` is left alone. All others are parsed as JSON first, and an object, a list
 # or null stays parsed: a model that writes a JSON file reads "Input should be a valid string", with a line end behind it too, and
-# the text "null" is None. For Any, '{"a": 1}' is a dictionary. "12" and "true" stay texts. An argument that the tool
-# does not have is dropped without a word, so a misspelt name runs the tool with its default.
-# The same function served by fastmcp, which wraps mcp 2.3.0, gets all texts as they were sent, and refuses unknown names.
+# the text "null" is None. For Any, '{"a": 1}' is a dictionary. "12" and "true" stay texts. An argument that the tool does not
+# have is dropped without a word, so a misspelt name runs the tool with its default. The same function served by fastmcp, which
+# wraps mcp 2.3.0, gets all texts as they were sent, and refuses unknown names.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

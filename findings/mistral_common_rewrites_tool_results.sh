@@ -1,11 +1,11 @@
 #!/bin/sh
 # Results of tools in the prompts that mistral_common makes, with the tokenizers that it carries.
 # Package: mistral-common 1.13.1. Guess: the model reads what the tool has written, whatever the version of the tokenizer.
-# Seen: for v3 (SentencePiece and Tekken) a result that can be read as JSON is read and written anew: the version "1.10" becomes 1.1,
-# "1e3" 1000.0, the empty output of a command {}, '"x"' loses its quotes, and of two equal keys the first is lost. "007" and "  text  " stay. v7
-# leaves all of them alone. Arguments of a call are written anew for each version (1.50 becomes 1.5, "\/" a slash), and arguments
-# that were cut off become one JSON text in quotes. So the history is not what was sampled, and a tool that must compare versions shows
-# other ones to a model of v3.
+# Seen: for v3 (SentencePiece and Tekken) a result that can be read as JSON is read and written anew: the version "1.10" becomes
+# 1.1, "1e3" 1000.0, the empty output of a command {}, '"x"' loses its quotes, and of two equal keys the first is lost. "007" and
+# "  text  " stay. v7 leaves all of them alone. Arguments of a call are written anew for each version (1.50 becomes 1.5, "\/" a
+# slash), and arguments that were cut off become one JSON text in quotes. So the history is not what was sampled, and a tool that
+# must compare versions shows other ones to a model of v3.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

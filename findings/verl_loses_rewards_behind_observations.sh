@@ -1,11 +1,11 @@
 #!/bin/sh
 # verl's estimators of advantages on episodes that end with a text of the environment, as a game's last answer or a tool's result.
-# Packages: verl 0.9.1, tensordict 0.15.3, torch 2.13.0. Guess: the reward of an episode reaches the tokens that were sampled, by each
-# estimator of `algorithm.adv_estimator`, whoever had the last word.
-# Seen: AgentLoopOutput puts the reward on the last token, also where the mask says that the environment wrote it. grpo,
-# rloo, opo, gpg and reinforce_plus_plus_baseline sum over all tokens and keep it. gae, reinforce_plus_plus, remax and
-# optimal_token_baseline skip tokens of the environment and the reward with them: all advantages are 0 (remax: minus its baseline),
-# one solved episode of four teaches nothing. One more sampled token behind it, and all of them are right.
+# Packages: verl 0.9.1, tensordict 0.15.3, torch 2.13.0. Guess: the reward of an episode reaches the tokens that were sampled, by
+# each estimator of `algorithm.adv_estimator`, whoever had the last word.
+# Seen: AgentLoopOutput puts the reward on the last token, also where the mask says that the environment wrote it. grpo, rloo,
+# opo, gpg and reinforce_plus_plus_baseline sum over all tokens and keep it. gae, reinforce_plus_plus, remax and
+# optimal_token_baseline skip tokens of the environment and the reward with them: all advantages are 0 (remax: minus its
+# baseline), one solved episode of four teaches nothing. One more sampled token behind it, and all of them are right.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

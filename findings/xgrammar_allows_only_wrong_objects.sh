@@ -2,11 +2,11 @@
 # JSON schemas of objects for which XGrammar's grammar allows only texts that the schema forbids.
 # Packages: xgrammar 0.2.8 (vLLM 0.32.0 pins it; its check of schemas lets these pass), torch 2.13.0, jsonschema 4.26.0.
 # Guess: a keyword that the grammar does not know is refused or left out, so that right answers are always possible.
-# Seen: 1. A required name without a property of its own cannot be written: {"required": ["a"]} allows {} and nothing else.
-# 2. `properties` beside `anyOf` are dropped: only the branches can be written, without the required properties beside them.
-# 3. A key of patternProperties is the whole key: "^x_" allows the key "x_" alone. 4. `not`, and what stands
-# beside a $ref are left out. So for 1 and 2 each answer that can be sampled is invalid, whatever the model, and
-# nothing warns; a reward that checks the schema is 0 for ever.
+# Seen: 1. A required name without a property of its own cannot be written: {"required": ["a"]} allows {} and nothing else. 2.
+# `properties` beside `anyOf` are dropped: only the branches can be written, without the required properties beside them. 3. A key
+# of patternProperties is the whole key: "^x_" allows the key "x_" alone. 4. `not`, and what stands beside a $ref are left out. So
+# for 1 and 2 each answer that can be sampled is invalid, whatever the model, and nothing warns; a reward that checks the schema
+# is 0 for ever.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -2,10 +2,10 @@
 # Strings with a limit or a pattern under XGrammar's grammars of JSON schemas, vLLM's default for structured outputs and calls.
 # Packages: xgrammar 0.2.8 (vLLM 0.32.0 pins it; its check of schemas lets these pass), llguidance 1.7.6, torch 2.13.0.
 # Guess: `maxLength` limits how long a text may be, a pattern is searched in it (as JSON Schema says), and nothing else changes.
-# Seen: with minLength, maxLength or a pattern a string has no escapes at all: no line end, no quote, no backslash. So a
-# program or a file in a field with maxLength 4000 is written on one line and without quotes, whatever the model would write; the
-# same field without the limit has both. `minLength: 1`, which says "not empty", does it too. A pattern must match all of
-# the text, and one with a class of all characters takes no line end. llguidance, vLLM's other engine, takes all of these.
+# Seen: with minLength, maxLength or a pattern a string has no escapes at all: no line end, no quote, no backslash. So a program
+# or a file in a field with maxLength 4000 is written on one line and without quotes, whatever the model would write; the same
+# field without the limit has both. `minLength: 1`, which says "not empty", does it too. A pattern must match all of the text, and
+# one with a class of all characters takes no line end. llguidance, vLLM's other engine, takes all of these.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
