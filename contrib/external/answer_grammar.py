@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MOST_WHITESPACE = 32
 """Characters between two parts of a JSON text; without a limit a model may write white space forever."""
 _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+_BESIDE_REF = {"$ref", "$defs", "definitions", "$schema", "$id", "$comment"} | _ANNOTATIONS
 _Format = dict[str, Any]
 _TokenId = Callable[[str], int | None]
 
@@ -33,7 +35,8 @@ def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], form: AnswerFo
         token_id: the id of a text that is one token of the vocabulary, such as a mark; otherwise None.
 
     Raises:
-        TurnRefused: the form names a tool that is not one of them, or the dialect has no grammar.
+        TurnRefused: the form names a tool that is not one of them, the dialect has no grammar, or XGrammar would make
+            answers that a schema forbids.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if missing := [name for name in constraint.tools if name not in functions]:
@@ -66,6 +69,10 @@ def _sequence(pieces: Sequence[Piece], token_id: _TokenId) -> _Format:
 def _elements(piece: Piece, token_id: _TokenId) -> list[_Format]:
     if not isinstance(piece, str):
         schema, style = piece
+        if otherwise := _otherwise(schema):
+            raise TurnRefused(
+                f"the schema has {otherwise}, and the engine's grammar would allow other answers: leave it out"
+            )
         json_ = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
         return [json_ | ({} if style == "json" else {"style": style})]
     parts = [(part, token_id(part) if _MARK.fullmatch(part) else None) for part in _MARK.split(piece) if part]
@@ -78,3 +85,25 @@ def _elements(piece: Piece, token_id: _TokenId) -> list[_Format]:
         else:
             elements.append({"type": "const_string", "value": text})
     return elements
+
+
+def _otherwise(schema: Any) -> str:
+    """What XGrammar 0.2.8 takes otherwise than JSON Schema, without a word; "" if a schema has nothing of it."""
+    if isinstance(schema, list):
+        return next(filter(None, map(_otherwise, schema)), "")
+    if not isinstance(schema, dict):
+        return ""
+    properties = schema.get("properties", {})
+    if missing := [name for name in schema.get("required", ()) if name not in properties]:
+        return f"the required name {missing[0]!r:.80} without a property"
+    for name in ("anyOf", "oneOf"):
+        if properties and name in schema:
+            return f"properties beside {name}"
+    for name in ("patternProperties", "not"):
+        if name in schema:
+            return name
+    if "$ref" in schema and (beside := sorted(schema.keys() - _BESIDE_REF)):
+        return f"{beside[0]} beside $ref"
+    named = [part for name in ("properties", "$defs", "definitions") for part in schema.get(name, {}).values()]
+    others = [schema.get(name) for name in ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")]
+    return _otherwise([*named, *others])

@@ -125,3 +125,28 @@ def test_json_or_a_call(form: AnswerForm) -> None:
 def test_a_tool_that_is_not_offered_is_named() -> None:
     with pytest.raises(TurnRefused, match="'add' has to be called, and is no tool of the request; they are look_up"):
         grammar_of(Constraint(tools=("add",)), TOOLS, AnswerForm(dialect="hermes"), lambda text: None)
+
+
+NUMBER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "required": ["a"]}, "the required name 'a' without a property"),
+        ({"properties": {"a": NUMBER}, "anyOf": [{"required": []}]}, "properties beside anyOf"),
+        ({"properties": {"a": {"items": [{"patternProperties": {"^x": NUMBER}}]}}}, "patternProperties"),
+        ({"$defs": {"n": {"allOf": [{"not": NUMBER}]}}}, "not"),
+        ({"$ref": "#/$defs/n", "minimum": 3, "$defs": {"n": NUMBER}}, "minimum beside $ref"),
+        ({"$ref": "#/$defs/n", "description": "A number.", "$defs": {"n": NUMBER}}, ""),
+        ({"properties": {"not": NUMBER, "required": NUMBER}, "required": ["not"]}, ""),
+    ],
+)
+def test_what_a_grammar_takes_otherwise_than_the_schema_is_refused(schema: dict[str, Any], named: str) -> None:
+    constraint = Constraint(schema=json.dumps(schema))
+    form, no_marks = AnswerForm(dialect="hermes"), dict[str, int]().get
+    if named:
+        with pytest.raises(TurnRefused, match=re.escape(f"the schema has {named},")):
+            grammar_of(constraint, [], form, no_marks)
+    else:
+        compiled(grammar_of(constraint, [], form, no_marks), [])

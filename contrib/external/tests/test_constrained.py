@@ -24,7 +24,7 @@ from forge_env.core.types import Sampling, ToolSpec
 from tests.agents.renderer.test_harmony import make_gpt_oss
 from tests.agents.test_thought_budget import CLOSE, TASK, Writer
 
-FORM = Constraint(schema=json.dumps({"type": "object", "required": ["pens"]}))
+FORM = Constraint(schema=json.dumps({"type": "object", "properties": {"pens": {}}, "required": ["pens"]}))
 PENS = '{"pens": 1}<|im_end|>'
 
 
