@@ -126,13 +126,13 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
 
 def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 60)) for i in range(80)))
-    plan = {"env": "math", "agent": "scripted:expert", "tasks": 80, "n": 2}
+    write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 600)) for i in range(800)))
+    plan = {"env": "math", "agent": "scripted:expert", "tasks": 800, "n": 2}
     (run / "plan.json").write_text(json.dumps(plan))
     monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", 20_000)
     with Library(run) as library:
         [viewed] = library.runs
-        viewed.close()  # an update ends at its next block
+        viewed.close()  # an update, also of the library's thread, ends at its next block: there are many
         viewed.update_index()
         [measured] = library.answer("0/overview", {})["evaluations"]
         assert measured["reading"] and measured["success"] is measured["interval"] is measured["reward"] is None
@@ -142,7 +142,7 @@ def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest
             viewed.update_index()
         [measured] = library.answer("0/overview", {})["evaluations"]
         assert not measured["reading"] and measured["success"] == 0.75
-        assert (measured["finished"], measured["episodes"], measured["planned"]) == (False, 80, 160)
+        assert (measured["finished"], measured["episodes"], measured["planned"]) == (False, 800, 1600)
         (run / "eval.json").write_text(json.dumps({"env": "math", "avg@2": 0.75}))
         [measured] = library.answer("0/overview", {})["evaluations"]
         assert measured["finished"] and measured["planned"] is None
