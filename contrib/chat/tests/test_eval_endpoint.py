@@ -17,7 +17,8 @@ from forge_env.core.errors import UserError
 from forge_env.evaluation.digests import depends_on
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import make
-from tests.forge_env.cli.test_eval_cli import Run, run  # noqa: F401 (a fixture)
+from tests.forge_env.cli.test_eval_cli import Run, check_mistake, run  # noqa: F401 (a fixture)
+from tests.helpers.rows import rows
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +172,10 @@ async def test_an_endpoint_computes_with_no_adapter() -> None:
     with pytest.raises(UserError, match="the adapter is mine, and only the engines of local models"):
         async with open_agent("openai:gpt@http://127.0.0.1:9/v1", AgentSettings(env="math", adapter="mine")):
             pass
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"), [(words, changes) for words, *changes in rows(__file__, "eval_mistakes.tsv")]
+)
+def test_a_mistake_is_one_sentence(run: Run, changes: list[str], words: str) -> None:  # noqa: F811
+    check_mistake(run, changes, words)

@@ -670,6 +670,11 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
     ("words", "changes"), [(words, changes) for words, *changes in rows(__file__, "eval_mistakes.tsv")]
 )
 def test_a_mistake_is_one_sentence(run: Run, changes: list[str], words: str) -> None:
+    check_mistake(run, changes, words)
+
+
+def check_mistake(run: Run, changes: list[str], words: str) -> None:
+    """An evaluation with these changes is refused by a sentence with these words, and leaves nothing."""
     options = {"env": "math", "agent": "scripted:expert", "n": "1", "tasks": "2", "out": "out"}
     options |= (change.split("=", 1) for change in changes)
     arguments = [text for key, value in options.items() for text in ("-n" if key == "n" else f"--{key}", value)]
