@@ -14,7 +14,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check ray==2.55.1 torch==2.13.0 torchdata==0.11.0 transformers==5.19.0 \
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check ray==2.55.1 pybase64==1.5.1 torch==2.13.0 torchdata==0.11.0 transformers==5.19.0 \
         peft==0.21.2 datasets==4.7.0 loguru==0.7.3 omegaconf==2.3.1 hydra-core==1.3.8 cloudpathlib==0.26.0 jaxtyping==0.3.11 \
         orjson==3.13.0 pydantic==2.14.4
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps --ignore-requires-python skyrl==0.4.0 skyrl-gym==0.4.0
