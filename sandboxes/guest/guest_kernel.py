@@ -220,6 +220,7 @@ class Lockdown:
         self._program = Program(len(bpf) // 8, ctypes.cast(self._code, ctypes.c_void_p))
         self._cap_header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
         self._no_caps = (ctypes.c_uint32 * 6)()
+        self._capset = _libc.capset  # looked up once, before any fork
 
     def keep_capabilities(self, kept: Collection[int]) -> None:
         """Give up every capability but those `kept`, for this process and all that it starts."""
@@ -234,7 +235,7 @@ class Lockdown:
         """Args: with_parent: die when the thread that started this process ends. bounded: the bounding set is empty."""
         if not bounded:
             empty_bounding_set()
-        _check(_libc.capset(self._cap_header, self._no_caps), "capset")
+        _check(self._capset(self._cap_header, self._no_caps), "capset")
         set_dumpable(False)  # a crash must not start the host's core dump handler
         if with_parent:
             die_with_parent()
