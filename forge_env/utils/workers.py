@@ -14,6 +14,7 @@ import functools
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +31,14 @@ class GivenUp(BaseException):
 class Call:
     """One call of a function in a thread, with the context variables of the code that makes this object."""
 
-    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_loop", "_result", "_thread", "future")
+    __slots__ = ("_context", "_ended", "_error", "_function", "_is_given_up", "_lock", "_result", "_thread", "future")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self._loop.create_future()
+        loop, ended = asyncio.get_running_loop(), _of_thread.ended
+        if ended is None or ended.loop is not loop:
+            ended = _of_thread.ended = _Ended(loop)
+        self._ended = ended
+        self.future: asyncio.Future[Any] = loop.create_future()
         self._context = contextvars.copy_context()
         self._function = functools.partial(function, *args, **kwargs)
         self._lock = threading.Lock()
@@ -63,10 +67,10 @@ class Call:
 
     def tell(self) -> None:
         """Let the caller go on, if it still waits. For a worker thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for the result
-            self._loop.call_soon_threadsafe(self._finish)
+        self._ended.add(self)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Set the result, if somebody still waits for it. For the loop's thread."""
         if self.future.done():
             return
         if self._error is None:
@@ -110,6 +114,34 @@ class Call:
         if self._is_given_up:
             for _ in range(100):  # it is raised at a backward jump
                 pass
+
+
+class _Ended:
+    """Calls of an event loop that have ended: many of them wake it once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[Call] = deque()
+        self._is_told = False
+
+    def add(self, call: Call) -> None:
+        self._calls.append(call)
+        if not self._is_told:
+            self._is_told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for the result
+                self.loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._is_told = False  # before the calls are taken: one that comes later tells the loop again
+        while self._calls:
+            self._calls.popleft().finish()
+
+
+class _OfThread(threading.local):
+    ended: _Ended | None = None
+
+
+_of_thread = _OfThread()
 
 
 class _Workers:
