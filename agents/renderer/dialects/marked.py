@@ -31,7 +31,7 @@ class Marked:
     between: str = "\n"
     """What a writer puts between two calls."""
 
-    @property
+    @cached_property
     def form(self) -> str:
         start, end = self.section
         return " ".join(f"{start}{self.open}{self.body.form}{self.close}{end}".split())
