@@ -1,15 +1,15 @@
 """Multi-turn rollouts through EnvActors and a PolicyActor, against bare vLLM on the same tokens and GPU.
 
     python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 1024] [--at-once 256] [--envs 4] [--engines 1]
-                                      [--arms default,vllm_path] [--no-bare] [--json FILE]
+                                      [--arms default,vllm_path] [--no-bare] [--least 32] [--most 224] [--json FILE]
 
 Episodes of four turns in an environment that answers at once. A turn is of 32 to 224 sampled tokens, 128 on average:
 turns differ in every run, and equal ones would all end in one step, and begin in one. The same is then asked of a bare
 `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens in each turn, the turns of
 an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
 sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
-engine's start is not timed. Arms are settings of the engine: those of a run, vLLM's own way of a step, and the engine's
-worker in the engine's process. `ratio` is that of the run's default over the best bare engine. With --engines the
+engine's start is not timed. The arms: the settings of a run; vLLM's own way of a step; the engine's worker in the
+engine's process; and a message for each call, where a run gathers those of a moment. `ratio` is that of the run's default over the best bare engine. With --engines the
 engines share the GPU, and there is no bare one.
 """
 
@@ -51,11 +51,26 @@ ARMS: dict[str, dict[str, bool]] = {
     "default": {},
     "vllm_path": {"fast_path": False},
     "in_process": {"worker_process": False},
+    "alone": {},
 }
 
 
+class AloneActor(PolicyActor):
+    """Each of its calls is a message."""
+
+    gathered = frozenset()
+
+
 class Chatter(Env):
-    """Asks four times, whatever the answers are."""
+    """Asks four times, whatever the answers are.
+
+    Args:
+        least: sampled tokens of a turn.
+        most: the same.
+    """
+
+    def __init__(self, least: int = LEAST, most: int = MOST) -> None:
+        self.tokens = least, most
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.turn = 0
@@ -73,7 +88,7 @@ class Chatter(Env):
         )
 
     def _next_turn(self) -> dict[str, Any]:
-        return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
+        return {"next": NextTurn(max_tokens=self.random.randint(*self.tokens))}
 
 
 def settings(given: argparse.Namespace, arm: str) -> EngineSettings:
@@ -92,14 +107,15 @@ async def through_actors(model: Path, given: argparse.Namespace, arm: str) -> tu
     async with Launcher():
         started = time.perf_counter()
         first_gpu = {"CUDA_VISIBLE_DEVICES": names_of([0])[0]}
-        policy = await PolicyActor.options(
+        kind = AloneActor if arm == "alone" else PolicyActor
+        policy = await kind.options(
             num_replicas=given.engines, start_seconds=600, environ=lambda _: first_gpu
         ).as_service(model=str(model), settings=settings(given, arm))
         ready = time.perf_counter() - started
         agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
         envs = await EnvActor.options(num_replicas=given.envs).as_service(
             env="benchmarks.gpu.rollouts:Chatter",
-            options={},
+            options={"least": given.least, "most": given.most},
             agents={"policy": agent},
             limits=LIMITS,
             on_fault=SHRINK,
@@ -231,6 +247,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--least", type=int, default=LEAST)
+    parser.add_argument("--most", type=int, default=MOST)
     parser.add_argument("--arms", type=lambda text: text.split(","), default=["default", "vllm_path"])
     parser.add_argument("--no-bare", action="store_true")
     parser.add_argument("--json", type=Path)

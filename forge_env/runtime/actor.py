@@ -10,15 +10,16 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from monarch.actor import current_rank
+from monarch.actor import ActorError, current_rank
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.calls.client import Members, update_client
 from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
+from forge_env.runtime.calls.gathered import Answer, Call
 from forge_env.runtime.process.compile_cache import keep_compiled
 from forge_env.runtime.process.lifetime import die_with, process_began
 from forge_env.runtime.process.ranks import log_of_rank
@@ -61,6 +62,8 @@ class ForgeActor(Actor):
 
     idempotent: ClassVar[frozenset[str]] = frozenset()
     """Endpoints that a service may call again on another replica if one dies during the call."""
+    gathered: ClassVar[frozenset[str]] = frozenset()
+    """Long endpoints with short messages, which travel together, see `Gathered`."""
 
     @classmethod
     def options(cls, **options: Any) -> ActorOptions[Self]:
@@ -89,6 +92,7 @@ class ForgeActor(Actor):
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
         self._calls: dict[str, asyncio.Task[Any]] = {}  # calls to long endpoints
+        self._answers: dict[Any, list[Answer]] = {}  # of gathered calls, until the end of this pass
         self.phases: dict[str, tuple[float | None, float]] = {}
         """Phases of its start, by name: the beginning of each, in seconds since the epoch, and its seconds. A phase "A:
         B" is a part of A, and may have no beginning."""
@@ -109,6 +113,22 @@ class ForgeActor(Actor):
     async def update_client(self, service: str, members: Members) -> None:
         """Update the list of replicas of a service, if this process calls the service."""
         update_client(service, members)
+
+    @concurrent_endpoint
+    async def begin(self, calls: Sequence[Call], caller: str, port: Any) -> None:
+        """Begin calls to long endpoints; their answers go to the port of their caller."""
+        for call in calls:
+            self._calls[call.id] = asyncio.create_task(self._answer(call, caller, port))
+
+    async def _answer(self, call: Call, caller: str, port: Any) -> None:
+        value = error = None
+        try:
+            value = await getattr(self, call.endpoint).method(self, *call.args, **call.named)
+        except Exception as raised:
+            error = ActorError(raised, f"{self.name}.{call.endpoint} failed")
+        if caller not in self._answers:
+            asyncio.get_running_loop().call_soon(lambda: port.send(self._answers.pop(caller)))
+        self._answers.setdefault(caller, []).append(Answer(call.id, value, error))
 
     @concurrent_endpoint
     async def cancel(self, call_id: str) -> None:

@@ -10,13 +10,14 @@ import asyncio
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.calls.answers import Gone
 from forge_env.runtime.calls.endpoint_table import EndpointTable
+from forge_env.runtime.calls.gathered import Gathered
 from forge_env.runtime.calls.handle import ServiceHandle, View
 from forge_env.utils.deadlines import queued
 
@@ -45,6 +46,10 @@ class Member:
     gone: Gone
     calls: int = 0
     """Calls in flight from this process."""
+    gathered: Gathered = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gathered = Gathered(self.handle, self.gone)
 
 
 class ServiceClient(ServiceHandle[A]):

@@ -153,6 +153,8 @@ class BoundEndpoint:
         member.calls += 1
         try:
             named = {**kwargs, "call_id": call_id} if call_id else kwargs
+            if self._name in self._client.table.gathered:
+                return await within(self._seconds, member.gathered.call(call_id, self._name, args, named), what)
             call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **named), what)
             return await unless_gone(call, member.gone, ReplicaDied)
         except ReplicaBroken as error:
