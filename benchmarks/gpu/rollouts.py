@@ -9,8 +9,8 @@ turns differ in every run, and equal ones would all end in one step, and begin i
 an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
 sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
 engine's start is not timed. The arms: the settings of a run; vLLM's own way of a step; the engine's worker in the
-engine's process; and a message for each call, where a run gathers those of a moment. `ratio` is that of the run's default over the best bare engine. With --engines the
-engines share the GPU, and there is no bare one.
+engine's process; and a message for each call, where a run gathers those of a moment. `ratio` is that of the run's
+default over the best bare engine. With --engines the engines share the GPU, and there is no bare one.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Endpoint(MonarchEndpoint, Generic[A_contra, P, R_co]):
 
     def __init__(self, method: Callable[Concatenate[A_contra, P], Coroutine[Any, Any, R_co]], *, is_long: bool = False):
         # Nobody reads Monarch's spans of each call, and they take a seventh of a short call in the actor.
-        self.method = answering(method)
+        self.method: Any = answering(method)
         vars(self).update(vars(monarch.actor.concurrent_endpoint(self.method, instrument=False)))
         self.is_long = is_long
 
