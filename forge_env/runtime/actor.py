@@ -127,8 +127,15 @@ class ForgeActor(Actor):
         except Exception as raised:
             error = ActorError(raised, f"{self.name}.{call.endpoint} failed")
         if caller not in self._answers:
-            asyncio.get_running_loop().call_soon(lambda: port.send(self._answers.pop(caller)))
+            asyncio.get_running_loop().call_soon(self._send_answers, caller, port)
         self._answers.setdefault(caller, []).append(Answer(call.id, value, error))
+
+    def _send_answers(self, caller: str, port: Any) -> None:
+        answers = self._answers.pop(caller)
+        try:
+            port.send(answers)
+        except Exception as error:  # one of them cannot be sent
+            port.send([Answer(id, None, ActorError(error)) for id, *_ in answers])
 
     @concurrent_endpoint
     async def cancel(self, call_id: str) -> None:

@@ -8,7 +8,7 @@ deadline, errors and cancellation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from forge_env.core.errors import ReplicaDied
@@ -68,7 +68,7 @@ class Gathered:
             await self._handle.begin.call_one(calls, self._name, port)
         except Exception as error:
             await asyncio.wait({self._gone}, timeout=GRACE_S)
-            self._take([Answer(call.id, None, error) for call in calls])
+            self._fail(error, [call.id for call in calls])
 
     def _open(self, name: str) -> Any:
         from monarch.actor import Channel
@@ -78,8 +78,12 @@ class Gathered:
         self._port.return_undeliverable = False  # nobody waits for the answer of a process that has ended
 
         async def receive() -> None:
-            while True:
-                self._take(await answers.recv())
+            try:
+                while True:
+                    self._take(await answers.recv())
+            except Exception as error:  # an answer that cannot be read
+                self._port = None
+                self._fail(error, [*self._waiting])
 
         self._receiving = asyncio.ensure_future(receive())
         return self._port
@@ -87,7 +91,10 @@ class Gathered:
     def _end(self, gone: asyncio.Future[str]) -> None:
         if self._receiving is not None:
             self._receiving.cancel()
-        self._take([Answer(id, None, ReplicaDied(gone.result())) for id in self._waiting])
+        self._fail(ReplicaDied(gone.result()), [*self._waiting])
+
+    def _fail(self, error: Exception, ids: Iterable[str]) -> None:
+        self._take([Answer(id, None, error) for id in ids])
 
     def _take(self, answers: list[Answer]) -> None:
         for id, value, error in answers:
