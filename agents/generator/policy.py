@@ -42,7 +42,6 @@ class PolicyActor(ForgeActor):
     """Generates with the newest weights that it has pulled."""
 
     idempotent = frozenset({"generate", "generate_batch"})
-    gathered = frozenset({"generate"})
 
     def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore | None = None, **base: Any) -> None:
         super().__init__(**base)

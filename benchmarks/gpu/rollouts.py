@@ -8,9 +8,9 @@ turns differ in every run, and equal ones would all end in one step, and begin i
 `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens in each turn, the turns of
 an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
 sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
-engine's start is not timed. The arms: the settings of a run; vLLM's own way of a step; the engine's worker in the
-engine's process; and a message for each call, where a run gathers those of a moment. `ratio` is that of the run's
-default over the best bare engine. With --engines the engines share the GPU, and there is no bare one.
+engine's start is not timed. Arms are settings of the engine: those of a run, vLLM's own way of a step, and the engine's
+worker in the engine's process. `ratio` is that of the run's default over the best bare engine. With --engines the
+engines share the GPU, and there is no bare one.
 """
 
 from __future__ import annotations
@@ -51,14 +51,7 @@ ARMS: dict[str, dict[str, bool]] = {
     "default": {},
     "vllm_path": {"fast_path": False},
     "in_process": {"worker_process": False},
-    "alone": {},
 }
-
-
-class AloneActor(PolicyActor):
-    """Each of its calls is a message."""
-
-    gathered = frozenset()
 
 
 class Chatter(Env):
@@ -107,8 +100,7 @@ async def through_actors(model: Path, given: argparse.Namespace, arm: str) -> tu
     async with Launcher():
         started = time.perf_counter()
         first_gpu = {"CUDA_VISIBLE_DEVICES": names_of([0])[0]}
-        kind = AloneActor if arm == "alone" else PolicyActor
-        policy = await kind.options(
+        policy = await PolicyActor.options(
             num_replicas=given.engines, start_seconds=600, environ=lambda _: first_gpu
         ).as_service(model=str(model), settings=settings(given, arm))
         ready = time.perf_counter() - started

@@ -28,8 +28,6 @@ class EndpointTable:
     """Endpoints that may be called again if a replica dies during a call."""
     long: frozenset[str]
     """Endpoints without a deadline; their calls are cancelled with their callers."""
-    gathered: frozenset[str]
-    """Those of them whose calls travel together, see `Gathered`."""
 
     def check(self, name: str) -> str:
         """Return `name` if it is an endpoint."""

@@ -67,5 +67,4 @@ def endpoint_table(actor_class: type) -> EndpointTable:
         names=frozenset(endpoints),
         idempotent=idempotent,
         long=frozenset(name for name, endpoint in endpoints.items() if getattr(endpoint, "is_long", False)),
-        gathered=getattr(actor_class, "gathered", frozenset()),
     )
