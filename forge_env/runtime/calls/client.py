@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,12 +43,9 @@ class Member:
 
     handle: Any
     gone: asyncio.Future[str]
+    gathered: Gathered
     calls: int = 0
     """Calls in flight from this process."""
-    gathered: Gathered = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gathered = Gathered(self.handle, self.gone)
 
 
 class ServiceClient(ServiceHandle[A]):
@@ -94,7 +91,8 @@ class ServiceClient(ServiceHandle[A]):
         for number in self.replicas.keys() - members.handles.keys():
             self.replicas.pop(number).gone.set_result(members.reason)
         for number in members.handles.keys() - self.replicas.keys():
-            self.replicas[number] = Member(members.handles[number], asyncio.get_running_loop().create_future())
+            handle, gone = members.handles[number], asyncio.get_running_loop().create_future()
+            self.replicas[number] = Member(handle, gone, Gathered(handle, gone))
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
