@@ -13,7 +13,7 @@ Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
 class Answers:
-    """Futures that the engine's thread resolves. All but `resolve`, `resolve_all` and `broke` are called on the event loop."""
+    """Futures that the engine's thread resolves. All but its last three methods are called on the event loop."""
 
     def __init__(self) -> None:
         self.waiting: set[asyncio.Future[Any]] = set()
