@@ -82,7 +82,7 @@ class ServedTokenizer:
         self._ids = [tokenizer.encode(text) for text in self._texts]
         self._given = json.dumps([str(folder.resolve()), self._texts, plain_config(folder), self._ids])
         self._kept = self._file_of_answer()
-        self._process = None
+        self._process: subprocess.Popen[str] | None = None
         if self._kept is None or not self._kept.is_file():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD],
@@ -140,9 +140,10 @@ class ServedTokenizer:
         return folder / name if (folder := cache_folder("tokenizers")) is not None else None
 
     def _answer(self) -> dict[str, Any]:
-        if self._process is None:
+        if self._process is None and self._kept is not None:
             kept: dict[str, Any] = json.loads(self._kept.read_text(encoding="utf-8"))
             return kept
+        assert self._process is not None
         try:
             out, errors = self._process.communicate(self._given, timeout=SECONDS)
         except subprocess.TimeoutExpired:
