@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 from typing import Any
 
 from forge_env.runtime.process.lifetime import die_with
@@ -37,7 +38,12 @@ class WorkerProcess(ForkServerProcess):
     def start(self) -> None:
         self._starter = os.getpid()
         self._environment = dict(os.environ)
-        super().start()
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # the fork would run a user's script, which it has no use for
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = main
 
     def run(self) -> None:
         die_with(self._starter)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from agents.model_folder import config_of, weight_files
@@ -66,15 +67,15 @@ def _rendered(renderer: Renderer) -> tuple[set[int], set[int]]:
 
 def _equal_rows(place: Place, marks: Sequence[int], added: Sequence[int], unused: int) -> list[int]:
     """The marks with a row that is zero, or equals the row of another added token or of a number from `unused` on."""
-    import torch
-
     size = place.shape[0]
     ids = [token for token in added if token < size] + [*range(unused, min(size, unused + _PADDING))]
-    matrix = torch.nn.functional.normalize(rows(place, ids), dim=1)  # (ids, width); a row of zeros stays zeros
+    matrix = rows(place, ids)  # (ids, width)
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    matrix /= np.maximum(norms, np.finfo(np.float32).tiny)  # a row of zeros stays zeros
     asked = [ids.index(token) for token in marks if token < size]
     cosines = matrix[asked] @ matrix.T  # (marks, ids)
     cosines[range(len(asked)), asked] = 0.0
-    is_equal = (cosines > SAME).any(dim=1) | (matrix[asked].norm(dim=1) == 0)
+    is_equal = (cosines > SAME).any(axis=1) | (norms[asked, 0] == 0)
     return [ids[place] for place, equal in zip(asked, is_equal.tolist(), strict=True) if equal]
 
 
@@ -107,13 +108,13 @@ def make_folder(folder: Path, marks: Mapping[str, Sequence[str]], into: Path, *,
 def _new_rows(place: Place, pieces: dict[int, list[int]], seed: int) -> dict[int, torch.Tensor]:
     import torch
 
-    sample = rows(place, range(0, place.shape[0], max(1, place.shape[0] // 4096)))
+    sample = torch.from_numpy(rows(place, range(0, place.shape[0], max(1, place.shape[0] // 4096))))
     norm, deviation = sample.norm(dim=1).median(), sample.std()
     generator = torch.Generator().manual_seed(seed)
     new = {}
     for token, parts in pieces.items():
         noise = torch.randn(place.shape[1], generator=generator) * deviation * NOISE
-        row = rows(place, parts).mean(dim=0) + noise
+        row = torch.from_numpy(rows(place, parts)).mean(dim=0) + noise
         new[token] = row / row.norm() * norm
     return new
 
