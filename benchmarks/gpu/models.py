@@ -198,8 +198,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 SHAPES["tiny-moe"] = SHAPES["30B-A3B"] | SHAPES["tiny"] | {"num_experts": 8, "num_experts_per_tok": 2}
 SHAPES["tiny-llama"] = SHAPES["135M"] | SHAPES["tiny"]
 SHAPES["tiny-moe"]["moe_intermediate_size"] = 32
-"""Of Qwen/Qwen3-NAME's config.json, but for the tiny ones and SmolLM2's 135M; unless said otherwise, all have 8 key-value heads of 128,
-and tied embeddings."""
+"""Of Qwen/Qwen3-NAME's config.json, but for the tiny ones and SmolLM2's 135M; unless said otherwise, all have 8
+key-value heads of 128, and tied embeddings."""
 
 
 def make_random_model(

@@ -52,6 +52,7 @@ import torchtitan.models.qwen3.parallelize as of_qwen  # isort: skip
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchtitan.distributed.fsdp import disable_fsdp_gradient_division
 from torchtitan.models.common.attention import VarlenMetadata
+
 from trainers.titan.backward import StepLoss
 from trainers.titan.llama import LlamaBuilder
 from trainers.titan.model import TitanModel
@@ -111,7 +112,7 @@ def make_samples(given: argparse.Namespace, vocabulary: int, seed: int) -> list[
 
 @contextmanager
 def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    before = owner.__dict__[name] if name in owner.__dict__ else None
+    before = owner.__dict__.get(name)
     setattr(owner, name, make(getattr(owner, name)))
     try:
         yield
@@ -325,7 +326,7 @@ def detail(name: str, step: Callable[[], object], wall: float) -> dict[str, Any]
     with torch_profile(activities=activities) as profiled:
         step(), step()
         wait()
-    events = [event for event in profiled.events() or ()]
+    events = list(profiled.events() or ())
     calls = Counter(e.name for e in events if re.match(r"cu(da)?[A-Z]", e.name))  # of CUDA's runtime or driver
     spans = sorted((e.time_range.start, e.time_range.end) for e in events if e.device_type.name == "CUDA")
     busy, end = 0.0, float("-inf")
@@ -444,16 +445,13 @@ def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any
             found |= detail(name, step, seconds)
         if variant.get("graph") and ON_GPU:
             found["graph_seconds"] = graph_seconds(trainer, sets[0], halves[0])
-    del trainer, step
-    gc.collect()
-    if ON_GPU:
-        torch.cuda.empty_cache()
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="135M")
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0 is as many as its shape has")
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--micro", type=int, default=16384, help="tokens of a micro-batch, if the variant names none")
@@ -469,12 +467,15 @@ def main() -> None:
     print(results, flush=True)
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
-        make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), folder)
+        make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), folder, layers=given.layers)
         for name in given.variants:
             try:
                 results[name] = measure(folder, given, name)
             except Exception as error:
                 results[name] = f"{type(error).__name__}: {str(error)[:600]}"
+            gc.collect()
+            if ON_GPU:
+                torch.cuda.empty_cache()
             print(name, json.dumps(results[name]), flush=True)
             if given.json:
                 given.json.write_text(json.dumps(results, indent=2) + "\n")
