@@ -96,9 +96,9 @@ def make_samples(given: argparse.Namespace, vocabulary: int, seed: int) -> list[
     rng, random_ids = random.Random(seed), np.random.default_rng(seed)
     samples = []
     for group in range(given.groups):
-        prompt = rng.randint(50, 90)
+        prompt = rng.randint(40, 80)
         for _ in range(given.episodes):
-            size = prompt + rng.randint(20, 110)
+            size = prompt + rng.randint(10, 100)
             mask = np.arange(size) >= prompt
             row = Row(
                 token_ids=random_ids.integers(0, vocabulary, size).astype(np.int32),
