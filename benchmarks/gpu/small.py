@@ -9,6 +9,7 @@ The batches of the steps differ, as in a run. `VARIANTS` are changes that this f
 - root: one FSDP unit for the whole model, in the place of one for each block.
 - plain: no FSDP; the model computes with bfloat16 copies, and their gradients are added to those of the weights.
 - nosync: attention's cumulative lengths are counted on the host, before the first pass.
+- real: Llama's rotation in real numbers; Inductor generates no code for complex ones.
 - whole: one compiled function for all blocks, in the place of one for each.
 - graph: also forward and backward passes of one step as a CUDA graph.
 
@@ -52,6 +53,7 @@ import torchtitan.models.qwen3.parallelize as of_qwen  # isort: skip
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchtitan.distributed.fsdp import disable_fsdp_gradient_division
 from torchtitan.models.common.attention import VarlenMetadata
+from torchtitan.models.common.rope import ComplexRoPE
 
 from trainers.titan.backward import StepLoss
 from trainers.titan.llama import LlamaBuilder
@@ -72,8 +74,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "root+nosync64k": {"root": True, "nosync": True, "micro": 65536},
     "plain+nosync": {"plain": True, "nosync": True, "graph": True},
     "plain+nosync64k": {"plain": True, "nosync": True, "micro": 65536, "graph": True},
-    "whole": {"plain": True, "nosync": True, "whole": True, "graph": True},
-    "whole64k": {"plain": True, "nosync": True, "whole": True, "micro": 65536, "graph": True},
+    "real": {"real": True},
+    "real+plain+nosync": {"real": True, "plain": True, "nosync": True},
+    "real+plain+nosync64k": {"real": True, "plain": True, "nosync": True, "micro": 65536, "graph": True},
+    "whole": {"plain": True, "nosync": True, "whole": True, "real": True, "graph": True},
+    "whole64k": {"plain": True, "nosync": True, "whole": True, "real": True, "micro": 65536, "graph": True},
 }
 PHASES: dict[str, tuple[Any, str]] = {
     "check_rows": (RankBatches, "check_rows"),
@@ -268,6 +273,18 @@ def without_fsdp(stack: ExitStack, made: list[Halves]) -> None:
     stack.enter_context(patched(of_trainer, "take_step", take_step))
 
 
+def real_table(self: ComplexRoPE, query: Tensor, positions: Tensor | None = None) -> Tensor:
+    table = torch.view_as_real(self.cache)  # (positions, dim / 2, 2)
+    return (table[: query.shape[1]][None] if positions is None else table[positions])[:, :, None]
+
+
+def real_rotation(query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+    cos, sin = table.unbind(-1)
+    pairs = [x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1) for x in (query, key)]
+    rotated = [torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(3) for a, b in pairs]
+    return tuple(x.to(query.dtype) for x in rotated)
+
+
 def compiled_whole(stack: ExitStack) -> None:
     for where in (of_llama, of_qwen):
         stack.enter_context(patched(where, "apply_compile", lambda _: lambda *args, **named: None))
@@ -404,6 +421,9 @@ def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any
     with ExitStack() as stack:
         if variant.get("root"):
             stack.enter_context(patched(of_llama, "apply_fsdp_to_decoder", lambda _: one_unit))
+        if variant.get("real"):
+            stack.enter_context(patched(ComplexRoPE, "_reshape_cache", lambda _: real_table))
+            stack.enter_context(patched(ComplexRoPE, "apply_rotary_emb", lambda _: staticmethod(real_rotation)))
         if variant.get("whole"):
             compiled_whole(stack)
         if variant.get("plain"):
