@@ -182,10 +182,16 @@ class Halves:
 
     @torch.no_grad()
     def collect(self) -> None:
-        for weight in self.weights:
-            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        gradients = [copy.grad if copy.grad is not None else torch.zeros_like(copy) for copy in self.copies]
-        torch._foreach_add_([weight.grad for weight in self.weights], gradients)
+        gradients = [torch.empty_like(weight) for weight in self.weights]
+        torch._foreach_copy_(gradients, [copy.grad for copy in self.copies])
+        if self.weights[0].grad is None:
+            for weight, gradient in zip(self.weights, gradients, strict=True):
+                weight.grad = gradient
+        else:
+            torch._foreach_add_([weight.grad for weight in self.weights], gradients)
+        self.forget()
+
+    def forget(self) -> None:
         for copy in self.copies:
             copy.grad = None
 
@@ -433,6 +439,8 @@ def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any
         trainer = TitanTrainer(str(folder), settings)
         stack.callback(trainer.close)
         loaded = time.perf_counter() - started
+        for each in halves:
+            each.forget()  # gradients that were compiled for
         sets = [make_samples(given, trainer.model.hf_config["vocab_size"], seed) for seed in range(4)]
         number, loss, losses = 0, GRPOLoss(), []
 
