@@ -59,10 +59,10 @@ class Glm4Moe(ModuleFamily):
 
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         weights, shape = super(Glm4Moe, self._of(config)).weights_of_layer(config, layer), self.shape(config)
-        if layer < shape.dense_layers:
-            return weights
-        count, width = shape.num_experts, shape.hidden_size
         weights = {name: size for name, size in weights.items() if not name.startswith("mlp.")}
+        count, width = shape.num_experts, shape.hidden_size
+        if layer < shape.dense_layers:
+            return weights | gated_mlp("mlp", width, shape.intermediate_size)
         weights |= {"mlp.gate.weight": (count, width), "mlp.gate.e_score_correction_bias": (count,)}
         weights |= gated_mlp("mlp.shared_experts", width, shape.shared_size)
         for expert in range(count):

@@ -10,11 +10,14 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("torchtitan")
 pytest.importorskip("vllm")
+from agents.model_folder import weight_files
+from agents.model_weights import places
 from tests.agents.renderer.test_harmony import make_gpt_oss
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
 from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
 from tests.trainers.titan.folders import FAMILIES, MODULES, make_folder
+from trainers.families.table import family_of, read_config
 
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 WINDOW = {"use_sliding_window": True, "sliding_window": 24}
@@ -43,6 +46,15 @@ async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, 
     folder = make_folder(tmp_path / "model", family, tied=tied, **changes)
     found = await prove(folder, tmp_path / "out", length=120)
     assert wrong(found) == {}, found
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0] in MODULES])
+def test_the_plan_knows_every_tensor_of_a_module(tmp_path: Path, name: str) -> None:
+    family, tied, changes = CASES[name]
+    folder = make_folder(tmp_path / "model", family, tied=tied, **changes)
+    config = read_config(folder)
+    held = {name: place.shape for name, place in places(weight_files(folder)).items()}
+    assert family_of(config).weights(config) == held
 
 
 def _longer(rope: dict[str, Any]) -> dict[str, Any]:
