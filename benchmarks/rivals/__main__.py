@@ -88,7 +88,10 @@ def version(name: str) -> str:
 
 def table(results: dict[str, Any]) -> str:
     """The tables of results/rivals.md."""
-    lines = ["| | episodes | 1,024 x 5 turns of 50 ms, s | steps/s, model at once | CPU of a step, us |", "|---|---|---|---|---|"]
+    lines = [
+        "| | episodes | 1,024 x 5 turns of 50 ms, s | steps/s, model at once | CPU of a step, us |",
+        "|---|---|---|---|---|",
+    ]
     for name, result in results.get("rollouts", {}).items():
         for way, one in result.get("ways", {"not run": None}).items():
             cells = [f"{name} {result['version']}, {way}"]
