@@ -96,9 +96,14 @@ def table(results: dict[str, Any]) -> str:
         for way, one in result.get("ways", {"not run": None}).items():
             cells = [f"{name} {result['version']}, {way}"]
             cells += (
-                [f"{one['episodes']:,}", f"{one['batch_seconds']:.2f}", f"{one['steps_per_second']:,.0f}"]
+                [
+                    f"{one['episodes']:,}",
+                    f"{one['batch_seconds']:.2f}",
+                    f"{one['steps_per_second']:,.0f}",
+                    f"{one['cpu_us_per_step']:,.0f}",
+                ]
                 if one
-                else 3 * ["-"]
+                else 4 * ["-"]
             )
             lines.append(f"| {' | '.join(cells)} |")
     lines += [

@@ -22,17 +22,15 @@ async def serve(seconds: float) -> None:
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(
-                    int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
-                )
+                lines = head.decode().lower().split("\r\n")
+                length = next(int(line[15:]) for line in lines if line.startswith("content-length:"))
                 body = json.loads(await reader.readexactly(length))
                 if seconds:
                     await asyncio.sleep(seconds)
-                content = json.dumps(answer(body)).encode()
-                start = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-                    content
-                )
-                writer.write(start + content)
+                reply = answer(body)
+                kind, content = streamed(reply) if body.get("stream") else ("application/json", json.dumps(reply))
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+                writer.write(head + content.encode())
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -57,6 +55,19 @@ def answer(body: dict) -> dict:
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
         "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
     }  # fmt: skip
+
+
+def streamed(reply: dict) -> tuple[str, str]:
+    """The same as events: one with the whole message, and one with the end."""
+    choice = reply["choices"][0]
+    message = choice["message"]
+    if "tool_calls" in message:
+        message = {**message, "tool_calls": [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]}
+    base = {**reply, "object": "chat.completion.chunk", "usage": None}
+    deltas = ({"delta": message, "finish_reason": None}, {"delta": {}, "finish_reason": choice["finish_reason"]})
+    events = [{**base, "choices": [{"index": 0, **delta}]} for delta in deltas]
+    events.append({**base, "choices": [], "usage": reply["usage"]})
+    return "text/event-stream", "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ Play = Callable[[int], Awaitable[None]]
 """Plays so many episodes at once, and checks their rewards."""
 Run = Callable[[str], Awaitable[str]]
 """Runs code, and returns what it printed."""
-MODEL_SECONDS, PLAYS, MOST_SECONDS = 0.05, 5, 60
+MODEL_SECONDS, PLAYS, MOST_SECONDS = 0.05, 5, 20
 CLIENTS, RUNS = 8, 160
 SNIPPET = "print(6 * 7)"
 
