@@ -41,6 +41,10 @@ RIVALS = ("ours", "titanrl", "trl", "verifiers", "skyrl_gym", "gem")
 BESIDE_OURS = ("titanrl", "trl")
 PACKAGE = {"titanrl": "torchtitan", "skyrl_gym": "skyrl-gym", "gem": "gem-llm"}
 SECONDS = 3600
+HELD_OUT = (
+    "--env", "math", "--option", "level=0", "--option", "calculator=false", "--tasks", "256", "--max-turns", "1",
+    "--max-turn-tokens", "128", "--concurrency", "256",
+)  # fmt: skip
 
 
 def environment(name: str, folder: Path) -> Path:
@@ -65,7 +69,11 @@ def play(name: str, what: str, folder: Path) -> dict[str, Any]:
     """What `play.py` measures of a library, in a folder of its own; or why it did not."""
     try:
         python = environment(name, folder)
-        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PATH": f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
         command = [str(python), "-m", "benchmarks.rivals.play", name, what]
         with tempfile.TemporaryDirectory() as cwd:
             done = subprocess.run(
@@ -86,37 +94,30 @@ def version(name: str) -> str:
     return found[1]
 
 
-def table(results: dict[str, Any]) -> str:
-    """The tables of results/rivals.md."""
-    lines = [
-        "| | episodes | 1,024 x 5 turns of 50 ms, s | steps/s, model at once | CPU of a step, us |",
-        "|---|---|---|---|---|",
-    ]
-    for name, result in results.get("rollouts", {}).items():
-        for way, one in result.get("ways", {"not run": None}).items():
-            cells = [f"{name} {result['version']}, {way}"]
-            cells += (
-                [
-                    f"{one['episodes']:,}",
-                    f"{one['batch_seconds']:.2f}",
-                    f"{one['steps_per_second']:,.0f}",
-                    f"{one['cpu_us_per_step']:,.0f}",
-                ]
-                if one
-                else 4 * ["-"]
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| | p50, ms | runs/s, 8 clients | reads files | reaches the network | leaves processes |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, result in results.get("code", {}).items():
-        for way, one in result.get("ways", {}).items():
-            cells = [f"{name} {result['version']}, {way}", f"{one['p50_ms']:.1f}", f"{one['runs_per_second']:.0f}"]
-            cells += ["yes" if one[what] else "no" for what in ("reads_files", "reaches_network", "leaves_processes")]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+ROLLOUTS = {
+    "episodes": ("episodes at once", "{:,}"),
+    "batch_seconds": ("five turns of 50 ms, s", "{:.2f}"),
+    "steps_per_second": ("steps/s, model at once", "{:,.0f}"),
+    "cpu_us_per_step": ("CPU of a step, us", "{:,.0f}"),
+}
+CODE = {
+    "p50_ms": ("p50, ms", "{:.1f}"),
+    "runs_per_second": ("runs/s, 8 clients", "{:.0f}"),
+    "reads_files": ("reads your files", "{}"),
+    "reaches_network": ("reaches your ports", "{}"),
+    "leaves_processes": ("leaves processes", "{}"),
+}
+
+
+def table(results: dict[str, Any], columns: dict[str, tuple[str, str]]) -> str:
+    """A table of results/rivals.md."""
+    lines = [["", *(title for title, _ in columns.values())], ["---"] * (1 + len(columns))]
+    for name, result in results.items():
+        for way, one in result.get("ways", {"not run": {}}).items():
+            cells = [form.format(one[key]) if key in one else "-" for key, (_, form) in columns.items()]
+            lines.append([f"{name} {result['version']}".strip() + f", {way}", *cells])
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return text.replace(" True |", " yes |").replace(" False |", " no |")
 
 
 def main() -> int:
@@ -135,7 +136,12 @@ def main() -> int:
         if options.what == "small-model":
             python = sys.executable if options.here else environment("trl", folder)
             command = [str(python), "-m", "benchmarks.rivals.trl_words", str(model()), str(options.output), *further]
-            return subprocess.run(command, cwd=REPOSITORY).returncode
+            if code := subprocess.run(command, cwd=REPOSITORY).returncode:
+                return code
+            judge = ["--agent", f"vllm:{options.output / 'model'}", "--out", str(options.output / "evaluation")]
+            return subprocess.run(
+                [sys.executable, "-m", "forge_env", "eval", *HELD_OUT, *judge], cwd=REPOSITORY
+            ).returncode
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
         if options.what != "table":
             for name in options.names or RIVALS:
@@ -143,7 +149,9 @@ def main() -> int:
                 figures[name] = play(name, options.what, folder)
                 results["machine"] = describe()
                 options.json.write_text(json.dumps(results, indent=2) + "\n")
-    print(table(results))
+    for what, columns in (("rollouts", ROLLOUTS), ("code", CODE)):
+        if what in results:
+            print(f"\n{table(results[what], columns)}")
     return 0
 
 

@@ -67,7 +67,7 @@ def train(model: str, output: Path, steps: int, rate: float) -> list[dict[str, A
 def figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
     ends = [step["end"] for step in steps]
     last = min(52, len(steps))
-    tokens = steps[last - 1]["num_tokens"] - steps[0]["num_tokens"]
+    sampled = sum(step["completions/mean_length"] for step in steps[1:last]) * PROMPTS * SIBLINGS
     return {
         "steps": len(steps),
         "first_step_ends": ends[0],
@@ -77,7 +77,8 @@ def figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
             f"{first}-{end}": statistics.mean(step["reward"] for step in steps[first - 1 : end])
             for first, end in WINDOWS if end <= len(steps)
         },
-        "tokens_with_prompts": tokens,
+        "sampled_tokens": sampled,
+        "tokens_per_second": sampled / (ends[last - 1] - ends[0]),
         "settings": SETTINGS,
     }  # fmt: skip
 
