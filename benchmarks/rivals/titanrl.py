@@ -77,12 +77,12 @@ async def rollouter(seconds: float) -> AsyncIterator[Play]:
             train_dataset=Tasks(), validation_dataset=Tasks(), rubric=rubric, message_env=Calculator.Config()
         )
         played = config.build()
-        turns = [[answer_tokens(renderer, question(index), turn) for turn in range(TURNS)] for index in range(TASKS)]
+        answers = [[answer_tokens(renderer, question(index), turn) for turn in range(TURNS)] for index in range(TASKS)]
 
-        async def generate(prompt_token_ids: list[int], *, request_id: str, **_: Any) -> Completion:
+        async def generate(prompt_token_ids: list[int], *, request_id: str, **__: Any) -> Completion:
             await asyncio.sleep(seconds)
-            group, _, turn = (int(part.partition("=")[2]) for part in request_id.split("/"))
-            ids = turns[group % TASKS][turn]
+            number, _, place = (int(part.partition("=")[2]) for part in request_id.split("/"))
+            ids = answers[number % TASKS][place]
             return Completion(
                 min_policy_version=0, max_policy_version=0, request_id=request_id, token_ids=ids,
                 token_logprobs=[-0.001] * len(ids), finish_reason="stop",
