@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,27 @@ def _rank(path: Path) -> int:
     return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector off the modules and the items: it goes through them all in every full collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        atexit.register(
+            gc.unfreeze
+        )  # so that the interpreter frees them at its end, and no library complains of a leak
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_files() -> Iterator[None]:
+    """What a file leaves for good, such as the modules of vLLM, is kept off the garbage collector too."""
+    yield
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # so that the interpreter frees them at its end, and no library complains of a leak
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

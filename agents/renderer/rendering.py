@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from agents.renderer.call_form import trial_calls
 from agents.renderer.conversation_format import Thinking, ToolsForm, learn_format
 from agents.renderer.dialects import begin_of, to_openai
+from agents.renderer.dialects.calls import named
 from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK, ChannelForm
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
@@ -245,7 +245,7 @@ class Renderer:
             tools: what may be called; None if that is not known.
         """
         ids = as_list(token_ids)
-        end = next((i for i, token in enumerate(ids) if token in self.stop_token_ids), len(ids))
+        end = min([ids.index(stop) for stop in self.stop_token_ids if stop in ids], default=len(ids))
         text = self.decode(ids[:end])
         for stop in self.stop:
             text = text.partition(stop)[0]
@@ -254,7 +254,7 @@ class Renderer:
         if answer.thought:
             message["reasoning_content"] = answer.thought
         # Interned: thousands of live episodes call the same few tools.
-        calls = tuple([replace(call, id=sys.intern(call.id), name=sys.intern(call.name)) for call in answer.calls])
+        calls = tuple([named(call, sys.intern(call.id), sys.intern(call.name)) for call in answer.calls])
         if calls:
             message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)

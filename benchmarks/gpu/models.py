@@ -25,6 +25,18 @@ from trainers.titan.weight_files import write_folder
 
 VOCABULARY = 151_936
 SHAPES: dict[str, dict[str, Any]] = {
+    "135M": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "vocab_size": 49_152,
+        "rope_theta": 100_000.0,
+    },
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
@@ -206,9 +218,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES["tiny-moe"] = SHAPES["30B-A3B"] | SHAPES["tiny"] | {"num_experts": 8, "num_experts_per_tok": 2}
+SHAPES["tiny-llama"] = SHAPES["135M"] | SHAPES["tiny"]
 SHAPES["tiny-moe"]["moe_intermediate_size"] = 32
-"""Of Qwen/Qwen3-NAME's config.json, but for the tiny ones; unless said otherwise, all have 8 key-value heads of 128,
-and tied embeddings."""
+"""Of Qwen/Qwen3-NAME's config.json, but for the tiny ones and SmolLM2's 135M; unless said otherwise, all have 8
+key-value heads of 128, and tied embeddings."""
 
 
 def make_random_model(

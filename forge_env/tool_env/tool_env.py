@@ -90,7 +90,7 @@ class ToolEnv(Env):
         For use in a constructor or in `reset`.
         """
         methods = {name: tool for name, tool in self._tools.items() if name not in without} if without else self._tools
-        self._toolbox = Toolbox(extra, methods=methods, owner=self)
+        self._toolbox = Toolbox(extra, methods=methods, gate=gate_of(self))
         self.tools = self._toolbox.specs if extra or without else self._specs
 
     async def reset(
@@ -123,7 +123,7 @@ class ToolEnv(Env):
             total, parts = await self._score(action.text)
             return [], total, True, False, {"rewards": parts}
         if self._use_tools:
-            answers, uses = await self._toolbox.answer(action.tool_calls)
+            answers, uses = await self._toolbox.answer(action.tool_calls, self)
         else:
             answers, uses = [answer_to(call, "Error: the tools are switched off.") for call in action.tool_calls], []
         self.messages += answers

@@ -38,6 +38,25 @@ def add_site_builtins() -> None:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
 
 
+def import_without_fork_hooks() -> None:
+    """Import `threading` and `random` without their hooks for forks, which take a tenth of a run."""
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # type: ignore[assignment]
+    import random  # noqa: F401
+    import threading  # noqa: F401
+
+    os.register_at_fork = register
+
+
+def replace_fork_hooks() -> None:
+    """Do in a snippet what the hooks would have done, and set them for forks of the snippet."""
+    threading, random = sys.modules["threading"], sys.modules["random"]
+    if len(threading._active) > 1:  # a preimported package has started threads, which only the zygote has
+        threading._after_fork()
+    super(random.Random, random._inst).seed()  # `Random.seed` is slower, in Python
+    for hook in (threading._after_fork, random._inst.seed):
+        os.register_at_fork(after_in_child=hook)
+
+
 def report_broken_setup(text: str) -> NoReturn:
     os.write(REPORT_FD, b"E" + text.encode("utf-8", "replace")[:4000])
     os._exit(1)

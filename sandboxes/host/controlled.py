@@ -147,7 +147,9 @@ class Controlled(Generic[End]):
         if not data:
             self._lose(f"{self.who} died")
             return
-        message = json.loads(data)
+        self._take(json.loads(data))
+
+    def _take(self, message: dict[str, Any]) -> None:
         if self.end_key not in message:
             self._note(message)
             return

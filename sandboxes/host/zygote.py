@@ -25,6 +25,7 @@ from sandboxes.host.packages import NO_PACKAGES, Packages, cannot_import
 BACKSTOP_PROCESSES = 16
 BODY_PREFIX = struct.Struct("<Q")
 """Length of the JSON at the start of a request; guest_snippet.py unpacks it."""
+_MAX_REPORT = 4096
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -88,6 +89,13 @@ class Driver(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class _Helper:
+    control: socket.socket
+    run: int = 0
+    """Number of its last run."""
+
+
 class Zygote(Controlled[ExitReport]):
     """A running zygote. Create one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
 
@@ -99,7 +107,7 @@ class Zygote(Controlled[ExitReport]):
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         super().__init__(process, control)
-        self._helpers: set[int] = set()  # slots that have a helper
+        self._helpers: dict[int, _Helper] = {}  # by slot
         self._numbers = 0
         self._importing = ""  # the module that the zygote is importing
         self._packages = NO_PACKAGES
@@ -126,25 +134,61 @@ class Zygote(Controlled[ExitReport]):
             return
         fds = groups.join_files()
         try:
-            self._send({"helper": slot}, fds)
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with its:
+                self._send({"helper": slot}, [its.fileno(), *fds])
         finally:
             for fd in fds:
                 os.close(fd)
-        self._helpers.add(slot)
+        ours.setblocking(False)
+        self._helpers[slot] = _Helper(ours)
+        self._loop.add_reader(ours.fileno(), self._receive_from, slot)
 
     def close_helper(self, slot: int) -> None:
-        """Drop the helper of `slot`; the next run there gets a new one."""
-        self._helpers.discard(slot)
+        """End the helper of `slot`, with its run; the next run there gets a new one."""
+        helper = self._helpers.pop(slot, None)
+        if helper is not None:
+            self._loop.remove_reader(helper.control.fileno())
+            helper.control.close()
+            self._take({"run": helper.run, "failed": "the helper of the slot has ended"})
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
         """Start one snippet; return its number and the future of its exit report, which never raises."""
         self._numbers += 1
-        return self._numbers, self._work(self._numbers, order | {"run": self._numbers}, fds)
+        order = order | {"run": self._numbers}
+        helper = self._helpers.get(order["slot"])
+        if helper is None:
+            return self._numbers, self._work(self._numbers, order, fds)
+        helper.run = self._numbers
+        ended = self._waiting[helper.run] = self._loop.create_future()
+        self._tell_helper(order["slot"], order, fds)
+        return helper.run, ended
 
     def kill(self, number: int) -> None:
         """Kill every process of snippet `number`; its future then resolves. No-op if it has ended."""
         if number in self._waiting:
-            self._send({"kill": number})
+            slot = next((slot for slot, helper in self._helpers.items() if helper.run == number), None)
+            self._send({"kill": number}) if slot is None else self._tell_helper(slot, {"kill": number}, [])
+
+    def _tell_helper(self, slot: int, message: dict[str, Any], fds: list[int]) -> None:
+        try:
+            socket.send_fds(self._helpers[slot].control, [json.dumps(message).encode()], fds)
+        except OSError:
+            self.close_helper(slot)
+
+    def _receive_from(self, slot: int) -> None:
+        try:
+            data = self._helpers[slot].control.recv(_MAX_REPORT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._take(json.loads(data)) if data else self.close_helper(slot)
+
+    def _lose(self, reason: str) -> None:
+        super()._lose(reason)
+        for slot in tuple(self._helpers):
+            self.close_helper(slot)
 
     def _note(self, message: dict[str, Any]) -> None:
         if "importing" in message:

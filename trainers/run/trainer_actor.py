@@ -151,6 +151,7 @@ class TrainerActor(ForgeActor):
         self._arguments: dict[str, Any] = {"model_path": model, "settings": settings, "is_frozen": is_frozen}
         self._imports, self._store, self._store_dtype = imports, store, store_dtype
         self._taken: Any = None  # what `commit` commits
+        self._layout: Any = None  # of every version
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._is_alone = False
 
@@ -210,10 +211,10 @@ class TrainerActor(ForgeActor):
         if self._store is None:
             raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
         published, dtype = self.trainer.model.published, getattr(torch, self._store_dtype)
-        layout = TensorLayout.of(published.layout(dtype))
+        self._layout = self._layout or TensorLayout.of(published.layout(dtype))
         with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             if self.rank == 0:
-                self._taken = self._store.take(version, WeightStream(layout, self.trainer.device, tensors))
+                self._taken = self._store.take(version, WeightStream(self._layout, self.trainer.device, tensors))
 
     async def _commit(self) -> None:
         taken, self._taken = self._taken, None
