@@ -1,9 +1,22 @@
-"""Settings of Python's garbage collector for a process that runs rollouts, and for the controller of a run."""
+"""Settings of Python's garbage collector, by what a process does."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Run no collection meanwhile: they are a fifth of the time that torch and vLLM take to import."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def relax_garbage_collector() -> None:
