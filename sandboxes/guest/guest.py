@@ -120,7 +120,7 @@ class Zygote:
         if config.get("packages"):
             sys.path.append(kernel.PACKAGES)
             _ENVIRONMENT["PYTHONPATH"] = kernel.PACKAGES  # for an interpreter that a snippet starts
-        snippet.import_without_fork_hooks()
+        self._begin_snippet = snippet.take_fork_hooks()
         for name in config["preimport"]:
             _preimport(name, control)
 
@@ -294,7 +294,7 @@ class Zygote:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-            snippet.replace_fork_hooks()
+            self._begin_snippet()
             os.setsid()  # an ordinary user's zygote has the same user: kill(0, 9) must not reach it
             if "groups" in message:
                 _join_groups(fds[-message["groups"] :])
