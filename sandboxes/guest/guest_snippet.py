@@ -41,9 +41,9 @@ def add_site_builtins() -> None:
 
 
 def take_fork_hooks() -> Callable[[], None]:
-    """Import `random` and `threading` without their hooks for forks, which take a tenth of a run.
+    """Import `random` and `threading` without their hooks for forks: they take a tenth of a run.
 
-    Returns what a snippet calls instead: it does the same for a process without other threads, and sets the hooks.
+    Returns what a snippet calls instead. It does what the hooks would do, and sets them.
     """
     hooks: list[dict[str, Any]] = []
     register, os.register_at_fork = os.register_at_fork, lambda **hook: hooks.append(hook)
@@ -51,14 +51,14 @@ def take_fork_hooks() -> Callable[[], None]:
     os.register_at_fork = register
     reseed = super(random.Random, random._inst).seed  # `Random.seed` does no more, but in Python
 
-    def begin() -> None:
+    def after_fork() -> None:
         reseed()
         if len(threading._active) > 1:  # a preimported package has started threads
             threading._after_fork()
         for hook in hooks:
             register(**hook)
 
-    return begin
+    return after_fork
 
 
 def report_broken_setup(text: str) -> NoReturn:

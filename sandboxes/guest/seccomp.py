@@ -16,7 +16,6 @@ import struct
 _NR, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3, _ARG5 = 0, 4, 16, 24, 32, 40, 56
 
 _LOAD, _RETURN, _JUMP = 0x20, 0x06, 0x05  # BPF_LD|W|ABS, BPF_RET|K, BPF_JMP|JA
-_LEAF = 4
 _IF_EQUAL, _IF_GREATER, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x25, 0x35, 0x45
 
 _KILL_PROCESS, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
@@ -228,13 +227,12 @@ def _unless(test: int, value: int, action: int) -> list[bytes]:
 
 def _refuse(numbers: list[int]) -> list[bytes]:
     """Refuse the calls of sorted numbers, by binary search: the kernel tries the filter on every number as it loads."""
-    if len(numbers) > _LEAF:
+    if len(numbers) > 4:
         middle = len(numbers) // 2
         low, high = _refuse(numbers[:middle]), _refuse(numbers[middle:])
         return [_op(_IF_AT_LEAST, numbers[middle], len(low) + 1, 0), *low, _op(_JUMP, len(high)), *high]
-    last = len(numbers) - 1
-    tests = [_op(_IF_EQUAL, number, last - place, int(place == last)) for place, number in enumerate(numbers)]
-    return [*tests, _op(_RETURN, _ERRNO | errno.EPERM)]
+    tests = [_op(_IF_EQUAL, number, left, not left) for left, number in enumerate(reversed(numbers))]
+    return [*reversed(tests), _op(_RETURN, _ERRNO | errno.EPERM)]
 
 
 def _for_call(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
