@@ -112,8 +112,6 @@ def flaw(value: Mapping[str, Any]) -> str:
     for _ in range(MAX_DEPTH):
         children: list[Any] = []
         for item in level:
-            if type(item) in _FLAWLESS:
-                continue
             if isinstance(item, float) and not math.isfinite(item):
                 return not_finite(item)
             if isinstance(item, (dict, list)):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -22,7 +21,6 @@ import numpy as np
 from agents.renderer.call_form import trial_calls
 from agents.renderer.conversation_format import Thinking, ToolsForm, learn_format
 from agents.renderer.dialects import begin_of, to_openai
-from agents.renderer.dialects.calls import named
 from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK, ChannelForm
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
@@ -52,16 +50,12 @@ class Renderer:
     """
 
     def __init__(
-        self,
-        model: str | Path,
-        *,
-        thinking: Thinking = "off",
-        tools: ToolsForm = "auto",
-        template: Path | None = None,
+        self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto", template: Path | None = None
     ) -> None:
         self._tokenizer = FastTokenizer(model)
         self.format = learn_format(Path(model), self._tokenizer, thinking, tools, template)
         """What the chat template does."""
+        self._render = self.format.render
         self.thinks = self.format.thinks
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
         self.stop: tuple[str, ...] = tuple(end for end in self.format.ends if end not in self.format.tokens)
@@ -253,11 +247,9 @@ class Renderer:
         message: Message = {"role": "assistant", "content": answer.content}
         if answer.thought:
             message["reasoning_content"] = answer.thought
-        # Interned: thousands of live episodes call the same few tools.
-        calls = tuple([named(call, sys.intern(call.id), sys.intern(call.name)) for call in answer.calls])
-        if calls:
-            message["tool_calls"] = to_openai(calls)
-        return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+        if answer.calls:
+            message["tool_calls"] = to_openai(answer.calls)
+        return Action(message=message, tool_calls=answer.calls, finish_reason=finish_reason)
 
     def prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages as the chat template takes them, for a server that executes it: see `next_prompt`."""
@@ -266,11 +258,6 @@ class Renderer:
     def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
         """Tools as the chat template takes them."""
         return self._defused_tools(tools)[0]
-
-    def _render(
-        self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
-    ) -> str:
-        return self.format.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
         """Keep messages from forging turns: if one of their fields spells out a special token, it becomes plain

@@ -183,12 +183,12 @@ class Halves:
     @torch.no_grad()
     def collect(self) -> None:
         gradients = [torch.empty_like(weight) for weight in self.weights]
-        torch._foreach_copy_(gradients, [copy.grad for copy in self.copies])
+        torch._foreach_copy_(gradients, [copy.grad for copy in self.copies])  # type: ignore[misc]
         if self.weights[0].grad is None:
             for weight, gradient in zip(self.weights, gradients, strict=True):
                 weight.grad = gradient
         else:
-            torch._foreach_add_([weight.grad for weight in self.weights], gradients)
+            torch._foreach_add_([weight.grad for weight in self.weights], gradients)  # type: ignore[misc]
         self.forget()
 
     def forget(self) -> None:
@@ -241,7 +241,7 @@ def lengths_on_host(stack: ExitStack) -> None:
         return call
 
     def work(function: Any) -> Any:
-        return lambda *args, **named: masks.clear() or function(*args, **named)
+        return lambda *args, **named: masks.clear() or function(*args, **named)  # type: ignore[func-returns-value]
 
     stack.enter_context(patched(RankBatches, "placed", placed))
     stack.enter_context(patched(TitanModel, "_mask", mask))
@@ -395,7 +395,7 @@ def graph_seconds(trainer: TitanTrainer, samples: list[Sample], halves: Halves) 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            passes(), passes()
+            passes(), passes()  # type: ignore[func-returns-value]
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -90,7 +90,7 @@ class ToolEnv(Env):
         For use in a constructor or in `reset`.
         """
         methods = {name: tool for name, tool in self._tools.items() if name not in without} if without else self._tools
-        self._toolbox = Toolbox(extra, methods=methods, gate=gate_of(self))
+        self._toolbox = Toolbox(extra, methods=methods, owner=self)
         self.tools = self._toolbox.specs if extra or without else self._specs
 
     async def reset(

@@ -15,7 +15,7 @@ from forge_env.core.tools import BadCall, Tool
 from forge_env.core.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
 from forge_env.core.user_code import describe, fault
 from forge_env.utils.deadlines import Deadline, queued
-from forge_env.utils.gates import GRACE_SECONDS, Gate, still_running
+from forge_env.utils.gates import GRACE_SECONDS, Gate, gate_of, still_running
 from forge_env.utils.threads import call_in
 
 RETRY_SECONDS = 0.05  # pause before the second attempt; doubled for each further one, with jitter
@@ -25,26 +25,23 @@ class Toolbox:
     """The tools of one episode.
 
     Args:
-        methods: tools that are methods of an instance; a tool in `tools` replaces one of the same name.
-        gate: of the instance, which is not kept here: a cycle would outlive its episode.
+        methods: tools that are methods of `owner`; a tool in `tools` replaces one of the same name.
+        owner: the instance of `methods`. It is not kept, since a cycle would outlive the episode.
     """
 
     __slots__ = ("_gate", "_methods", "_tools")
 
-    def __init__(
-        self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, gate: Gate | None = None
-    ) -> None:
+    def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
         self._tools = {**methods, **tools} if tools else methods
         self._methods = methods.keys() - tools.keys() if tools else methods.keys()
-        self._gate = gate or Gate()
+        self._gate = Gate() if owner is None else gate_of(owner)
 
     @property
     def specs(self) -> list[ToolSpec]:
         return [tool.spec for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall], owner: Any = None) -> tuple[list[Message], list[ToolUse]]:
-        """Answer the calls of one turn, in order; methods are those of `owner`. Adjacent calls of parallel tools run
-        concurrently."""
+        """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently."""
         answers: list[tuple[str, ToolUse]] = []
         batches: Iterable[tuple[bool, Iterable[ToolCall]]] = [(False, calls)]
         if len(calls) > 1:

@@ -22,9 +22,8 @@ def no_collections() -> Iterator[None]:
 def relax_garbage_collector() -> None:
     """Run the collector less often, and exclude what has been imported so far.
 
-    Thousands of live episodes are hundreds of thousands of objects, and none of ours are in cycles. With the defaults,
-    the collector scans them again and again, which took a fifth of the time in a simple environment; with 50,000 it
-    took a tenth, where 1,024 episodes begin at once.
+    Thousands of live episodes are hundreds of thousands of objects with few cycles. With the defaults, the collector
+    scans them again and again, which took a fifth of the time in a simple environment; with 50,000 it took a tenth.
     """
     _exclude_what_there_is()
     gc.set_threshold(200_000, 20, 20)

@@ -31,13 +31,13 @@ class GivenUp(BaseException):
 class Call:
     """One call of a function in a thread, with the context variables of the code that makes this object."""
 
-    __slots__ = ("_context", "_ended", "_error", "_function", "_is_given_up", "_lock", "_result", "_thread", "future")
+    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_result", "_thread", "ended", "future")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        loop, ended = asyncio.get_running_loop(), _of_thread.ended
+        loop, ended = asyncio.get_running_loop(), getattr(_of_thread, "ended", None)
         if ended is None or ended.loop is not loop:
             ended = _of_thread.ended = _Ended(loop)
-        self._ended = ended
+        self.ended: _Ended = ended
         self.future: asyncio.Future[Any] = loop.create_future()
         self._context = contextvars.copy_context()
         self._function = functools.partial(function, *args, **kwargs)
@@ -64,10 +64,6 @@ class Call:
             self._error = RuntimeError(f"StopIteration: {raised}")
         except BaseException as raised:
             self._error = raised
-
-    def tell(self) -> None:
-        """Let the caller go on, if it still waits. For a worker thread."""
-        self._ended.add(self)
 
     def finish(self) -> None:
         """Set the result, if somebody still waits for it. For the loop's thread."""
@@ -117,7 +113,7 @@ class Call:
 
 
 class _Ended:
-    """Calls of an event loop that have ended: many of them wake it once."""
+    """Calls of an event loop that have ended: many of them wake it once, and their callers go on."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -137,26 +133,21 @@ class _Ended:
             self._calls.popleft().finish()
 
 
-class _OfThread(threading.local):
-    ended: _Ended | None = None
-
-
-_of_thread = _OfThread()
+_of_thread = threading.local()
 
 
 class _Workers:
     """The threads of this process; each makes one call after another, and ends after IDLE_SECONDS without one.
 
-    While calls wait, one thread is on its way, and whoever takes a call sends the next one. So a thread that is never
-    blocked makes a thousand short calls, and as many threads come if each call blocks.
+    While calls wait, one thread is on its way, and whoever takes a call sends the next one. So one makes a thousand
+    short calls, and as many threads come if each call blocks.
     """
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = self._idle = 0
-        """The number of threads, and of those that wait for a signal which nobody has sent yet."""
+        self._threads = self._idle = 0  # idle: those that wait for a signal which nobody has sent yet
         self._is_coming = False
 
     def start(self, call: Call) -> None:
@@ -166,23 +157,21 @@ class _Workers:
             self._calls.append(call)
 
     def _send_one(self) -> None:
-        if self._is_coming:
+        if self._is_coming or (not self._idle and self._threads >= MAX_THREADS):
             return
         if self._idle:
             self._idle -= 1
             self._signals.put(None)
-        elif self._threads < MAX_THREADS:
+        else:
             threading.Thread(target=self._work, name="forge_env", daemon=True).start()
             self._threads += 1
-        else:
-            return
         self._is_coming = True
 
     def _work(self) -> None:
-        ended: Call | None = None
+        done: Call | None = None
         while True:
             with self._lock:
-                if ended is None:
+                if done is None:
                     self._is_coming = False
                 call = self._calls.popleft() if self._calls else None
                 if call is None:
@@ -190,9 +179,9 @@ class _Workers:
                 elif self._calls:
                     with contextlib.suppress(RuntimeError):  # no more threads: those that there are make the calls
                         self._send_one()
-            if ended is not None:
-                ended.tell()  # now, since the caller's next call finds this thread free
-            ended = call
+            if done is not None:
+                done.ended.add(done)  # now, since the caller's next call finds this thread free
+            done = call
             if call is not None:
                 call.run()
             elif not self._is_called():
@@ -205,8 +194,7 @@ class _Workers:
         except queue.Empty:
             with self._lock:
                 if self._idle:
-                    self._idle -= 1
-                    self._threads -= 1
+                    self._idle, self._threads = self._idle - 1, self._threads - 1
                     return False
             self._signals.get()  # one has just been sent
         return True

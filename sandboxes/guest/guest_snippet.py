@@ -40,7 +40,7 @@ def add_site_builtins() -> None:
 
 def import_without_fork_hooks() -> None:
     """Import `threading` and `random` without their hooks for forks, which take a tenth of a run."""
-    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # type: ignore[assignment]
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None
     import random  # noqa: F401
     import threading  # noqa: F401
 

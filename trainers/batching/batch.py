@@ -122,6 +122,11 @@ class MicroBatch:
     """(B, L) int64 model input."""
     positions: Tensor | None
     """(B, L) int64, 0 where a row starts; None when every sequence is one row from its first token on."""
+    starts: Tensor | None = None
+    """(rows + 1,) int32 places in the flattened (B, L) where rows start, padding counted as one of its sequence, and
+    B x L; None as `positions`."""
+    longest: int = 0
+    """The most tokens between two of `starts`."""
     source: Tensor
     """(E, T) int64: the place in the flattened (B, L) whose output predicts this target, -1 if there is no target."""
     selected: Tensor
@@ -397,10 +402,13 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     if teacher_ids.shape[1]:  # at observed targets, which no teacher judges, the target again
         again = np.repeat(seen_ids[:, None], teacher_ids.shape[1], axis=1)
         target_ids = np.column_stack([target_ids, np.concatenate([teacher_ids, again])])
+    starts = np.append(np.flatnonzero(positions == 0), positions.size)
     return MicroBatch(
         samples=tuple(order),
         tokens=_tensor(tokens),
         positions=_tensor(positions) if format_.packed else None,
+        starts=_tensor(starts.astype(np.int32)) if format_.packed else None,
+        longest=int(np.diff(starts).max()),
         source=_tensor(source),
         selected=_tensor(np.concatenate([source.ravel()[slots], seen_places])),
         slots=_tensor(slots),

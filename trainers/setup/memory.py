@@ -187,8 +187,10 @@ def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
       4 U: it divides the whole buffer into a third one.
 
     A tied unit adds the gradients of both layers; with tensor parallelism, in a new tensor. A rank gathers only its own
-    experts. With LoRA, only adapters have gradients. Logits take tokens x V numbers if they are kept for the backward
-    pass; if they exceed `training.keep_logits_gib`, an eighth of them is computed at a time, in float32.
+    experts. With LoRA, only adapters have gradients. A process without FSDP (`TrainerSettings.casts_whole`) has c P:
+    copies, in the place of which gradients come; these are cast one by one after the last block. Logits take tokens x V
+    numbers if they are kept for the backward pass; if they exceed `training.keep_logits_gib`, an eighth of them is
+    computed at a time, in float32.
     """
     training, shape, lora, parallelism = plan.config.training, plan.sizes, plan.lora, plan.config.parallelism
     (shard, tensor, _), expert, tied = _ranks(plan), parallelism.expert_parallel_degree, shape.tie_word_embeddings
@@ -214,6 +216,13 @@ def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
     coming = of_block if shard > 1 else 0
     stays = of_head if tied else 0  # a tied unit stays until the embedding has its gradients, and is summed last
     at_head, in_block, after_head, after_block = of_head + coming, of_block + coming + stays, coming, coming + stays
+    if plan.config.services.trainer.procs == 1 and not plan.is_offloaded and training.casts_whole(shape, lora):
+        copies = compute * (lora.parameters(shape) if lora else shape.parameters - head * training.fp32_head)
+        at_end = copies + FLOAT32 * (0 if lora else shape.largest_matrix)
+        if tied and not lora:  # the embedding adds its gradients, and is cast last
+            at_end = max(copies + of_head * (1 + training.fp32_head), (compute + FLOAT32) * head)
+        of_head, stays = (0, 0) if lora else (of_head, stays)
+        return [(copies, of_head, kept, logits), (copies, stays, kept + at_work, 0.0), (0.0, at_end, 0.0, 0.0)]
     if training.reshard_after_forward == "never":  # a unit is freed when its own gradients are there
         whole = shape.parameters + (adapter - elsewhere) * shape.num_hidden_layers
         at_head = compute * (whole - head) + of_head

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import SPMD_BACKEND, device  # isort: skip
 from torch.distributed.fsdp import FSDPModule
+from torch.func import functional_call
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.models.common import Decoder, RoPE
 from torchtitan.models.common.attention import (
+    VarlenMetadata,
     get_efficient_causal_mask_mod_for_packed_document,
     get_sliding_window_mask_mod,
 )
@@ -147,18 +149,21 @@ class TitanModel:
         *,
         with_entropy: bool = False,
         routes: Tensor | None = None,
+        rows: tuple[Tensor, int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs of targets (N,) or (N, K) int64 at the places `selected`, without holding all logits at once.
 
         Args, in addition to those of `logits`:
             temperature: above 0; logits are divided by it.
             with_entropy: also return the entropy at each place.
+            rows: `starts` and `longest` of the micro-batch; without them varlen finds them on the GPU, and waits for
+                it.
 
         Returns:
             Logprobs as targets, and entropies (N,) in nats or None: float32, with gradient, the same on tensor ranks.
         """
         self._head.ask_logprobs(self._places(tokens, selected), targets, temperature, with_entropy)
-        return self._run(tokens, positions, routes)
+        return self._run(tokens, positions, routes, rows)
 
     def top_logprobs(
         self, tokens: Tensor, positions: Tensor | None, selected: Tensor, temperature: float, count: int
@@ -209,9 +214,11 @@ class TitanModel:
         _cast_weights(module, getattr(torch, weights), exact)
         if self.parallel.tp_enabled and self.config.enable_weight_tying:
             _keep_tied(module)
-        # One process has nothing to shard. If there is nothing to cast or offload either, plain tensors are faster.
-        of_trained = weights if self._lora is None else "float32"
-        is_plain = self.parallel.world_size == 1 and dtype == of_trained == weights and not self.is_offloaded
+        # One process has nothing to shard. If it has nothing to offload either, plain tensors are faster.
+        is_cast = not dtype == weights == ("float32" if self._lora else weights)
+        is_plain = self.parallel.world_size == 1 and not self.is_offloaded
+        is_plain &= not is_cast or settings.casts_whole(self.shape, self._lora)
+        self._computes_in = getattr(torch, dtype) if is_plain and is_cast else None
         module = self.builder.parallelize(
             module,
             parallel_dims=self.parallel,
@@ -253,8 +260,14 @@ class TitanModel:
         tokens."""
         return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
-    def _run(self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None) -> Any:
-        masks = {window: self._mask(tokens, positions, window) for window in self.builder.windows}
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        routes: Tensor | None,
+        rows: tuple[Tensor, int] | None = None,
+    ) -> Any:
+        masks = {window: self._mask(tokens, positions, window, rows) for window in self.builder.windows}
         arguments = {"attention_masks": masks if len(masks) > 1 else next(iter(masks.values()))}
         if self.context.ranks > 1:
             # Only padding lies beyond the last position of the model.
@@ -262,9 +275,17 @@ class TitanModel:
             positions = self.context.cut(whole).clamp(max=self.max_length - 1)
             tokens = self.context.cut(tokens)
             routes = None if routes is None else self.context.cut(routes)
-        return self.module(tokens, positions=positions, **arguments, **({} if routes is None else {"routes": routes}))
+        arguments |= {"positions": positions} | ({} if routes is None else {"routes": routes})
+        if self._computes_in is None:
+            return self.module(tokens, **arguments)
+        exact = {part.weight for part in head_modules(self.module)} if self._has_wide_head else set()
+        named = {name: weight for name, weight in self.module.named_parameters() if weight not in exact}
+        cast = {name: weight.to(self._computes_in) for name, weight in named.items()}
+        return functional_call(self.module, cast, (tokens,), arguments)
 
-    def _mask(self, tokens: Tensor, positions: Tensor | None, window: int | None) -> Any:
+    def _mask(
+        self, tokens: Tensor, positions: Tensor | None, window: int | None, rows: tuple[Tensor, int] | None = None
+    ) -> Any:
         """The mask of layers that attend to a window. Every rank gets full sequences, which are small beside
         activations."""
         if self.attention == "sdpa" and self.context.ranks == 1 and positions is None and window is None:
@@ -275,6 +296,9 @@ class TitanModel:
         attention = self.config.first_attention
         if self.context.ranks > 1:
             return self.context.block_mask(positions, window, attention.inner_attention.block_size)
+        if self.attention == "varlen" and rows is not None:
+            starts, longest = rows
+            return VarlenMetadata(starts, starts, longest, longest)
         if self.attention == "varlen" or window is None:  # the kernel of varlen knows its window
             return self.module.get_attention_masks(positions)
         in_row = get_efficient_causal_mask_mod_for_packed_document(positions)

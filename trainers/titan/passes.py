@@ -85,10 +85,13 @@ class Passes:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
         """The values of `of_batch`, logprobs (M,) of observed targets, and (N, K) of a teacher's tokens or None."""
         inputs, routes = (batch.tokens, batch.positions, batch.selected, batch.targets), batch.routes
+        rows = None if batch.starts is None else (batch.starts, batch.longest)
         if routes is None and self._fills_routes and (experts := self._model.experts):
             shape = *batch.tokens.shape, len(self._model.module.layers), experts.active
             routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
-        logprobs, entropies = self._model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
+        logprobs, entropies = self._model.logprobs(
+            *inputs, temperature, with_entropy=with_entropy, routes=routes, rows=rows
+        )
         combine, sampled = self._model.context.combine, len(batch.slots)
         logprobs = combine(logprobs, batch)
         entropies = None if entropies is None else combine(entropies, batch)[:sampled]

@@ -17,6 +17,8 @@ from trainers.families.shape import ModelShape, divisors
 from trainers.lora import Lora
 
 Schedule = Literal["constant", "linear", "cosine"]
+CAST_WHOLE = 2**30
+"""Parameters that one process casts at once at most: 2 GiB in bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,12 @@ class TrainerSettings(ForwardSettings):
     deterministic: bool = False
     """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
+
+    def casts_whole(self, shape: ModelShape, lora: Lora | None) -> bool:
+        """Whether a process that shares no weights casts all that it trains for each pass, without FSDP, which casts a
+        block at a time. Checkpointing computes a block again when the cast weights are gone."""
+        trained = lora.parameters(shape) if lora else shape.parameters
+        return trained <= CAST_WHOLE and self.activation_checkpoint == "none"
 
     def check(self) -> None:
         """Raise UserError if settings of the trainer contradict each other."""

@@ -25,16 +25,17 @@ from trainers.titan.delta_rule import PackedRows, _fla_backward, delta_rule, fla
 from trainers.titan.trainer import TitanTrainer
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_no_step_of_packed_rows_compiles_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, dtype: str
 ) -> None:
     """How often is decided before the backend, of which the quick one writes no machine code."""
     monkeypatch.setattr("trainers.titan.model.CompileConfig", partial(CompileConfig, backend=backend))
     make_model(tmp_path / "model", tied=True)
     torch.compiler.reset()
     before = counters["stats"]["unique_graphs"]
-    settings = dataclasses.replace(SETTINGS, compile=True, pack_length=120, max_tokens_per_micro_batch=120)
+    settings = dataclasses.replace(SETTINGS, compile=True, dtype=dtype, pack_length=120, max_tokens_per_micro_batch=120)
     trainer = TitanTrainer(tmp_path / "model", settings)
     try:
         compiled = counters["stats"]["unique_graphs"]

@@ -126,6 +126,7 @@ def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mod
 OPTIONS = {
     "data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
     "reshard_after_forward": "training.reshard_after_forward",
+    "activation_checkpoint": "training.activation_checkpoint",
     "tensor_parallel_degree": "parallelism.tensor_parallel_degree",
     "fp32_head": "training.fp32_head",
 }
@@ -143,6 +144,9 @@ def estimate(folder: Path, ranks: int, **changes: Any) -> tuple[float, float]:
     return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / shards, largest
 
 
+OF_FSDP = {"activation_checkpoint": "full"}  # for which a single process needs it
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return measured_bytes.make_models(tmp_path_factory.mktemp("models"))
@@ -151,13 +155,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
-        ("large blocks", {"reshard_after_forward": "never"}),
+        ("large blocks", {}),
         ("a large output layer, tied", {}),
         ("a large output layer, tied", {"fp32_head": True}),
+        ("large blocks", {**OF_FSDP, "reshard_after_forward": "never"}),
+        ("a large output layer, tied", OF_FSDP),
+        ("a large output layer, tied", {**OF_FSDP, "fp32_head": True}),
     ],
     ids=str,
 )
-def test_memory_that_fsdp_holds_in_one_process(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
+def test_memory_that_one_process_holds(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
     expected, _ = estimate(models[model], 1, **changes)
     assert measured_bytes.most_of_a_step(models[model], **changes) == pytest.approx(expected, rel=0.03)
 
