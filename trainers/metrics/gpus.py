@@ -18,8 +18,9 @@ def count_gpus() -> int | None:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [] if given is None else given.split(",")
     torch = find_spec("torch")  # imports nothing
-    has_cuda = torch is not None and Path(torch.origin or "").with_name("lib").joinpath("libtorch_cuda.so").exists()
-    if not has_cuda or len(set(names)) < len(names) or not all(map(str.isdecimal, names)):
+    if not torch or not Path(torch.origin or "").with_name("lib").joinpath("libtorch_cuda.so").exists():
+        return None
+    if len(set(names)) < len(names) or not all(map(str.isdecimal, names)):
         return None
     gpus = Gpus(range(len(names) or 64))
     found = next(number for number in itertools.count() if number not in gpus.handles)
