@@ -33,10 +33,11 @@ HOME_STATUS = 70
 """The exit status of a run that has written to the home folder: tests that pass the second time do not mend that."""
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
-# Every run draws the same examples and keeps none; `make nightly` draws new ones, and prints how to draw them again.
+# Every run draws the same examples and keeps none; `make nightly` draws new ones, twice as many, and prints how to draw
+# them again.
 # An example may take any time, and so may drawing it: on a busy machine, a process may not run for a second.
 any_time = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None)
+hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None, max_examples=50)
 hypothesis.settings.register_profile("nightly", any_time, derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
