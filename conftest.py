@@ -56,6 +56,12 @@ if (ROOT / "Makefile").is_file():
         os.environ.setdefault(variable, str(ROOT / place))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker ends at once: to free all that it has imported takes seconds. What is registered first runs last."""
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; otherwise in the order that they have."""
     items.sort(key=lambda item: _rank(item.path.relative_to(ROOT)))
@@ -75,9 +81,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
-        atexit.register(
-            gc.unfreeze
-        )  # so that the interpreter frees them at its end, and no library complains of a leak
+        atexit.register(gc.unfreeze)  # the interpreter frees them at its end, and no library complains of a leak
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,7 +101,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     left = sorted(str(path) for path in files if path.parts[0] != ".nv")
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[WRITTEN] = left
-        shutil.rmtree(HOME, ignore_errors=True)  # a worker runs nothing at exit
+        shutil.rmtree(HOME, ignore_errors=True)  # its end runs nothing that was registered before
         return
     left += session.config.stash.get(LEFT, [])
     if left:
