@@ -14,10 +14,8 @@ from typing import Any
 from forge_env.core.errors import ReplicaDied
 from forge_env.runtime.calls.answers import GRACE_S
 
-Call = tuple[str, str, tuple[Any, ...], Mapping[str, Any]]
-"""Its id, the name of the endpoint, and the arguments."""
-Answer = tuple[str, Any, Exception | None]
-"""The id of a call, what it has returned, and what it has raised."""
+Call = tuple[str, str, tuple[Any, ...], Mapping[str, Any]]  # its id, the endpoint, the arguments
+Answer = tuple[str, Any, Exception | None]  # the id of its call, what that returned, what it raised
 
 
 class Gathered:
@@ -33,7 +31,7 @@ class Gathered:
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._next: list[Call] = []
         self._port: Any = None
-        gone.add_done_callback(lambda _: self._fail(ReplicaDied(gone.result()), list(self._waiting)))
+        gone.add_done_callback(lambda _: self._end(list(self._waiting), ReplicaDied(gone.result())))
 
     async def call(self, call: Call) -> Any:
         """Send a call with the others of this pass, and await its answer."""
@@ -53,31 +51,27 @@ class Gathered:
             await self._handle.begin_calls.call_one(calls, self._port or self._open())
         except Exception as error:
             await asyncio.wait({self._gone}, timeout=GRACE_S)
-            self._fail(error, [call[0] for call in calls])
+            self._end([call[0] for call in calls], error)
 
     def _open(self) -> Any:
         from monarch.actor import Channel
 
         self._port, answers = Channel.open()
         self._port.return_undeliverable = False  # an actor outlives those that wait for its answers
-
-        async def receive() -> None:
-            try:
-                while True:
-                    self._take(await answers.recv())
-            except Exception as error:  # an answer that cannot be read
-                self._port = None
-                self._fail(error, list(self._waiting))
-
-        receiving = asyncio.ensure_future(receive())
+        receiving = asyncio.ensure_future(self._receive(answers))
         self._gone.add_done_callback(lambda _: receiving.cancel())
         return self._port
 
-    def _fail(self, error: Exception, ids: Iterable[str]) -> None:
-        self._take([(id, None, error) for id in ids])
+    async def _receive(self, answers: Any) -> None:
+        try:
+            while True:
+                for id, value, error in await answers.recv():
+                    self._end([id], error, value)
+        except Exception as error:  # an answer that cannot be read
+            self._port = None
+            self._end(list(self._waiting), error)
 
-    def _take(self, answers: Iterable[Answer]) -> None:
-        for id, value, error in answers:
-            waiting = self._waiting.get(id)
-            if waiting is not None and not waiting.done():
+    def _end(self, ids: Iterable[str], error: Exception | None, value: Any = None) -> None:
+        for waiting in filter(None, map(self._waiting.get, ids)):
+            if not waiting.done():
                 waiting.set_result(value) if error is None else waiting.set_exception(error)
