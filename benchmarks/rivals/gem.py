@@ -52,6 +52,7 @@ def way(async_mode: bool):
     return open_way
 
 
+PACKAGE = "gem-llm"
 WAYS = {"SyncVectorEnv": (way(False), 1024), "AsyncVectorEnv": (way(True), 1024)}
 
 

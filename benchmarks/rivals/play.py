@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.metadata
 import json
 import os
 import socket
@@ -130,8 +131,10 @@ async def reach(run: Run) -> dict[str, bool]:
 def main() -> int:
     name, what = sys.argv[1:3]
     rival = importlib.import_module(f"benchmarks.rivals.{name}")
-    figures = asyncio.run(rollouts(rival.WAYS) if what == "rollouts" else code(rival.CODE))
-    print(json.dumps({"python": sys.version.split()[0], "load": os.getloadavg()[0], "ways": figures}))
+    figures = asyncio.run(rollouts(rival.WAYS) if what == "rollouts" else code(getattr(rival, "CODE", {})))
+    version = importlib.metadata.version(rival.PACKAGE) if hasattr(rival, "PACKAGE") else ""
+    facts = {"version": version, "python": sys.version.split()[0], "load": os.getloadavg()[0]}
+    print(json.dumps({**facts, "ways": figures}))
     return 0
 
 

@@ -67,5 +67,6 @@ async def pooled(seconds: float) -> AsyncIterator[Play]:
         yield play
 
 
+PACKAGE = "skyrl-gym"
 WAYS = {"32 threads": (pooled, 1024)}
 CODE = {"python tool": threads(PythonCodeExecutorToolGroup().python)}

@@ -79,7 +79,7 @@ async def rollouter(seconds: float) -> AsyncIterator[Play]:
         played = config.build()
         answers = [[answer_tokens(renderer, question(index), turn) for turn in range(TURNS)] for index in range(TASKS)]
 
-        async def generate(prompt_token_ids: list[int], *, request_id: str, **__: Any) -> Completion:
+        async def generate(prompt_token_ids: list[int], *, request_id: str, **others: Any) -> Completion:
             await asyncio.sleep(seconds)
             number, _, place = (int(part.partition("=")[2]) for part in request_id.split("/"))
             ids = answers[number % TASKS][place]
@@ -112,5 +112,5 @@ def answer_tokens(renderer: Any, text: str, turn: int) -> list[int]:
     return ids[: ids.index(end) + 1]
 
 
+PACKAGE = "torchtitan"
 WAYS = {"Rollouter": (rollouter, 1024)}
-CODE: dict[str, Any] = {}

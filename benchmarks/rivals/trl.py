@@ -13,6 +13,8 @@ import queue
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from forge_env.rollout.factory import make
 from trainers.model.make import make_model
 
 SIBLINGS, AT_ONCE = 8, 1024
+DUE: ContextVar[Iterator[list[int]]] = ContextVar("the answers of an episode that are due")
 TEMPLATE = Path(trl.__file__).with_name("chat_templates") / "qwen3.jinja"
 
 
@@ -57,35 +60,29 @@ class Loop(_AsyncRolloutLoop):
 
     def prepare(self, seconds: float) -> None:
         self.seconds, self.to_dispatch, self.dispatched = seconds, 0, asyncio.Event()
-        self.answers = {(i, turn): self.tokens_of(i, turn) for i in range(TASKS) for turn in range(TURNS)}
-        self.index_of = {tuple(self.prompt_of(i)): i for i in range(TASKS)}
+        self.answers = {question(i): [self.tokens_of(question(i), turn) for turn in range(TURNS)] for i in range(TASKS)}
 
-    def prompt_of(self, index: int) -> list[int]:
-        return self.rendered([{"role": "user", "content": question(index)}], add_generation_prompt=False)
-
-    def tokens_of(self, index: int, turn: int) -> list[int]:
-        prompt = [{"role": "user", "content": question(index)}]
-        before = self.rendered(prompt, add_generation_prompt=True)
-        ids = self.rendered([*prompt, message_of(question(index), turn)])[len(before) :]
-        return ids[: ids.index(self.eos_token_ids[0]) + 1]
-
-    def rendered(self, messages: list[Any], **options: Any) -> list[int]:
-        return self.tokenizer.apply_chat_template(
-            messages, return_dict=False, tools=self.tools, chat_template=self.chat_template, **options
+    def tokens_of(self, text: str, turn: int) -> list[int]:
+        write = partial(
+            self.tokenizer.apply_chat_template, tools=self.tools, chat_template=self.chat_template, return_dict=False
         )
+        before = [{"role": "user", "content": text}]
+        ids = write([*before, message_of(text, turn)])[len(write(before, add_generation_prompt=True)) :]
+        return ids[: ids.index(self.eos_token_ids[0]) + 1]
 
     def _repeat_iterator(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number in range(self.to_dispatch):
             if number == self.to_dispatch - 1:
                 self.dispatched.set()
-            index = number // SIBLINGS % TASKS
-            yield number // SIBLINGS, self.dataset[index]
+            yield number // SIBLINGS, self.dataset[number // SIBLINGS % TASKS]
+
+    async def _generate_one(self, prompt: Any, **others: Any) -> Any:
+        DUE.set(iter(self.answers[prompt[-1]["content"]]))
+        return await super()._generate_one(prompt, **others)
 
     async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
         await asyncio.sleep(self.seconds)
-        ends = [place for place, token in enumerate(prompt_ids) if token == self.eos_token_ids[0]]
-        index = self.index_of[tuple(prompt_ids[: ends[1] + 2])]  # the system message with the tools, and the question
-        ids = self.answers[index, len(ends) // 2 - 1]
+        ids = next(DUE.get())
         return ids, [-0.001] * len(ids)
 
 
@@ -119,5 +116,5 @@ async def loop_of_trainer(seconds: float) -> AsyncIterator[Play]:
     loop._tool_pool.shutdown()
 
 
+PACKAGE = "trl"
 WAYS = {"asynchronous trainer's loop": (loop_of_trainer, AT_ONCE)}
-CODE: dict[str, Any] = {}

@@ -126,6 +126,7 @@ async def runtime() -> AsyncIterator[Run]:
         yield run
 
 
+PACKAGE = "verifiers"
 WAYS = {"harness of one's own": (way(NAME), 64), "harness null": (way("null"), 16)}
 CODE = {"runtime subprocess": runtime}
 

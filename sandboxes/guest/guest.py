@@ -120,7 +120,7 @@ class Zygote:
         if config.get("packages"):
             sys.path.append(kernel.PACKAGES)
             _ENVIRONMENT["PYTHONPATH"] = kernel.PACKAGES  # for an interpreter that a snippet starts
-        snippet.import_without_fork_hooks()
+        self._after_fork = snippet.take_fork_hooks()
         for name in config["preimport"]:
             _preimport(name, control)
 
@@ -177,7 +177,9 @@ class Zygote:
         message = json.loads(data)
         try:
             if "kill" in message:
-                self._kill(message["kill"])
+                run = self._runs.get(message["kill"])
+                if run is not None and run.init:
+                    os.kill(run.init, signal.SIGKILL)
             elif "helper" in message:
                 self._start_helper(fds)
             else:
@@ -188,11 +190,6 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
 
-    def _kill(self, number: int) -> None:
-        run = self._runs.get(number)
-        if run is not None and run.init:
-            os.kill(run.init, signal.SIGKILL)
-
     def _start_helper(self, fds: list[int]) -> None:
         """Start the helper of a slot, with its control socket and the files of the control groups that it joins."""
         if os.fork():
@@ -200,8 +197,6 @@ class Zygote:
         try:
             kernel.die_with_parent()
             _join_groups(fds[1:])
-            for fd in fds[1:]:
-                os.close(fd)
             for other_network in self._networks.values():
                 other_network.close()
             self._control.close()
@@ -294,7 +289,7 @@ class Zygote:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-            snippet.replace_fork_hooks()
+            self._after_fork()
             os.setsid()  # an ordinary user's zygote has the same user: kill(0, 9) must not reach it
             if "groups" in message:
                 _join_groups(fds[-message["groups"] :])
@@ -341,9 +336,10 @@ def _preimport(name: str, control: socket.socket) -> None:
 
 
 def _join_groups(fds: list[int]) -> None:
-    """Move this process into the control groups of the given cgroup.procs files."""
+    """Move this process into the control groups of the given cgroup.procs files, and close them."""
     for fd in fds:
         os.write(fd, b"0")
+        os.close(fd)
 
 
 def arrange_fds(fds: list[int]) -> None:

@@ -89,9 +89,8 @@ def die_with_parent(by: int = signal.SIGKILL) -> None:
 
 def be_killed_first() -> None:
     """Mark this process and its children as the first to be killed when memory runs out."""
-    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(score, b"1000")
-    os.close(score)
+    with open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
+        score.write(b"1000")
 
 
 def map_ids(inside: int, uid: int, gid: int) -> None:

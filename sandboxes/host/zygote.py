@@ -12,6 +12,7 @@ import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -25,7 +26,6 @@ from sandboxes.host.packages import NO_PACKAGES, Packages, cannot_import
 BACKSTOP_PROCESSES = 16
 BODY_PREFIX = struct.Struct("<Q")
 """Length of the JSON at the start of a request; guest_snippet.py unpacks it."""
-_MAX_REPORT = 4096
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -89,13 +89,6 @@ class Driver(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Helper:
-    control: socket.socket
-    run: int = 0
-    """Number of its last run."""
-
-
 class Zygote(Controlled[ExitReport]):
     """A running zygote. Create one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
 
@@ -107,7 +100,8 @@ class Zygote(Controlled[ExitReport]):
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         super().__init__(process, control)
-        self._helpers: dict[int, _Helper] = {}  # by slot
+        self._helpers: dict[int, socket.socket] = {}  # by slot
+        self._last: dict[int, int] = {}  # the last run of each slot
         self._numbers = 0
         self._importing = ""  # the module that the zygote is importing
         self._packages = NO_PACKAGES
@@ -141,49 +135,36 @@ class Zygote(Controlled[ExitReport]):
             for fd in fds:
                 os.close(fd)
         ours.setblocking(False)
-        self._helpers[slot] = _Helper(ours)
-        self._loop.add_reader(ours.fileno(), self._receive_from, slot)
+        self._helpers[slot], self._last[slot] = ours, 0
+        self._loop.add_reader(ours.fileno(), self._receive, ours, partial(self.close_helper, slot))
 
     def close_helper(self, slot: int) -> None:
         """End the helper of `slot`, with its run; the next run there gets a new one."""
         helper = self._helpers.pop(slot, None)
         if helper is not None:
-            self._loop.remove_reader(helper.control.fileno())
-            helper.control.close()
-            self._take({"run": helper.run, "failed": "the helper of the slot has ended"})
+            self._loop.remove_reader(helper.fileno())
+            helper.close()
+            self._take({"run": self._last[slot], "failed": "the helper of the slot has ended"})
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
         """Start one snippet; return its number and the future of its exit report, which never raises."""
         self._numbers += 1
-        order = order | {"run": self._numbers}
-        helper = self._helpers.get(order["slot"])
-        if helper is None:
-            return self._numbers, self._work(self._numbers, order, fds)
-        helper.run = self._numbers
-        ended = self._waiting[helper.run] = self._loop.create_future()
-        self._tell_helper(order["slot"], order, fds)
-        return helper.run, ended
+        self._last[order["slot"]] = self._numbers
+        ended = self._waiting[self._numbers] = self._loop.create_future()
+        self._tell(order["slot"], order | {"run": self._numbers}, fds)
+        return self._numbers, ended
 
     def kill(self, number: int) -> None:
         """Kill every process of snippet `number`; its future then resolves. No-op if it has ended."""
         if number in self._waiting:
-            slot = next((slot for slot, helper in self._helpers.items() if helper.run == number), None)
-            self._send({"kill": number}) if slot is None else self._tell_helper(slot, {"kill": number}, [])
+            self._tell(next(slot for slot, last in self._last.items() if last == number), {"kill": number})
 
-    def _tell_helper(self, slot: int, message: dict[str, Any], fds: list[int]) -> None:
+    def _tell(self, slot: int, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        helper = self._helpers.get(slot)
         try:
-            socket.send_fds(self._helpers[slot].control, [json.dumps(message).encode()], fds)
+            socket.send_fds(helper, [json.dumps(message).encode()], fds or ()) if helper else self._send(message, fds)
         except OSError:
             self.close_helper(slot)
-
-    def _receive_from(self, slot: int) -> None:
-        try:
-            data = self._helpers[slot].control.recv(_MAX_REPORT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._take(json.loads(data)) if data else self.close_helper(slot)
 
     def _lose(self, reason: str) -> None:
         super()._lose(reason)

@@ -314,7 +314,7 @@ def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[
         wanted.append(wanted[1] * repeats)
     for number, rows in enumerate(wanted):
         length = sum(rows)
-        positions = _tensor(np.concatenate([np.arange(row) for row in rows])[None])  # no view, which compiles as one
+        positions = _tensor(np.concatenate([np.arange(row) for row in rows]).reshape(1, -1))  # strides as in a run
         batch = empty_batch(length)
         if sequences > 1:
             batch = dataclasses.replace(batch, tokens=batch.tokens.expand(sequences + number, length).contiguous())

@@ -135,6 +135,24 @@ async def test_common_modules_and_threads_work(sandbox: Sandbox) -> None:
 
 
 @shared_loop
+async def test_runs_and_their_forks_have_numbers_of_their_own_and_no_threads_of_others(sandbox: Sandbox) -> None:
+    code = """
+    import os, random, threading, time
+    def f():
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        read_end, write_end = os.pipe()
+        if not os.fork():
+            os.write(write_end, f"{random.random()} {threading.active_count()}".encode())
+            os._exit(0)
+        os.wait()
+        number, threads = os.read(read_end, 99).split()
+        return [random.random(), float(number)], threading.active_count(), int(threads)
+    """
+    (first, *counts), (second, *_) = [await value(sandbox, code) for _ in range(2)]
+    assert len({*first, *second}) == 4 and counts == [2, 1]
+
+
+@shared_loop
 async def test_undecodable_output_is_replaced(sandbox: Sandbox) -> None:
     result = await run(sandbox, r"import os; os.write(1, b'a\xffb')")
     assert result.stdout == "a\ufffdb"
