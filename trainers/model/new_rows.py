@@ -23,6 +23,7 @@ from agents.model_folder import config_of, weight_files
 from agents.model_weights import EMBEDDING, HEAD, Place, places, rows, write_rows
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import trial
+from agents.renderer.tokenizer import FastTokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -41,10 +42,11 @@ def untrained(folder: Path, renderer: Renderer) -> dict[str, tuple[str, ...]]:
     The conversation has calls. In the embedding all of its tokens count, and in an output layer of its own the tokens
     that the model writes. Only the rows of added tokens are read, and some rows that no token has.
     """
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    added = {token: entry.content for token, entry in tokenizer.get_added_tokens_decoder().items()}
+    tokenizer = FastTokenizer(folder)
+    numbers = tokenizer.vocabulary
+    added = {numbers[text]: text for text in tokenizer.added_tokens}
     read, written = _rendered(renderer)
-    there, unused = places(weight_files(folder)), max(tokenizer.get_vocab().values()) + 1
+    there, unused = places(weight_files(folder)), max(numbers.values()) + 1
     is_tied, found = bool(config_of(folder).get("tie_word_embeddings")), dict[str, tuple[str, ...]]()
     for name, used in ((EMBEDDING, read), (HEAD, read if is_tied else written)):
         if name in there and (marks := sorted(used & added.keys())):
