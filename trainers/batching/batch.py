@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ class Sample(TokenRecord):
     @property
     def has_advantage(self) -> bool:
         """Whether any token's advantage is not 0."""
-        return bool(np.any(self.advantage))
+        return bool(np.any(self.advantage) if isinstance(self.advantage, np.ndarray) else self.advantage)
 
     @property
     def is_idle(self) -> bool:
@@ -95,7 +96,7 @@ class Sample(TokenRecord):
     @property
     def num_observed(self) -> int:
         """How many observed targets it has, in all of its rows; a row's first token is predicted by nothing."""
-        return sum(int(np.count_nonzero(row[1:])) for row in self.observed_rows)
+        return 0 if self.observed is None else sum(int(np.count_nonzero(row[1:])) for row in self.observed_rows)
 
     @property
     def units(self) -> tuple[int, int]:
@@ -212,7 +213,7 @@ class _Read(NamedTuple):
         return [row for row, length in enumerate(self.lengths) if length]
 
     def targets(self, rows: Sequence[int]) -> np.ndarray:
-        ends = np.cumsum([0, *self.counts])
+        ends = [0, *accumulate(self.counts)]
         return np.concatenate([np.arange(ends[row], ends[row + 1]) for row in rows])
 
 
@@ -332,7 +333,7 @@ def _lengths(index: int, sample: Sample, observed: Sequence[np.ndarray]) -> tupl
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
         counts.append(int(np.count_nonzero(row.loss_mask[1:])))
-        targets = np.flatnonzero(row.loss_mask[1:] | is_observed)
+        (targets,) = (row.loss_mask[1:] | is_observed).nonzero()
         # Attention is causal: later tokens change nothing.
         lengths.append(int(targets[-1]) + 1 if len(targets) else 0)
     sampled = sum(counts)

@@ -23,7 +23,7 @@ from trainers.objective.plugins import resolve
 from trainers.objective.trials import try_advantages, try_loss
 from trainers.settings.distill import SELF
 from trainers.settings.mixture import read_names
-from trainers.setup.card import gib
+from trainers.setup.card import GIB, gib
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
@@ -46,7 +46,9 @@ C = TypeVar("C", bound=RunConfig)
 Check = Callable[[RunPlan], None]
 TEACHER = "--distill.teacher"
 ALMOST = 0.9
-"""Part of the engine's cache that a larger micro-batch has to leave."""
+"""Part of the engine's cache that a larger micro-batch leaves, and of the card that one above `USUAL` may take."""
+USUAL = 16384
+"""Tokens above which the logits must be kept, too: a GPU is busy with so many, and would compute them again."""
 
 OF_SETTINGS: tuple[Check, ...] = (
     lambda plan: check_sets(*([share.config for share in plan.environments] or [plan.config])),
@@ -198,7 +200,9 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
         has_same_engine = larger.engine.sleep == plan.engine.sleep and (
             larger.engine.kv_cache_gib >= ALMOST * plan.engine.kv_cache_gib
         )
-        if has_same_engine and max(usage.worst for usage in larger.cards) <= card:
+        logits, limit = 2 * tokens * plan.shape.vocab_size, plan.config.training.keep_logits_gib * GIB
+        most = card if tokens <= USUAL else ALMOST * card if logits <= limit else 0
+        if has_same_engine and max(usage.worst for usage in larger.cards) <= most:
             return larger
     return plan
 

@@ -102,8 +102,9 @@ class RankBatches:
             samples: of the step; every rank is given all of them, so that what is left out needs no collective.
             skips_idle: leave out the samples that are idle.
         """
-        idle = [sample for sample in samples if skips_idle and sample.is_idle]
-        learned = [sample for sample in samples if not sample.is_idle] if idle else samples
+        idle, learned = list[Sample](), list[Sample]()
+        for sample in samples:
+            (idle if skips_idle and sample.is_idle else learned).append(sample)
         batches = self.of(learned)
         computed = self.count(batches)
         tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in idle), strict=True))

@@ -58,7 +58,7 @@ class ForwardSettings:
     max_tokens_per_micro_batch: Annotated[int, Interval(ge=1, le=2**24), OR_BY_CASE, MAY_CHANGE] = BY_CASE
     """Tokens of one forward pass at most, padding included, shared by the processes of context parallelism. A longer
     row has a pass of its own, and the rows of a longer episode go to several. Smaller micro-batches waste less
-    padding. -1 is 4096; in policy gradients on GPUs it is 16384 or 8192 if the card has room for it beside the whole
+    padding. -1 is 4096; in policy gradients on GPUs it is 8192 to 65536 if the card has room for it beside the whole
     engine."""
 
     def dtype_on(self, with_gpus: bool) -> str:

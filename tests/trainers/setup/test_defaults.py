@@ -99,8 +99,10 @@ ON_A_GPU = ("--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per
 @pytest.mark.parametrize(
     ("arguments", "tokens"),
     [
-        (["--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80"], 16384),
-        (["--model.size=100m", "--launcher.gpu_memory_gib=24"], 16384),
+        (["--model.size=100m", "--launcher.gpu_memory_gib=80"], 65536),
+        (["--model.size=100m", "--launcher.gpu_memory_gib=24"], 32768),
+        (["--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=141"], 32768),  # of more the logits are not kept
+        (["--model=Qwen/Qwen3-4B", "--launcher.gpu_memory_gib=141"], 16384),
         (["--model=Qwen/Qwen3-4B", "--launcher.gpu_memory_gib=80"], 4096),
         (["--model=Qwen/Qwen3-0.6B"], 4096),  # a card of unknown size
         (["--model=nobody/knows-this", "--launcher.gpu_memory_gib=80"], 4096),
@@ -119,7 +121,7 @@ def test_the_micro_batch_on_a_gpu_is_what_the_card_has_room_for(arguments: list[
 def test_a_model_that_is_read_later_gets_its_micro_batch_then(tmp_path: Path) -> None:
     plan = plan_of(*ON_A_GPU, "--model=nobody/knows-this", "--launcher.gpu_memory_gib=80", "--env.max_tokens=1024")
     read = with_model(plan, folder_of(tmp_path / "model", "100m"))
-    assert read.config.training.max_tokens_per_micro_batch == 16384
+    assert read.config.training.max_tokens_per_micro_batch == 65536
 
 
 @pytest.mark.parametrize(
