@@ -99,8 +99,7 @@ def seconds_of(work: Callable[[], object]) -> float:
     """With all that the work has queued on the GPU."""
     started = time.perf_counter()
     work()
-    if ON_GPU:
-        torch.cuda.synchronize()
+    torch.cuda.synchronize() if ON_GPU else None
     return time.perf_counter() - started
 
 
@@ -126,9 +125,10 @@ class Runner:
             self.step()
         self.peak_gib = (torch.cuda.max_memory_allocated() - before) / 2**30
 
-    def step(self) -> None:
+    def step(self) -> float:
         samples = self._sets[len(self.losses) % len(self._sets)]
         self.losses.append(self.trainer.train_step(samples, GRPOLoss())["loss"])
+        return self.losses[-1]
 
     def copy(self) -> None:
         """Of the weights, as for an engine."""
@@ -161,9 +161,8 @@ class Runner:
         busy, end = 0.0, float("-inf")
         for first, last in spans:
             busy, end = busy + max(0.0, last - max(first, end)), max(end, last)
-        profiler = cProfile.Profile()
-        with torch.autograd.set_multithreading_enabled(False):  # else it cannot see the backward pass
-            profiler.runcall(lambda: seconds_of(lambda: (self.step(), self.step())))
+        with torch.autograd.set_multithreading_enabled(False):  # else the profiler cannot see the backward pass
+            (profiler := cProfile.Profile()).runcall(lambda: seconds_of(lambda: (self.step(), self.step())))
         pstats.Stats(profiler).strip_dirs().sort_stats("cumulative").print_stats(60).sort_stats("time").print_stats(24)
         return {"launches": launches / 2, "gpu_busy_share": busy / 2e6 / statistics.median(self.seconds)}
 
@@ -173,7 +172,7 @@ def main() -> None:
     parser.add_argument("--shape", default="135M")
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--episodes", type=int, default=16)
-    parser.add_argument("--micro", type=int, nargs="+", default=[65536], help="tokens of a micro-batch")
+    parser.add_argument("--micro", type=int, nargs="+", default=[65536])
     parser.add_argument("--timed", type=int, default=12)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--detail", type=int, nargs="*", default=[])
