@@ -99,8 +99,7 @@ def seconds_of(work: Callable[[], object]) -> float:
     """With all that the work has queued on the GPU."""
     started = time.perf_counter()
     work()
-    if ON_GPU:
-        torch.cuda.synchronize()
+    torch.cuda.synchronize() if ON_GPU else None
     return time.perf_counter() - started
 
 
@@ -126,9 +125,10 @@ class Runner:
             self.step()
         self.peak_gib = (torch.cuda.max_memory_allocated() - before) / 2**30
 
-    def step(self) -> None:
+    def step(self) -> float:
         samples = self._sets[len(self.losses) % len(self._sets)]
         self.losses.append(self.trainer.train_step(samples, GRPOLoss())["loss"])
+        return self.losses[-1]
 
     def copy(self) -> None:
         """Of the weights, as for an engine."""
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--shape", default="135M")
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--episodes", type=int, default=16)
-    parser.add_argument("--micro", type=int, nargs="+", default=[65536], help="tokens of a micro-batch")
+    parser.add_argument("--micro", type=int, nargs="+", default=[65536])
     parser.add_argument("--timed", type=int, default=12)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--detail", type=int, nargs="*", default=[])

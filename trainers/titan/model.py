@@ -261,11 +261,7 @@ class TitanModel:
         return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
     def _run(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None,
-        routes: Tensor | None,
-        rows: tuple[Tensor, int] | None = None,
+        self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None, rows: tuple[Tensor, int] | None = None
     ) -> Any:
         masks = {window: self._mask(tokens, positions, window, rows) for window in self.builder.windows}
         arguments = {"attention_masks": masks if len(masks) > 1 else next(iter(masks.values()))}
