@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.arms import play
 from benchmarks.machine import describe
 from forge_env.utils.statistics import clustered_mean
 
@@ -30,20 +29,19 @@ ALLOWED = -0.10
 BATCH = 12
 
 
-def run(folder: Path, environments: Sequence[str], seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One whole run, unless its folder has its summary; returns the summary."""
-    output = folder / f"{'-'.join(environments)}-{seed}"
-    if not (output / "summary.json").is_file():
-        several = len(environments)
-        steps = options.steps * (several if options.doubled == "steps" else 1)
-        batch = options.batch_size * (several if options.doubled == "batch" else 1)
-        command = [sys.executable, "-m", f"trainers.{options.algorithm}", "--output", str(output), "--seed", str(seed)]
-        command += [f"--env={env}" for env in environments]
-        command += [f"--steps={steps}", f"--training.batch_size={batch}", *options.more]
-        with (folder / f"{output.name}.log").open("w") as log:
-            subprocess.run(command, check=True, stdout=log, stderr=log)
-    summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
-    return summary
+def arguments(environments: Sequence[str], seed: int, options: argparse.Namespace) -> list[str]:
+    """Of one whole run."""
+    several = len(environments)
+    steps = options.steps * (several if options.doubled == "steps" else 1)
+    batch = options.batch_size * (several if options.doubled == "batch" else 1)
+    chosen = [f"--seed={seed}", *(f"--env={env}" for env in environments)]
+    return [
+        f"trainers.{options.algorithm}",
+        *chosen,
+        f"--steps={steps}",
+        f"--training.batch_size={batch}",
+        *options.more,
+    ]
 
 
 def figures(environments: Sequence[str], seeds: Sequence[int], runs: dict[tuple[str, int], Any]) -> dict[str, Any]:
@@ -87,11 +85,11 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options, more = parser.parse_known_args()
     options.more, environments = more, options.env or ["math", "code_exec"]
-    options.out.mkdir(parents=True, exist_ok=True)
     wanted = [(names, seed) for seed in options.seeds for names in [*([env] for env in environments), environments]]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        done = pool.map(lambda one: run(options.out, one[0], one[1], options), wanted)
-        runs = {("-".join(names), seed): summary for (names, seed), summary in zip(wanted, done, strict=True)}
+    folders = {("-".join(names), seed): options.out / f"{'-'.join(names)}-{seed}" for names, seed in wanted}
+    every = (arguments(names, seed, options) for names, seed in wanted)
+    play(dict(zip(folders.values(), every, strict=True)), jobs=options.jobs)
+    runs = {key: json.loads((folder / "summary.json").read_text()) for key, folder in folders.items()}
     result = figures(environments, options.seeds, runs)
     given = {name: value for name, value in vars(options).items() if name not in ("out", "jobs", "results")}
     written = {"machine": describe(), "options": given, **result}
