@@ -16,9 +16,9 @@ from benchmarks.rivals.play import Play, Run, threads
 from benchmarks.rollouts import PlainCalculator, PreparedPolicy, plain_script
 from benchmarks.rollouts import play as play_batch
 from benchmarks.sandbox_clients import bare_python
-from contrib.chat.agent import ChatAgent
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Message
+from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import make
 from forge_env.utils.gc_settings import relax_garbage_collector
 from sandboxes import open_sandbox
@@ -52,7 +52,8 @@ async def tokens(seconds: float) -> AsyncIterator[Play]:
 
 @asynccontextmanager
 async def from_endpoint(seconds: float) -> AsyncIterator[Play]:
-    async with endpoint(seconds) as url, ChatAgent("policy", url, api_key_env="", max_concurrency=1024) as agent:
+    settings = AgentSettings(env="", api_key_env="", concurrency=1024)
+    async with endpoint(seconds) as url, open_agent(f"openai:policy@{url}", settings) as agent:
         yield playing(agent)
 
 
