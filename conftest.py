@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ HOME_STATUS = 70
 """The exit status of a run that has written to the home folder: tests that pass the second time do not mend that."""
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
-# Every run draws the same examples and keeps none; `make nightly` draws new ones, and prints how to draw them again.
+# Every run draws the same examples and keeps none; `make nightly` draws new ones, twice as many, and prints how to draw
+# them again.
 # An example may take any time, and so may drawing it: on a busy machine, a process may not run for a second.
 any_time = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None)
+hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None, max_examples=50)
 hypothesis.settings.register_profile("nightly", any_time, derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
@@ -55,6 +56,12 @@ if (ROOT / "Makefile").is_file():
         os.environ.setdefault(variable, str(ROOT / place))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker ends at once: to free all that it has imported takes seconds. What is registered first runs last."""
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; otherwise in the order that they have."""
     items.sort(key=lambda item: _rank(item.path.relative_to(ROOT)))
@@ -64,14 +71,25 @@ def _rank(path: Path) -> int:
     return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector off the modules and the items: it goes through them all in every full collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # the interpreter frees them at its end, and no library complains of a leak
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_files() -> Iterator[None]:
+    """What a file leaves for good, such as the modules of vLLM, is kept off the garbage collector too."""
+    yield
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # so that the interpreter frees them at its end, and no library complains of a leak
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -83,7 +101,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     left = sorted(str(path) for path in files if path.parts[0] != ".nv")
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[WRITTEN] = left
-        shutil.rmtree(HOME, ignore_errors=True)  # a worker runs nothing at exit
+        shutil.rmtree(HOME, ignore_errors=True)  # its end runs nothing that was registered before
         return
     left += session.config.stash.get(LEFT, [])
     if left:

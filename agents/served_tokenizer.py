@@ -7,18 +7,24 @@ class that tokenizer_config.json names, and some classes replace parts of tokeni
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from agents.renderer.chat_template import read_tokenizer_config
 from forge_env.core.errors import UserError
+from forge_env.utils.atomic import locked, replace_file
+from forge_env.utils.cache_folder import cache_folder
+from forge_env.utils.digests import files_digests, value_digest
 
 PLAIN = "PreTrainedTokenizerFast"
 """The class of transformers that keeps to tokenizer.json."""
 REMEDY = f"set tokenizer_class to {PLAIN} in its tokenizer_config.json"
+PACKAGES = ("tokenizers", "transformers")
 SECONDS = 300.0
 """Time limit of the other process."""
 TEXTS = (
@@ -75,21 +81,21 @@ class ServedTokenizer:
         tokenizer = FastTokenizer(folder)
         self._texts = [*TEXTS, *(f"a {mark}b" for mark in _marks(folder, tokenizer.added_tokens))]
         self._ids = [tokenizer.encode(text) for text in self._texts]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
+        self._given = json.dumps([str(folder.resolve()), self._texts, plain_config(folder), self._ids])
+        self._kept = self._file_of_answer()
+        self._process: Popen[str] | None = None
+        if self._kept is None or not self._kept.is_file():
+            self._process = Popen(
+                [sys.executable, "-c", _CHILD], stdin=PIPE, stdout=PIPE, stderr=PIPE, encoding="utf-8", errors="replace"
+            )
 
     def __enter__(self) -> ServedTokenizer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
     def check(self) -> str:
         """Compare it with tokenizer.json; returns the difference in words, or "" if there is none.
@@ -119,16 +125,28 @@ class ServedTokenizer:
                 )
         return ""
 
+    def _file_of_answer(self) -> Path | None:
+        """Where an answer is kept: its name is a digest of all that it follows from."""
+        versions = {part.name: part.version for name in PACKAGES for part in distributions(name=name)}
+        files = [path for path in sorted(self._folder.iterdir()) if path.is_file() and path.suffix != ".safetensors"]
+        name = value_digest([_CHILD, self._given, versions, sys.version, files_digests(files)])
+        return folder / name if (folder := cache_folder("tokenizers")) is not None else None
+
     def _answer(self) -> dict[str, Any]:
-        given = json.dumps([str(self._folder.resolve()), self._texts, plain_config(self._folder), self._ids])
+        if self._process is None and self._kept is not None:
+            kept: dict[str, Any] = json.loads(self._kept.read_text(encoding="utf-8"))
+            return kept
+        assert self._process is not None
         try:
-            out, errors = self._process.communicate(given, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            return {"given": {"error": f"it took more than {SECONDS:g} s"}}
-        try:
+            out, errors = self._process.communicate(self._given, timeout=SECONDS)
             answer: dict[str, Any] = json.loads(out)
+        except TimeoutExpired:
+            return {"given": {"error": f"it took more than {SECONDS:g} s"}}
         except ValueError:
             return {"given": {"error": (errors.strip().splitlines() or ["its process ended without a word"])[-1]}}
+        if self._kept is not None and "error" not in answer["given"]:
+            with suppress(OSError, UserError), locked(self._kept):
+                replace_file(self._kept, out)
         return answer
 
 

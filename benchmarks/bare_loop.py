@@ -130,11 +130,11 @@ class BareLoop:
 
     def _tool_turn(self, result: str) -> list[int]:
         # In the pieces in which the renderer writes them: a merge across two of them would be a new token to the model.
-        response = f"\n<tool_response>\n{result}\n</tool_response><|im_end|>"
+        response = f"<tool_response>\n{result}\n</tool_response><|im_end|>"
         pieces = (
             "\n",
             "<|im_start|>",
-            "user",
+            "user\n",
             response,
             "\n",
             "<|im_start|>",

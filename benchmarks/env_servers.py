@@ -76,18 +76,24 @@ class PreparedActor(PolicyActor):
         self._seconds = seconds
 
     async def on_start(self) -> None:
-        self._prepared = PreparedPolicy(self._model, self._seconds)
+        self._engine: Any = PreparedEngine(self._model, self._seconds)
         relax_garbage_collector()
 
-    async def on_finish(self) -> None:
-        """There is no engine to close."""
 
-    def on_ping(self) -> None:
-        """There is no engine that could be broken."""
+class PreparedEngine:
+    """Answers as `VLLMEngine` does."""
 
-    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+    broken = ""
+
+    def __init__(self, model: str, seconds: float) -> None:
+        self._policy = PreparedPolicy(model, seconds)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
         session, _, _ = request_id.rpartition("/")  # before the number of the turn
-        return await self._prepared.generate(prompt_ids, sampling, request_id=request_id, session=session)
+        return await self._policy.generate(prompt_ids, sampling, request_id=request_id, session=session)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
 
 
 async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, Any]:

@@ -67,19 +67,29 @@ def cache() -> Path:
     return root / "forge_env" / "real_model" / hashlib.sha256(sources).hexdigest()[:12]
 
 
+def installer(python: str) -> list[str]:
+    """The beginning of a command that installs packages for an interpreter."""
+    if uv := shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])):
+        return [uv, "pip", "install", "--no-config", "--python", python]
+    return [python, "-m", "pip", "install"]
+
+
 def install(folder: Path) -> None:
     """Install the packages into a folder of their own.
 
     Raises:
         UserError: when the command fails, with its last words.
     """
-    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    pip = (
-        [uv, "pip", "install", "--no-config", "--python", sys.executable]
-        if uv
-        else [sys.executable, "-m", "pip", "install"]
-    )
-    command = [*pip, "--quiet", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(PACKAGES)]
+    command = [
+        *installer(sys.executable),
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--target",
+        str(folder),
+        "-r",
+        str(PACKAGES),
+    ]
     print(f"installing the packages of {PACKAGES.name} (93 MB) into {folder}", flush=True)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)

@@ -134,6 +134,7 @@ def figures(row: Row) -> dict[str, Any]:
 
 def rows_of(clients: int, *, docker: bool) -> dict[str, Row]:
     rows = {
+        "bare python, one client": Row(settings=None, clients=1),
         "bare python": Row(settings=None, clients=clients),
         "namespace, one client": Row(settings={"name": "namespace"}, clients=1),
         "namespace": Row(settings={"name": "namespace"}, clients=clients),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from forge_env.core.errors import PolicyError
 
+Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
+"""A call, and its value or its error."""
+
 
 class Answers:
-    """Futures that the engine's thread resolves. All but `resolve` and `broke` are called on the event loop."""
+    """Futures that the engine's thread resolves. All but its last three methods are called on the event loop."""
 
     def __init__(self) -> None:
         self.waiting: set[asyncio.Future[Any]] = set()
@@ -47,13 +51,18 @@ class Answers:
     # ---- from the engine's thread ----
 
     def resolve(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
-        """Answer one call, unless it has an answer already."""
+        self.resolve_all([(future, value, error)])
+
+    def resolve_all(self, answers: Sequence[Answer]) -> None:
+        """Answer calls that have no answer yet. The event loop is woken once: it then takes the interpreter."""
 
         def deliver() -> None:
-            if not future.done():
-                future.set_result(value) if error is None else future.set_exception(error)
+            for future, value, error in answers:
+                if not future.done():
+                    future.set_result(value) if error is None else future.set_exception(error)
 
-        self._loop.call_soon_threadsafe(deliver)
+        if answers:
+            self._loop.call_soon_threadsafe(deliver)
 
     def broke(self, reason: str) -> None:
         """Let the event loop call `break_all`."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 
+GAPS = 5
+"""Mean times between two arrivals that are no end of them."""
+
 
 class BatchDelay:
     """Decides how long the engine waits for more requests before its next step.
 
     On a CPU a step costs nearly the same for one request as for many, and tools need the same cores. So while requests
-    keep arriving, and fewer than half of the recent peak are running, the engine waits.
+    keep arriving, and fewer than the recent peak are running, the engine waits.
 
     Args:
-        gather_s: wait at most this many seconds after the last arrival.
+        gather_s: wait at most this many seconds after the last arrival, or `GAPS`, if they are longer, as on a machine
+            with other work; 0 never waits.
         most_s: wait at most this many seconds in all.
     """
 
@@ -20,11 +24,14 @@ class BatchDelay:
         self._gather_s = gather_s
         self._most_s = most_s
         self._peaks = (0, 0)  # of this busy period and of the last one
-        self._last_arrival = 0.0
+        self._first_arrival, self._last_arrival, self._arrivals = 0.0, 0.0, 0  # of this busy period
         self._waiting_since: float | None = None
 
     def arrived(self, running: int) -> None:
         self._last_arrival = time.monotonic()
+        if not self._peaks[0]:
+            self._first_arrival, self._arrivals = self._last_arrival, 0
+        self._arrivals += 1
         self._peaks = (max(running, self._peaks[0]), self._peaks[1])
 
     def seconds_to_wait(self, running: int) -> float | None:
@@ -34,11 +41,13 @@ class BatchDelay:
                 self._peaks = (0, self._peaks[0])
             self._waiting_since = None
             return None
-        if 2 * running >= max(self._peaks):
+        if not self._gather_s or running >= max(self._peaks):
             self._waiting_since = None
             return 0
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-        left = min(self._last_arrival + self._gather_s, self._waiting_since + self._most_s) - now
+        gap = (self._last_arrival - self._first_arrival) / self._arrivals
+        end = self._last_arrival + max(self._gather_s, GAPS * gap)
+        left = min(end, self._waiting_since + self._most_s) - now
         return max(left, 0)

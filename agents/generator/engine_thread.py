@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.answers import Answers
+from agents.generator.answers import Answer, Answers
 from agents.generator.batch_delay import BatchDelay
 from agents.generator.fast_path.install import hand_over
 from agents.generator.grammars import Grammars, open_grammars
@@ -149,21 +149,19 @@ class EngineThread(threading.Thread):
     def _step(self) -> None:
         finished = [output for output in self.engine.step() if output.finished]
         routes = self._routes_of(finished) if self._logs_routes and finished else {}
-        for output in finished:
-            request = self.pending.pop(output.request_id)
-            self.answered += 1
-            if request.scores_prompt:
-                self._answers.resolve(request.future, prompt_logprobs_of(output))
-                continue
-            grammar, reason = request.sampling.grammar, output.outputs[0].finish_reason
-            if reason in ("error", "abort"):  # whatever was sampled is no answer
-                failure: Exception = PolicyError(f"the engine ended the answer with the finish reason {reason!r}")
-                if grammar and reason == "error":
-                    failure = TurnRefused("the engine cannot compile this form")
-                self._answers.resolve(request.future, error=failure)
-                continue
-            completion = completion_of(output, request.adapter, routes.get(output.request_id), grammar=grammar)
-            self._answers.resolve(request.future, completion)
+        self._answers.resolve_all([self._answer(output, routes.get(output.request_id)) for output in finished])
+
+    def _answer(self, output: Any, routes: Any) -> Answer:
+        request = self.pending.pop(output.request_id)
+        self.answered += 1
+        if request.scores_prompt:
+            return request.future, prompt_logprobs_of(output), None
+        grammar, reason = request.sampling.grammar, output.outputs[0].finish_reason
+        if reason not in ("error", "abort"):
+            return request.future, completion_of(output, request.adapter, routes, grammar=grammar), None
+        if grammar and reason == "error":
+            return request.future, None, TurnRefused("the engine cannot compile this form")
+        return request.future, None, PolicyError(f"the engine ended the answer with the finish reason {reason!r}")
 
     def _routes_of(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """The experts of finished requests, by id. Read them before the next step, which may use their blocks again."""

@@ -14,15 +14,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 from typing import Any
 
 from forge_env.runtime.process.lifetime import die_with
 
 logger = logging.getLogger(__name__)
-MODULES = ("vllm.v1.executor.multiproc_executor", "vllm.v1.worker.gpu_worker")
-"""The server's imports. The second one is there because vLLM imports the worker's class by its name, in the worker."""
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED: cuInit's answer in a fork of a process that has called cuInit."""
 
@@ -37,7 +37,12 @@ class WorkerProcess(ForkServerProcess):
     def start(self) -> None:
         self._starter = os.getpid()
         self._environment = dict(os.environ)
-        super().start()
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # the fork would run a user's script, which it has no use for
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = main
 
     def run(self) -> None:
         die_with(self._starter)
@@ -56,7 +61,7 @@ class WorkerContext(ForkServerContext):
     Process = WorkerProcess
 
 
-def start(modules: Sequence[str] = MODULES) -> None:
+def start(modules: Sequence[str] = ("agents.generator.worker_imports",)) -> None:
     """Start the fork server of this process, and return while it imports; it ends with this process and its forks."""
     multiprocessing.set_forkserver_preload(list(modules))
     forkserver.ensure_running()
@@ -66,16 +71,20 @@ def start(modules: Sequence[str] = MODULES) -> None:
 def vllm_forks() -> Iterator[None]:
     """In this context vLLM forks its workers from the server; if such a fork could not use the GPU, vLLM spawns them.
 
-    vLLM has settings for fork and spawn only, so the function that gives vLLM its context is replaced.
+    vLLM has settings for fork and spawn only, so the function that gives vLLM its context is replaced. vLLM calls it
+    when it knows its configuration: until then the server may import.
     """
     executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
-    context = WorkerContext()
-    if not can_fork(context):
-        logger.warning("the engine's worker processes import vLLM again: a fork could not use the GPU")
-        yield
-        return
     theirs = executor.get_mp_context
-    executor.get_mp_context = lambda: context
+
+    @cache
+    def ours() -> Any:
+        if can_fork(context := WorkerContext()):
+            return context
+        logger.warning("the engine's worker processes import vLLM again: a fork could not use the GPU")
+        return theirs()
+
+    executor.get_mp_context = ours
     try:
         yield
     finally:

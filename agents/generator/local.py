@@ -166,13 +166,17 @@ def _engine(settings: AgentSettings, context: int, *, folder: Path, lora_rank: i
     import torch
 
     on_gpu = torch.cuda.is_available()
+    is_fast = on_gpu and not settings.deterministic  # as the engine of a run is
     return EngineSettings(
         max_model_len=context,
-        max_requests=1 if settings.deterministic else settings.concurrency,
+        # vLLM compiles anew for each number.
+        max_requests=1 if settings.deterministic else max(settings.concurrency, 128 * is_fast),
         dtype="bfloat16" if on_gpu or has_linear_attention(folder) else "float32",
         kv_cache_gib=0.0 if on_gpu else EngineSettings().kv_cache_gib,
         gather_s=0.0 if on_gpu or settings.deterministic else GATHER_S,
         stall_seconds=EngineSettings().stall_seconds if settings.idle_seconds is None else settings.idle_seconds,
         seed=settings.seed,
         lora_rank=lora_rank,
+        cuda_graphs=is_fast,
+        worker_process=is_fast,
     )

@@ -74,8 +74,9 @@ class EngineSettings(EngineOptions, StallOption, UpdateOption):
     return_routes: bool = False
     """Whether completions have the experts that each token was computed with; see `agents.generator.route_log`."""
     gather_s: float = 0.0
-    """Delay a small batch while requests keep arriving within this many seconds of the last; 0 never delays."""
-    gather_most_s: float = 0.3
+    """Delay a small batch while requests keep arriving within this many seconds of the last, or a few times their mean
+    interval; 0 never delays."""
+    gather_most_s: float = 1.0
     """The longest delay of a batch, in seconds."""
     tensor_parallel: int = 1
     """GPUs that every matrix is sharded over; above 1, vLLM starts one worker process per GPU."""

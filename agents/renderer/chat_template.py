@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, Final
 
 import jinja2
 import jinja2.ext
@@ -45,18 +47,14 @@ class ChatTemplate:
         self.source, self.where, self._tokens = source, where, dict(tokens)
         self.formats: set[str] = set()
         """The formats in which the template has asked for today's date."""
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": self._today}
         try:
-            self._compiled = environment.from_string(source)
-            self.reads = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            code, self.reads = _compile(source)
         except jinja2.TemplateError as error:
             raise UserError(
                 f"the chat template in {where} is not valid Jinja: {error}; copy the template from the model again"
             ) from None
+        names = _ENVIRONMENT.make_globals({"strftime_now": self._today})
+        self._compiled = jinja2.Template.from_code(_ENVIRONMENT, code, names)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, add_generation_prompt: bool = False
@@ -100,6 +98,20 @@ def _refuse(message: str) -> None:
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+_ENVIRONMENT: Final = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+)
+_ENVIRONMENT.filters["tojson"] = _to_json
+_ENVIRONMENT.globals["raise_exception"] = _refuse
+
+
+@lru_cache(maxsize=64)  # a renderer compiles four templates in a tenth of a second, and others of its model the same
+def _compile(source: str) -> tuple[CodeType, frozenset[str]]:
+    """The code of a template, and the variables that it reads."""
+    variables = jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
+    return _ENVIRONMENT.compile(source), frozenset(variables)
 
 
 def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:

@@ -97,7 +97,7 @@ class ConversationFormat:
         return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
     ) -> str:
         prepared = [self.prepared(message) for message in messages]
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -52,16 +50,12 @@ class Renderer:
     """
 
     def __init__(
-        self,
-        model: str | Path,
-        *,
-        thinking: Thinking = "off",
-        tools: ToolsForm = "auto",
-        template: Path | None = None,
+        self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto", template: Path | None = None
     ) -> None:
         self._tokenizer = FastTokenizer(model)
         self.format = learn_format(Path(model), self._tokenizer, thinking, tools, template)
         """What the chat template does."""
+        self._render = self.format.render
         self.thinks = self.format.thinks
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
         self.stop: tuple[str, ...] = tuple(end for end in self.format.ends if end not in self.format.tokens)
@@ -245,7 +239,7 @@ class Renderer:
             tools: what may be called; None if that is not known.
         """
         ids = as_list(token_ids)
-        end = next((i for i, token in enumerate(ids) if token in self.stop_token_ids), len(ids))
+        end = min([ids.index(stop) for stop in self.stop_token_ids if stop in ids], default=len(ids))
         text = self.decode(ids[:end])
         for stop in self.stop:
             text = text.partition(stop)[0]
@@ -253,11 +247,9 @@ class Renderer:
         message: Message = {"role": "assistant", "content": answer.content}
         if answer.thought:
             message["reasoning_content"] = answer.thought
-        # Interned: thousands of live episodes call the same few tools.
-        calls = tuple([replace(call, id=sys.intern(call.id), name=sys.intern(call.name)) for call in answer.calls])
-        if calls:
-            message["tool_calls"] = to_openai(calls)
-        return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+        if answer.calls:
+            message["tool_calls"] = to_openai(answer.calls)
+        return Action(message=message, tool_calls=answer.calls, finish_reason=finish_reason)
 
     def prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages as the chat template takes them, for a server that executes it: see `next_prompt`."""
@@ -266,11 +258,6 @@ class Renderer:
     def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
         """Tools as the chat template takes them."""
         return self._defused_tools(tools)[0]
-
-    def _render(
-        self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
-    ) -> str:
-        return self.format.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
         """Keep messages from forging turns: if one of their fields spells out a special token, it becomes plain

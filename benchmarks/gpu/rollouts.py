@@ -1,14 +1,16 @@
 """Multi-turn rollouts through EnvActors and a PolicyActor, against bare vLLM on the same tokens and GPU.
 
-    python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 1024] [--at-once 256] [--envs 4] [--json FILE]
+    python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 1024] [--at-once 256] [--envs 4] [--engines 1]
+                                      [--arms default,vllm_path] [--no-bare] [--least 32] [--most 224] [--json FILE]
 
 Episodes of four turns in an environment that answers at once. A turn is of 32 to 224 sampled tokens, 128 on average:
 turns differ in every run, and equal ones would all end in one step, and begin in one. The same is then asked of a bare
 `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens in each turn, the turns of
 an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
 sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
-engine's start is not timed. Both are measured with the engine's worker in the engine's process and in a process of its
-own (`EngineSettings.worker_process`). `ratio` is that of the run's default over the better of the two bare engines.
+engine's start is not timed. Arms are settings of the engine: those of a run, vLLM's own way of a step, and the engine's
+worker in the engine's process. `ratio` is that of the run's default over the best bare engine. With --engines the
+engines share the GPU, and there is no bare one.
 """
 
 from __future__ import annotations
@@ -38,16 +40,30 @@ from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Task
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.process.visible_gpus import names_of
 from trainers.settings.services import GeneratorConfig
 
 LEAST, MOST, SIBLINGS = 32, 224, 8
 """Sampled tokens of a turn, and episodes of a group."""
 TURNS, CONTEXT = 4, 2048
 LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=CONTEXT)
+ARMS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "vllm_path": {"fast_path": False},
+    "in_process": {"worker_process": False},
+}
 
 
 class Chatter(Env):
-    """Asks four times, whatever the answers are."""
+    """Asks four times, whatever the answers are.
+
+    Args:
+        least: sampled tokens of a turn.
+        most: the same.
+    """
+
+    def __init__(self, least: int = LEAST, most: int = MOST) -> None:
+        self.tokens = least, most
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.turn = 0
@@ -65,34 +81,33 @@ class Chatter(Env):
         )
 
     def _next_turn(self) -> dict[str, Any]:
-        return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
+        return {"next": NextTurn(max_tokens=self.random.randint(*self.tokens))}
 
 
-def settings(given: argparse.Namespace, *, worker_process: bool) -> EngineSettings:
+def settings(given: argparse.Namespace, arm: str) -> EngineSettings:
     return EngineSettings(
         max_model_len=CONTEXT,
         max_requests=given.at_once,
         dtype="bfloat16",
-        kv_cache_gib=32.0,
+        kv_cache_gib=32.0 / given.engines,
         cuda_graphs=True,
-        worker_process=worker_process,
+        **{"worker_process": GeneratorConfig().worker_process} | ARMS[arm],
     )
 
 
-async def through_actors(
-    model: Path, given: argparse.Namespace, *, worker_process: bool
-) -> tuple[dict[str, Any], list[list[Any]]]:
+async def through_actors(model: Path, given: argparse.Namespace, arm: str) -> tuple[dict[str, Any], list[list[Any]]]:
     """Seconds and tokens; and of each episode its turns as (ids that the environment added, number of sampled ones)."""
     async with Launcher():
         started = time.perf_counter()
-        policy = await PolicyActor.options(with_gpus=True, start_seconds=600).as_service(
-            model=str(model), settings=settings(given, worker_process=worker_process)
-        )
+        first_gpu = {"CUDA_VISIBLE_DEVICES": names_of([0])[0]}
+        policy = await PolicyActor.options(
+            num_replicas=given.engines, start_seconds=600, environ=lambda _: first_gpu
+        ).as_service(model=str(model), settings=settings(given, arm))
         ready = time.perf_counter() - started
         agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
         envs = await EnvActor.options(num_replicas=given.envs).as_service(
             env="benchmarks.gpu.rollouts:Chatter",
-            options={},
+            options={"least": given.least, "most": given.most},
             agents={"policy": agent},
             limits=LIMITS,
             on_fault=SHRINK,
@@ -108,12 +123,13 @@ async def through_actors(
                 )
 
         await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once
-        (before,) = await policy.fanout(PolicyActor.use)
+        before = await policy.fanout(PolicyActor.use)
         started = time.perf_counter()
         groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
         seconds = time.perf_counter() - started
-        (after,) = await policy.fanout(PolicyActor.use)
-    did = EngineStats(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
+        after = await policy.fanout(PolicyActor.use)
+    counts = {name: sum(getattr(each, name) for each in after) for name in asdict(after[0])}
+    did = EngineStats(**{name: value - sum(getattr(each, name) for each in before) for name, value in counts.items()})
     turns, tokens = [], 0
     for episode in (episode for each in groups for episode in each.episodes):
         assert episode.outcome.is_valid, episode.error
@@ -136,7 +152,7 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    engine = load_engine(model, settings(given, worker_process=given.worker_process))
+    engine = load_engine(model, settings(given, given.arms[0]))
     prompts: list[list[int]] = []
 
     def add(episode: int, turn: int) -> None:
@@ -202,12 +218,18 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
 
 def _engine_figures(stats: EngineStats, seconds: float) -> dict[str, Any]:
     """Steps of an engine within some seconds: how long they are, and how full."""
-    return {
+    figures = {
         "steps": stats.steps,
         "seconds_per_step": stats.step_seconds / stats.steps,
         "requests_at_once": stats.request_steps / stats.steps,
         "share_in_steps": stats.step_seconds / seconds,
     }
+    if stats.worker_seconds:
+        work = stats.step_seconds - stats.worker_seconds
+        figures["thread_busy"] = (work + stats.admission_seconds) / stats.clock
+        figures["us_per_request_and_step"] = 1e6 * work / stats.request_steps
+        figures["admission_seconds"] = stats.admission_seconds
+    return figures
 
 
 def main() -> None:
@@ -216,39 +238,42 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1024)
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--envs", type=int, default=4)
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--least", type=int, default=LEAST)
+    parser.add_argument("--most", type=int, default=MOST)
+    parser.add_argument("--arms", type=lambda text: text.split(","), default=["default", "vllm_path"])
+    parser.add_argument("--no-bare", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--worker-process", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.bare:
         asked = json.loads(given.bare.read_text())
         print(json.dumps(bare(asked["model"], asked["turns"], given)))
         return
-    by_worker: dict[str, Any] = {}
+    by_arm: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temp:
         model = Path(temp) / "model"
         make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model)
-        for name, worker_process in (("worker_process", True), ("in_process", False)):
-            ours, turns = asyncio.run(through_actors(model, given, worker_process=worker_process))
-            asked = Path(temp) / "turns.json"
-            asked.write_text(json.dumps({"model": str(model), "turns": turns}))
-            command = [sys.executable, "-m", "benchmarks.gpu.rollouts", "--bare", str(asked)]
-            command += ["--at-once", str(given.at_once)] + ["--worker-process"] * worker_process
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
-            by_worker[name] = {"through_actors": ours, "bare": json.loads(done.stdout.splitlines()[-1])}
-            print(name, json.dumps(by_worker[name]), flush=True)
-    best = max(found["bare"]["tokens_per_second"] for found in by_worker.values())
-    ratios = {name: found["through_actors"]["tokens_per_second"] / best for name, found in by_worker.items()}
-    default = "worker_process" if GeneratorConfig().worker_process else "in_process"
-    hidden = ("json", "bare", "worker_process")
+        for arm in given.arms:
+            ours, turns = asyncio.run(through_actors(model, given, arm))
+            by_arm[arm] = {"through_actors": ours}
+            if not given.no_bare and given.engines == 1:
+                asked = Path(temp) / "turns.json"
+                asked.write_text(json.dumps({"model": str(model), "turns": turns}))
+                command = [sys.executable, "-m", "benchmarks.gpu.rollouts", "--bare", str(asked)]
+                command += ["--at-once", str(given.at_once), "--arms", arm]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
+                by_arm[arm]["bare"] = json.loads(done.stdout.splitlines()[-1])
+            print(arm, json.dumps(by_arm[arm]), flush=True)
+    hidden = ("json", "bare", "no_bare")
     result = {
         "machine": describe(),
         "settings": {name: value for name, value in vars(given).items() if name not in hidden},
-        **by_worker,
-        "ratios_over_best_bare": ratios,
-        "default": default,
-        "ratio": ratios[default],
+        **by_arm,
     }
+    if bares := [found["bare"]["tokens_per_second"] for found in by_arm.values() if "bare" in found]:
+        ratios = {name: found["through_actors"]["tokens_per_second"] / max(bares) for name, found in by_arm.items()}
+        result |= {"ratios_over_best_bare": ratios, "ratio": ratios.get("default")}
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

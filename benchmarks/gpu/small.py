@@ -151,18 +151,23 @@ class Runner:
             "copy_seconds": statistics.median(seconds_of(self.copy) for _ in range(3)),
         }
 
+    def two_steps(self) -> None:
+        self.step()
+        self.step()
+
     def detail(self) -> dict[str, Any]:
         """What two steps are made of."""
         with torch.profiler.profile() as profiled:
-            seconds_of(lambda: (self.step(), self.step()))
+            seconds_of(self.two_steps)
         events = list(profiled.events() or ())
         launches = sum(bool(re.match(r"cu(da)?\w*Launch", event.name)) for event in events)
         spans = sorted((e.time_range.start, e.time_range.end) for e in events if e.device_type.name == "CUDA")
         busy, end = 0.0, float("-inf")
         for first, last in spans:
             busy, end = busy + max(0.0, last - max(first, end)), max(end, last)
-        with torch.autograd.set_multithreading_enabled(False):  # else the profiler cannot see the backward pass
-            (profiler := cProfile.Profile()).runcall(lambda: seconds_of(lambda: (self.step(), self.step())))
+        profiler = cProfile.Profile()
+        with torch.autograd.set_multithreading_enabled(False):  # else it cannot see the backward pass
+            profiler.runcall(lambda: seconds_of(self.two_steps))
         pstats.Stats(profiler).strip_dirs().sort_stats("cumulative").print_stats(60).sort_stats("time").print_stats(24)
         return {"launches": launches / 2, "gpu_busy_share": busy / 2e6 / statistics.median(self.seconds)}
 

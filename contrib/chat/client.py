@@ -29,6 +29,8 @@ from forge_env.core.usage import Prices, Usage
 from forge_env.utils.deadlines import queued
 
 _CONNECT_SECONDS = 10.0
+_CONNECTIONS = 32
+"""Of one httpx client, which looks at all of its connections for every request: 1,024 in one took it 3 ms."""
 _RETRIED = {408, 409, 429} | set(range(500, 600))
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
@@ -37,7 +39,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 class _Pool:
     """The connections of one event loop."""
 
-    client: httpx.AsyncClient
+    clients: list[httpx.AsyncClient]
+    free: list[httpx.AsyncClient]
+    """The client of each connection that is free; the last is taken first."""
     slots: asyncio.Semaphore
 
 
@@ -104,7 +108,7 @@ class ChatClient:
         """Close the connections of the running event loop. A later request opens new connections."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
-            await pool.client.aclose()
+            await asyncio.gather(*(client.aclose() for client in pool.clients))
 
     async def complete(
         self,
@@ -232,9 +236,11 @@ class ChatClient:
         pool = self._pool()
         async with queued():
             await pool.slots.acquire()
+        client = pool.free.pop()
         try:
-            yield pool.client
+            yield client
         finally:
+            pool.free.append(client)
             pool.slots.release()
 
     async def _wait_for_rate_limit(self) -> None:
@@ -253,16 +259,20 @@ class ChatClient:
         if loop not in self._pools:
             for closed in [other for other in self._pools if other.is_closed()]:
                 del self._pools[closed]
-            limits = httpx.Limits(max_connections=self.max_concurrency, max_keepalive_connections=self.max_concurrency)
-            # No redirects: the key would go to another server. `_attempt` sets the time limits.
-            client = httpx.AsyncClient(
-                limits=limits,
-                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-                follow_redirects=False,
-                **connection(self.base_url),
-            )
-            self._pools[loop] = _Pool(client, asyncio.Semaphore(self.max_concurrency))
+            counts = [min(_CONNECTIONS, self.max_concurrency - n) for n in range(0, self.max_concurrency, _CONNECTIONS)]
+            clients = [self._open(count) for count in reversed(counts)]
+            free = [client for client, count in zip(clients, reversed(counts), strict=True) for _ in range(count)]
+            self._pools[loop] = _Pool(clients, free, asyncio.Semaphore(self.max_concurrency))
         return self._pools[loop]
+
+    def _open(self, connections: int) -> httpx.AsyncClient:
+        # No redirects: the key would go to another server. `_attempt` sets the time limits.
+        return httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            follow_redirects=False,
+            **connection(self.base_url),
+        )
 
     def headers(self) -> dict[str, str]:
         """The headers of a request: the API key, if there is one."""

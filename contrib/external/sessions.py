@@ -38,6 +38,7 @@ class Sessions(External):
     """Agents that run elsewhere. Each takes an episode, asks its model, and finishes it."""
 
     shared: ClassVar = {"setup": "contrib.external.sessions:open_served"}
+    one_process: ClassVar = True
     time_spent_by: TimeSpentBy = "service"
     """Nobody knows what an agent elsewhere spends its time on: an episode that it does not finish has no reward."""
 

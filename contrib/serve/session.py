@@ -14,7 +14,7 @@ from contrib.serve.remote.wire import Answer
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, InfraError, UserError
 from forge_env.core.types import EpisodeLimits
-from forge_env.core.usage import INFO_KEY, start_recording, stop_recording
+from forge_env.core.usage import INFO_KEY, recording
 from forge_env.core.user_code import fault
 from forge_env.rollout.env_calls import close_instance, final_info_of, is_timeout, success_of
 from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
@@ -76,11 +76,11 @@ class Session:
             previous.cancel()  # a client that goes on has given up waiting for it
             await asyncio.wait({previous})
         before = repr(self._info)
-        token = start_recording(self._info)
+        token = recording.set(self._info)
         try:
             answer = await call(self, request)
         finally:
-            stop_recording(token)
+            recording.reset(token)
         model_calls = self._info.get(INFO_KEY, {}) if repr(self._info) != before else {}
         try:
             return replace(answer, state=self._changes(), model_calls=model_calls).dump()

@@ -67,6 +67,9 @@ class Env:
     """Whether a method may begin while another one of the instance still runs, because its caller was cancelled or its
     time was up. Such an instance guards its state itself, by a lock for example."""
 
+    one_process: ClassVar[bool] = False
+    """Whether a run has one process for its episodes by default, because it listens at an address, for example."""
+
     _episode_player: ClassVar[Callable[..., Awaitable[tuple[Outcome, str]]] | None] = None
     """Plays its episodes in place of `EpisodeRun.play`, with the same arguments."""
     _np_random: np.random.Generator | None = None

@@ -30,19 +30,18 @@ def own_copy(value: T, other: Callable[[Any], Any] = _deep) -> T:
         value: copied several times as fast as by `copy.deepcopy`, if it consists of what JSON has.
         other: copies what is no container and no text.
     """
-    kind: Any = type(value)
-    if kind is str:
-        return value
+    data: Any = value
+    kind = type(data)
     if kind is dict:
-        copied: Any = value.copy()  # type: ignore[attr-defined]
-        for key, item in copied.items():
+        copied: Any = data.copy()
+        for key, item in data.items():
             if type(item) is not str:  # a call for each text would take most of the time
                 copied[key] = own_copy(item, other)
-    elif kind is list or kind is tuple:
-        copied = kind([own_copy(item, other) for item in value])
-    else:
-        copied = other(value)
-    return copied
+        return copied
+    if kind is not list and kind is not tuple:
+        return value if kind is str else other(value)
+    copied = [item if type(item) is str else own_copy(item, other) for item in data]
+    return copied if kind is list else kind(copied)
 
 
 def own_containers(value: T) -> T:

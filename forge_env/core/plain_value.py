@@ -41,6 +41,8 @@ def plain(value: Any) -> Any:
         return value
     if type(value) in (list, tuple):
         return [plain(item) for item in value]
+    if type(value) is dict:
+        return _of_mapping(value)
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, str):

@@ -11,17 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    NotRequired,
-    Required,
-    TypedDict,
-    TypeVar,
-    dataclass_transform,
-)
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict, TypeVar, dataclass_transform
 
 from annotated_types import Ge, Gt, Interval
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,7 +67,7 @@ def record_usage(role: Role, usage: Usage, *, calls: int = 1, cached: int = 0) -
     Args:
         cached: answers that were known, so that the model was not asked.
     """
-    info = _info.get()
+    info = recording.get()
     if info is None:
         return
     of_role = info.setdefault(INFO_KEY, {}).setdefault(role, {})
@@ -86,19 +86,10 @@ def record_usage(role: Role, usage: Usage, *, calls: int = 1, cached: int = 0) -
 
 def set_usage(sums: Mapping[str, Mapping[str, float]]) -> None:
     """Set the sums by role of the running episode, which were recorded where its environment runs."""
-    info = _info.get()
+    info = recording.get()
     if info is not None:
         info[INFO_KEY] = {role: dict(counts) for role, counts in sums.items()}
 
 
-_info: ContextVar[dict[str, Any] | None] = ContextVar("model_calls", default=None)
+recording: ContextVar[dict[str, Any] | None] = ContextVar("model_calls", default=None)
 """The info of the episode that runs in this context, also in the tasks and threads that it starts."""
-
-
-def start_recording(info: dict[str, Any]) -> Token[dict[str, Any] | None]:
-    """Record the calls from here on in the info of an episode, until `stop_recording` of the same context."""
-    return _info.set(info)
-
-
-def stop_recording(token: Token[dict[str, Any] | None]) -> None:
-    _info.reset(token)

@@ -27,12 +27,7 @@ from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
 from forge_env.rollout.compaction import make_room
 from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import EnvTimeout, call_env, is_default
-from forge_env.rollout.env_results import (
-    StepResult,
-    read_on_limit,
-    read_reset,
-    read_step,
-)
+from forge_env.rollout.env_results import StepResult, read_on_limit, read_reset, read_step
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import call_alone, invoke
 
@@ -258,12 +253,7 @@ class EpisodeRun:
         return self.full_limit(conversation)
 
     async def call_env(
-        self,
-        part: str,
-        read: Callable[[Any], T],
-        method: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
+        self, part: str, read: Callable[[Any], T], method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> T:
         """Call the environment within the limits of the step and the episode, and check its result.
 

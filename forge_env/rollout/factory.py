@@ -120,13 +120,7 @@ class EnvFactory:
             )
 
     def tasks(
-        self,
-        split: str = "train",
-        *,
-        count: int,
-        seed: int = 0,
-        seconds: float = TASKS_SECONDS,
-        at_most: bool = False,
+        self, split: str = "train", *, count: int, seed: int = 0, seconds: float = TASKS_SECONDS, at_most: bool = False
     ) -> Sequence[Task]:
         """Return `count` tasks of a split, or as many as there are.
 

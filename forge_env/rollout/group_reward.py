@@ -30,7 +30,7 @@ from forge_env.core.errors import EnvError, InfraError, first_error
 from forge_env.core.own_copies import own_copy, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import EpisodeLimits, Outcome
-from forge_env.core.usage import INFO_KEY, start_recording, stop_recording
+from forge_env.core.usage import INFO_KEY, recording
 from forge_env.core.user_code import error_text, guard
 from forge_env.rollout.env_calls import call_env, close_env
 from forge_env.rollout.factory import EnvFactory
@@ -58,7 +58,7 @@ async def compared(
         return group
     limits = limits or factory.episode_limits()
     info: dict[str, Any] = {INFO_KEY: own_copy(valid[-1].info[INFO_KEY])} if INFO_KEY in valid[-1].info else {}
-    recording = start_recording(info)  # what a judge uses is recorded once, in the last sibling
+    recorded = recording.set(info)  # what a judge uses is recorded once, in the last sibling
     env: Env | None = None
     try:
         if len(valid) == 1:
@@ -75,7 +75,7 @@ async def compared(
         lost: dict[str, Any] = {"outcome": outcome, "error": masked_text(error), "reward": None, "success": None}
         done = [replace(episode, ended_by="", **lost) for episode in valid]
     finally:
-        stop_recording(recording)
+        recording.reset(recorded)
         if env is not None:
             await close_env(env, limits.step_seconds)
     if info:

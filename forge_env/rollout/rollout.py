@@ -21,15 +21,10 @@ from forge_env.core.lineage import Lineage
 from forge_env.core.own_copies import own_task
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
-from forge_env.core.usage import start_recording, stop_recording
+from forge_env.core.usage import recording
 from forge_env.core.user_code import error_text
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import (
-    call_env,
-    close_env,
-    final_info_of,
-    success_of,
-)
+from forge_env.rollout.env_calls import call_env, close_env, final_info_of, success_of
 from forge_env.rollout.env_results import recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
@@ -89,30 +84,26 @@ async def run_group(
 
     async def run_sibling(i: int) -> Episode:
         attempts = 0
-        while True:
-            suffix = f".{attempts}" if attempts else ""
-            episode = await run_episode(
-                factory,
-                agent,
-                spec.task,
-                seed=spec.seed + i,
-                episode_id=f"{spec.group_id}/{i}{suffix}",
-                group_id=spec.group_id,
-                limits=limits,
-                env_options=spec.env_options,
-            )
-            attempts += 1
-            if not on_fault.runs_again(episode.outcome, attempts):
-                return episode
-            replaced.append(episode)
-
-    async def run_within(i: int) -> Episode:
         with around():
-            return await run_sibling(i)
+            while True:
+                episode = await run_episode(
+                    factory,
+                    agent,
+                    spec.task,
+                    seed=spec.seed + i,
+                    episode_id=f"{spec.group_id}/{i}" + (f".{attempts}" if attempts else ""),
+                    group_id=spec.group_id,
+                    limits=limits,
+                    env_options=spec.env_options,
+                )
+                attempts += 1
+                if not on_fault.runs_again(episode.outcome, attempts):
+                    return episode
+                replaced.append(episode)
 
     try:
         async with asyncio.TaskGroup() as task_group:
-            siblings = [task_group.create_task(run_within(i)) for i in range(spec.count)]
+            siblings = [task_group.create_task(run_sibling(i)) for i in range(spec.count)]
     except* Exception as errors:
         raise first_error(errors) from None
     episodes = tuple(sibling.result() for sibling in siblings)
@@ -144,7 +135,7 @@ async def run_episode(
     env: Env | None = None
     outcome, error, ended_by = Outcome.SCORED, "", ""
     token: Token[Gate | None] | None = None
-    recording = start_recording(run.info)
+    recorded = recording.set(run.info)
     try:
         env = await factory.construct(env_options or {}, seconds=limits.step_seconds)
         token = inside.set(gate_of(env))
@@ -157,7 +148,7 @@ async def run_episode(
     except (EnvError, InfraError) as fault:
         outcome, error = fault_of(fault)
     finally:
-        stop_recording(recording)
+        recording.reset(recorded)
         if token is not None:
             inside.reset(token)
         if env is not None:

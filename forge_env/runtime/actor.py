@@ -10,15 +10,15 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from monarch.actor import current_rank
+from monarch.actor import ActorError, current_rank
 
-from forge_env.core.errors import ServiceError
 from forge_env.runtime.calls.client import Members, update_client
 from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
+from forge_env.runtime.calls.gathered import Answer, Call
 from forge_env.runtime.process.compile_cache import keep_compiled
 from forge_env.runtime.process.lifetime import die_with, process_began
 from forge_env.runtime.process.ranks import log_of_rank
@@ -42,14 +42,7 @@ def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -
     The caller may set a deadline; otherwise `on_ping` tells when the actor hangs. If the caller is cancelled, gives up
     or dies, the work is cancelled.
     """
-
-    async def endpoint(self: Any, *args: Any, call_id: str = "", **kwargs: Any) -> R:
-        result: R = await self._as_call(call_id, method(self, *args, **kwargs))
-        return result
-
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(endpoint, name, getattr(method, name))
-    return Endpoint(endpoint, is_long=True)
+    return Endpoint(method, is_long=True)
 
 
 class ForgeActor(Actor):
@@ -89,6 +82,7 @@ class ForgeActor(Actor):
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
         self._calls: dict[str, asyncio.Task[Any]] = {}  # calls to long endpoints
+        self._answers: dict[str, list[Answer]] = {}  # to them, by caller, until the next pass of the event loop
         self.phases: dict[str, tuple[float | None, float]] = {}
         """Phases of its start, by name: the beginning of each, in seconds since the epoch, and its seconds. A phase "A:
         B" is a part of A, and may have no beginning."""
@@ -111,11 +105,36 @@ class ForgeActor(Actor):
         update_client(service, members)
 
     @concurrent_endpoint
+    async def begin_calls(self, calls: Sequence[Call], port: Any) -> None:
+        """Begin calls to long endpoints; each answer goes to the port of their caller as soon as it is there."""
+        for call in calls:
+            task = self._calls[call[0]] = asyncio.create_task(self._answer(call, port), name=call[0])
+            task.add_done_callback(lambda task: self._calls.pop(task.get_name(), None))
+
+    async def _answer(self, call: Call, port: Any) -> None:
+        id, endpoint, args, kwargs = call
+        value = error = None
+        try:
+            value = await getattr(self, endpoint).method(self, *args, **kwargs)
+        except Exception as raised:
+            error = ActorError(raised)
+        caller = id.rpartition("/")[0]
+        if caller not in self._answers:
+            asyncio.get_running_loop().call_soon(self._send_answers, caller, port)
+        self._answers.setdefault(caller, []).append((id, value, error))
+
+    def _send_answers(self, caller: str, port: Any) -> None:
+        answers = self._answers.pop(caller)
+        try:
+            port.send(answers)
+        except Exception as error:  # one of them cannot be sent
+            port.send([(id, None, ActorError(error)) for id, *_ in answers])
+
+    @concurrent_endpoint
     async def cancel(self, call_id: str) -> None:
         """End a call to a long endpoint, or all calls of a dead caller ("NAME/")."""
         for known, work in list(self._calls.items()):
             if known == call_id or (call_id.endswith("/") and known.startswith(call_id)):
-                del self._calls[known]  # tells its work that `cancel` has cancelled it
                 work.cancel()
 
     @concurrent_endpoint
@@ -132,22 +151,6 @@ class ForgeActor(Actor):
     async def finish(self) -> None:
         """Free everything that the actor holds; after this it answers no call."""
         await self.on_finish()
-
-    async def _as_call(self, call_id: str, work: Coroutine[Any, Any, Any]) -> Any:
-        if not call_id:
-            return await work
-        task = asyncio.current_task()  # Monarch starts one for every message
-        assert task is not None
-        self._calls[call_id] = task
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if call_id in self._calls and task.cancelling():
-                raise  # the actor ends
-            task.uncancel()
-            raise ServiceError("the call was cancelled") from None  # its caller is gone, or no longer waits
-        finally:
-            self._calls.pop(call_id, None)
 
     def on_ping(self) -> None:
         """Raise ReplicaBroken if the actor cannot work any more; it is then ended and replaced."""

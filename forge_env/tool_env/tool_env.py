@@ -123,7 +123,7 @@ class ToolEnv(Env):
             total, parts = await self._score(action.text)
             return [], total, True, False, {"rewards": parts}
         if self._use_tools:
-            answers, uses = await self._toolbox.answer(action.tool_calls)
+            answers, uses = await self._toolbox.answer(action.tool_calls, self)
         else:
             answers, uses = [answer_to(call, "Error: the tools are switched off.") for call in action.tool_calls], []
         self.messages += answers

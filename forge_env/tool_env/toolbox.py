@@ -26,22 +26,21 @@ class Toolbox:
 
     Args:
         methods: tools that are methods of `owner`; a tool in `tools` replaces one of the same name.
-        owner: the instance of `methods`.
+        owner: the instance of `methods`. It is not kept, since a cycle would outlive the episode.
     """
 
-    __slots__ = ("_gate", "_methods", "_owner", "_tools")
+    __slots__ = ("_gate", "_methods", "_tools")
 
     def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
         self._tools = {**methods, **tools} if tools else methods
         self._methods = methods.keys() - tools.keys() if tools else methods.keys()
-        self._owner = owner
         self._gate = Gate() if owner is None else gate_of(owner)
 
     @property
     def specs(self) -> list[ToolSpec]:
         return [tool.spec for tool in self._tools.values()]
 
-    async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
+    async def answer(self, calls: Sequence[ToolCall], owner: Any = None) -> tuple[list[Message], list[ToolUse]]:
         """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently."""
         answers: list[tuple[str, ToolUse]] = []
         batches: Iterable[tuple[bool, Iterable[ToolCall]]] = [(False, calls)]
@@ -50,24 +49,24 @@ class Toolbox:
         for is_parallel, adjacent in batches:
             batch = list(adjacent)
             if is_parallel and len(batch) > 1:
-                answers += await self._run_concurrently(batch)
+                answers += await self._run_concurrently(batch, owner)
             else:
-                answers += [await self._call(call) for call in batch]
+                answers += [await self._call(call, owner) for call in batch]
         messages = [answer_to(call, text) for call, (text, _) in zip(calls, answers, strict=True)]
         return messages, [use for _, use in answers]
 
     def _is_parallel(self, call: ToolCall) -> bool:
         return call.name in self._tools and self._tools[call.name].options.parallel
 
-    async def _run_concurrently(self, calls: Sequence[ToolCall]) -> list[tuple[str, ToolUse]]:
+    async def _run_concurrently(self, calls: Sequence[ToolCall], owner: Any) -> list[tuple[str, ToolUse]]:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._call(call)) for call in calls]
+                tasks = [group.create_task(self._call(call, owner)) for call in calls]
         except* ForgeError as errors:
             raise first_error(errors) from None
         return [task.result() for task in tasks]
 
-    async def _call(self, call: ToolCall) -> tuple[str, ToolUse]:
+    async def _call(self, call: ToolCall, owner: Any) -> tuple[str, ToolUse]:
         tool = self._tools.get(call.name)
         if tool is None:
             names = ", ".join(self._tools) or "none"
@@ -78,13 +77,13 @@ class Toolbox:
             arguments = tool.validate(call)
             semaphore = tool.semaphore()
             if semaphore is None:
-                text, kind = await self._attempts(tool, arguments)
+                text, kind = await self._attempts(tool, arguments, owner)
             else:
                 async with queued():
                     await semaphore.acquire()
                 started = time.perf_counter()
                 try:
-                    text, kind = await self._attempts(tool, arguments)
+                    text, kind = await self._attempts(tool, arguments, owner)
                 finally:
                     self._gate.when_free(semaphore.release)
         except BadCall as refusal:
@@ -95,9 +94,9 @@ class Toolbox:
             raise env_error from error
         return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=kind)
 
-    async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
+    async def _attempts(self, tool: Tool, arguments: dict[str, Any], owner: Any) -> tuple[str, str]:
         """Run a tool with its retries; returns the text for the model and the kind of error, if any."""
-        owner = (self._owner,) if tool.name in self._methods else ()
+        instance = (owner,) if tool.name in self._methods else ()
         gate, seconds = self._gate, tool.options.timeout
         for attempt in range(tool.options.retries + 1):
             if gate.held and not await gate.stop(seconds):
@@ -108,7 +107,7 @@ class Toolbox:
             deadline = Deadline(seconds)
             try:
                 with deadline:
-                    result = await call_in(gate, tool.function, *owner, **arguments)
+                    result = await call_in(gate, tool.function, *instance, **arguments)
                 if type(result) is str and len(result) <= tool.options.max_output:  # the usual case
                     return result, ""
                 if isinstance(result, ToolFailure):

@@ -86,7 +86,7 @@ async def _in_thread(
         else:
             gate.hold(call)
         raise
-    return await result if inspect.isawaitable(result) else result
+    return result if isinstance(result, (str, float)) or not inspect.isawaitable(result) else await result
 
 
 def gated(function: F) -> F:

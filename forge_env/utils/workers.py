@@ -14,6 +14,7 @@ import functools
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +31,14 @@ class GivenUp(BaseException):
 class Call:
     """One call of a function in a thread, with the context variables of the code that makes this object."""
 
-    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_loop", "_result", "_thread", "future")
+    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_result", "_thread", "ended", "future")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self._loop.create_future()
+        loop, ended = asyncio.get_running_loop(), getattr(_of_thread, "ended", None)
+        if ended is None or ended.loop is not loop:
+            ended = _of_thread.ended = _Ended(loop)
+        self.ended: _Ended = ended
+        self.future: asyncio.Future[Any] = loop.create_future()
         self._context = contextvars.copy_context()
         self._function = functools.partial(function, *args, **kwargs)
         self._lock = threading.Lock()
@@ -61,12 +65,8 @@ class Call:
         except BaseException as raised:
             self._error = raised
 
-    def tell(self) -> None:
-        """Let the caller go on, if it still waits. For a worker thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for the result
-            self._loop.call_soon_threadsafe(self._finish)
-
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Set the result, if somebody still waits for it. For the loop's thread."""
         if self.future.done():
             return
         if self._error is None:
@@ -112,39 +112,92 @@ class Call:
                 pass
 
 
+class _Ended:
+    """Calls of an event loop that have ended: many of them wake it once, and their callers go on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[Call] = deque()
+        self._is_told = False
+
+    def add(self, call: Call) -> None:
+        self._calls.append(call)
+        if not self._is_told:
+            self._is_told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for the result
+                self.loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._is_told = False  # before the calls are taken: one that comes later tells the loop again
+        while self._calls:
+            self._calls.popleft().finish()
+
+
+_of_thread = threading.local()
+
+
 class _Workers:
-    """The threads of this process; each makes one call after another, and ends after IDLE_SECONDS without one."""
+    """The threads of this process; each makes one call after another, and ends after IDLE_SECONDS without one.
+
+    While calls wait, one thread is on its way, and whoever takes a call sends the next one. So one makes a thousand
+    short calls, and as many threads come if each call blocks.
+    """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._calls: deque[Call] = deque()
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = self._open = 0
-        """The number of threads, and of calls that have not ended."""
+        self._threads = self._idle = 0  # idle: those that wait for a signal which nobody has sent yet
+        self._is_coming = False
 
     def start(self, call: Call) -> None:
         """Make a call in a free thread or in a new one: it never waits for a thread that another call blocks."""
         with self._lock:
-            if self._open >= self._threads and self._threads < MAX_THREADS:
-                threading.Thread(target=self._work, name="forge_env", daemon=True).start()
-                self._threads += 1
-            self._open += 1
-        self._calls.put(call)
+            self._send_one()
+            self._calls.append(call)
+
+    def _send_one(self) -> None:
+        if self._is_coming or (not self._idle and self._threads >= MAX_THREADS):
+            return
+        if self._idle:
+            self._idle -= 1
+            self._signals.put(None)
+        else:
+            threading.Thread(target=self._work, name="forge_env", daemon=True).start()
+            self._threads += 1
+        self._is_coming = True
 
     def _work(self) -> None:
+        done: Call | None = None
         while True:
-            try:
-                call = self._calls.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                with self._lock:
-                    if self._open < self._threads:
-                        self._threads -= 1
-                        return
-                continue  # it has just been given a call
-            call.run()
-            with self._lock:  # before the caller goes on: its next call then finds this thread free
-                self._open -= 1
-            call.tell()
-            del call
+            with self._lock:
+                if done is None:
+                    self._is_coming = False
+                call = self._calls.popleft() if self._calls else None
+                if call is None:
+                    self._idle += 1
+                elif self._calls:
+                    with contextlib.suppress(RuntimeError):  # no more threads: those that there are make the calls
+                        self._send_one()
+            if done is not None:
+                done.ended.add(done)  # now, since the caller's next call finds this thread free
+            done = call
+            if call is not None:
+                call.run()
+            elif not self._is_called():
+                return
+
+    def _is_called(self) -> bool:
+        """Wait for a signal; returns False if the thread is to end."""
+        try:
+            self._signals.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            with self._lock:
+                if self._idle:
+                    self._idle, self._threads = self._idle - 1, self._threads - 1
+                    return False
+            self._signals.get()  # one has just been sent
+        return True
 
 
 _workers = _Workers()

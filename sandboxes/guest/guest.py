@@ -10,14 +10,14 @@ because a pid 1 is immune to most signals, so a snippet as pid 1 would behave di
 stays alive and serves cells.
 
 If the host has control groups, every slot has a helper: a fork of the zygote in the slot's group that starts the slot's
-snippets, so they are created in their group. (Moving a process into a group makes the kernel wait for every CPU, and
-every fork on the machine waits with it.) A session is moved, once.
+snippets, so they are created in their group. The host sends it orders by a socket of its own. (Moving a process into a
+group makes the kernel wait for every CPU, and every fork on the machine waits with it.) A session is moved, once.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import base64
-import errno
 import fcntl
 import gc
 import importlib
@@ -89,16 +89,6 @@ def _first_id() -> int:
 
 
 @dataclass(slots=True)
-class Helper:
-    """The zygote's side of the helper of one slot."""
-
-    pid: int
-    socket: socket.socket
-    run: int = 0
-    """Number of its last run."""
-
-
-@dataclass(slots=True)
 class RunningSnippet:
     """A snippet or session between its start and the report of its end."""
 
@@ -114,10 +104,11 @@ class RunningSnippet:
 
 class Zygote:
     def __init__(self, control: socket.socket, lifeline: int, config: dict[str, Any], first_id: int | None) -> None:
-        self._inbox = self._control = control  # a helper reads from the zygote, and answers the host directly
+        self._control = control
         self._lifeline = lifeline
-        self._helpers: dict[int, Helper] = {}
         self._first_id = first_id  # None for an ordinary user: every snippet has its own user namespace
+        if first_id is not None:
+            kernel.empty_bounding_set()  # for all snippets; this process keeps what it holds
         self._runs: dict[int, RunningSnippet] = {}
         self._by_pid: dict[int, RunningSnippet] = {}
         self._leaving: list[RunningSnippet] = []  # all processes have ended; leftovers are not checked yet
@@ -129,6 +120,7 @@ class Zygote:
         if config.get("packages"):
             sys.path.append(kernel.PACKAGES)
             _ENVIRONMENT["PYTHONPATH"] = kernel.PACKAGES  # for an interpreter that a snippet starts
+        self._after_fork = snippet.take_fork_hooks()
         for name in config["preimport"]:
             _preimport(name, control)
 
@@ -151,7 +143,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         poll = select.poll()
-        for fd in (self._inbox.fileno(), self._lifeline, wakeup):
+        for fd in (self._control.fileno(), self._lifeline, wakeup):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(_POLL_MS if self._leaving else None)}
@@ -162,7 +154,7 @@ class Zygote:
                 self._reap()
             if self._leaving:
                 self._report_ends()
-            if self._inbox.fileno() in ready:
+            if self._control.fileno() in ready:
                 self._receive()
 
     @staticmethod
@@ -179,17 +171,17 @@ class Zygote:
         return None if os.waitpid(child, 0)[1] else "subset=pid"
 
     def _receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._inbox, _MAX_MESSAGE, _MAX_FDS)
+        data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
         if not data:
             os._exit(0)  # the owner closed the socket, or died
         message = json.loads(data)
         try:
             if "kill" in message:
-                self._kill(message["kill"], data)
+                run = self._runs.get(message["kill"])
+                if run is not None and run.init:
+                    os.kill(run.init, signal.SIGKILL)
             elif "helper" in message:
-                self._start_helper(message["helper"], fds)
-            elif message.get("helped") and self._inbox is self._control:
-                self._forward(message, data, fds)
+                self._start_helper(fds)
             else:
                 self._start(message, fds)
         except OSError as failure:
@@ -198,52 +190,21 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
 
-    def _kill(self, number: int, data: bytes) -> None:
-        run = self._runs.get(number)
-        if run is not None and run.init:
-            os.kill(run.init, signal.SIGKILL)
-        for helper in self._helpers.values():
-            if helper.run == number:
-                helper.socket.send(data)
-
-    def _start_helper(self, slot: int, fds: list[int]) -> None:
-        """Start the helper of `slot`; it joins the control groups of `fds`."""
-        zygote_end, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid:
-            helper_end.close()
-            self._helpers[slot] = Helper(pid, zygote_end)
+    def _start_helper(self, fds: list[int]) -> None:
+        """Start the helper of a slot, with its control socket and the files of the control groups that it joins."""
+        if os.fork():
             return
         try:
             kernel.die_with_parent()
-            _join_groups(fds)
-            zygote_end.close()
-            for fd in fds:
-                os.close(fd)
+            _join_groups(fds[1:])
             for other_network in self._networks.values():
                 other_network.close()
-            for other in self._helpers.values():
-                other.socket.close()
-            self._inbox = helper_end
-            self._helpers, self._networks, self._runs, self._by_pid, self._leaving = {}, {}, {}, {}, []
+            self._control.close()
+            self._control = socket.socket(fileno=fds[0])
+            self._networks, self._runs, self._by_pid, self._leaving = {}, {}, {}, []
             self._loop()
         finally:
-            os._exit(1)  # the zygote reports it to the host at the next run
-
-    def _forward(self, message: dict[str, Any], data: bytes, fds: list[int]) -> None:
-        helper = self._helpers.get(message["slot"])
-        if helper is None:
-            raise OSError(errno.ESRCH, "the helper of the slot has ended")
-        helper.run = message["run"]
-        socket.send_fds(helper.socket, [data], fds)
-
-    def _lost_helper(self, pid: int) -> None:
-        """Report the run of a dead helper, which ends with it. The host ignores a run that was reported before."""
-        for slot, helper in tuple(self._helpers.items()):
-            if helper.pid == pid:
-                del self._helpers[slot]
-                helper.socket.close()
-                _send(self._control, {"run": helper.run, "failed": "the helper of the slot has ended"})
+            os._exit(1)  # the host sees the end of its control socket
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
         slot_network = self._network(message["slot"])
@@ -289,10 +250,8 @@ class Zygote:
             if not pid:
                 return
             run = self._by_pid.pop(pid, None)
-            if run is not None:
+            if run is not None:  # else a helper has ended
                 self._ended(run, pid, status, usage)
-            else:
-                self._lost_helper(pid)
 
     def _ended(self, run: RunningSnippet, pid: int, status: int, usage: resource.struct_rusage) -> None:
         if pid == run.init:
@@ -326,9 +285,11 @@ class Zygote:
     def _run_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
         try:
             self._runs, self._by_pid, self._leaving = {}, {}, []  # the snippet must not see other runs
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # The functions of the module `signal` make enumerations of their results, which is slower.
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            self._after_fork()
             os.setsid()  # an ordinary user's zygote has the same user: kill(0, 9) must not reach it
             if "groups" in message:
                 _join_groups(fds[-message["groups"] :])
@@ -357,11 +318,10 @@ class Zygote:
         else:
             kernel.limit_resources(limits)
             user = self._first_id + slot
-            kernel.empty_bounding_set()
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-        self._lockdown.apply()
+        self._lockdown.apply(bounded=self._first_id is not None)
 
 
 def _preimport(name: str, control: socket.socket) -> None:
@@ -376,9 +336,10 @@ def _preimport(name: str, control: socket.socket) -> None:
 
 
 def _join_groups(fds: list[int]) -> None:
-    """Move this process into the control groups of the given cgroup.procs files."""
+    """Move this process into the control groups of the given cgroup.procs files, and close them."""
     for fd in fds:
         os.write(fd, b"0")
+        os.close(fd)
 
 
 def arrange_fds(fds: list[int]) -> None:

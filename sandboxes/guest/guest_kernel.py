@@ -89,8 +89,8 @@ def die_with_parent(by: int = signal.SIGKILL) -> None:
 
 def be_killed_first() -> None:
     """Mark this process and its children as the first to be killed when memory runs out."""
-    with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
+    with open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
+        score.write(b"1000")
 
 
 def map_ids(inside: int, uid: int, gid: int) -> None:
@@ -219,6 +219,7 @@ class Lockdown:
         self._program = Program(len(bpf) // 8, ctypes.cast(self._code, ctypes.c_void_p))
         self._cap_header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
         self._no_caps = (ctypes.c_uint32 * 6)()
+        self._capset = _libc.capset  # looked up once, before any fork
 
     def keep_capabilities(self, kept: Collection[int]) -> None:
         """Give up every capability but those `kept`, for this process and all that it starts."""
@@ -229,10 +230,11 @@ class Lockdown:
         held = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable; twice
         _check(_libc.capset(self._cap_header, held), "capset")
 
-    def apply(self, *, with_parent: bool = True) -> None:
-        """Args: with_parent: die when the thread that started this process ends."""
-        empty_bounding_set()  # a process that has changed its user did it before
-        _check(_libc.capset(self._cap_header, self._no_caps), "capset")
+    def apply(self, *, with_parent: bool = True, bounded: bool = False) -> None:
+        """Args: with_parent: die when the thread that started this process ends. bounded: the bounding set is empty."""
+        if not bounded:
+            empty_bounding_set()
+        _check(self._capset(self._cap_header, self._no_caps), "capset")
         set_dumpable(False)  # a crash must not start the host's core dump handler
         if with_parent:
             die_with_parent()

@@ -12,6 +12,7 @@ import atexit
 import builtins
 import errno
 import gc
+import importlib
 import json
 import linecache
 import os
@@ -19,6 +20,7 @@ import struct
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import guest_files as files  # type: ignore[import-not-found]
@@ -36,6 +38,27 @@ def add_site_builtins() -> None:
     """Add the builtins of the `site` module, which the guest does not load."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+
+
+def take_fork_hooks() -> Callable[[], None]:
+    """Import `random` and `threading` without their hooks for forks: they take a tenth of a run.
+
+    Returns what a snippet calls instead. It does what the hooks would do, and sets them.
+    """
+    hooks: list[dict[str, Any]] = []
+    register, os.register_at_fork = os.register_at_fork, lambda **hook: hooks.append(hook)
+    random, threading = map(importlib.import_module, ("random", "threading"))
+    os.register_at_fork = register
+    reseed = super(random.Random, random._inst).seed  # `Random.seed` does no more, but in Python
+
+    def after_fork() -> None:
+        reseed()
+        if len(threading._active) > 1:  # a preimported package has started threads
+            threading._after_fork()
+        for hook in hooks:
+            register(**hook)
+
+    return after_fork
 
 
 def report_broken_setup(text: str) -> NoReturn:
@@ -164,7 +187,7 @@ def _require_plain(value: Any) -> None:
 
 def _wait_for_threads() -> None:
     threading = sys.modules.get("threading")
-    if threading is not None:
+    if threading is not None and threading.active_count() > 1:
         threading._shutdown()
 
 

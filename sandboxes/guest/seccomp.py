@@ -15,7 +15,7 @@ import struct
 # struct seccomp_data: int nr; u32 arch; u64 instruction_pointer; u64 args[6], read as little-endian words.
 _NR, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3, _ARG5 = 0, 4, 16, 24, 32, 40, 56
 
-_LOAD, _RETURN = 0x20, 0x06  # BPF_LD|W|ABS, BPF_RET|K
+_LOAD, _RETURN, _JUMP = 0x20, 0x06, 0x05  # BPF_LD|W|ABS, BPF_RET|K, BPF_JMP|JA
 _IF_EQUAL, _IF_GREATER, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x25, 0x35, 0x45
 
 _KILL_PROCESS, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
@@ -160,8 +160,7 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, coun
         denied = {name: number for name, number in denied.items() if name not in _ALLOWED_IF_COUNTED}
     if reads_only:
         denied |= _DENIED_READER[machine] | _DENIED_READER_EVERYWHERE
-    for number in sorted(denied.values()):
-        program += _when(_IF_EQUAL, number, _ERRNO | errno.EPERM)
+    program += _refuse(sorted(denied.values()))
     if reads_only:
         to_write = _when(_IF_ANY_BIT, _OPEN_TO_WRITE, _ERRNO | errno.EPERM)
         program += _for_call(_OPENAT[machine], _ARG2, to_write)
@@ -224,6 +223,16 @@ def _when(test: int, value: int, action: int) -> list[bytes]:
 
 def _unless(test: int, value: int, action: int) -> list[bytes]:
     return [_op(test, value, 1, 0), _op(_RETURN, action)]
+
+
+def _refuse(numbers: list[int]) -> list[bytes]:
+    """Refuse the calls of sorted numbers, by binary search: the kernel tries the filter on every number as it loads."""
+    if len(numbers) > 4:
+        middle = len(numbers) // 2
+        low, high = _refuse(numbers[:middle]), _refuse(numbers[middle:])
+        return [_op(_IF_AT_LEAST, numbers[middle], len(low) + 1, 0), *low, _op(_JUMP, len(high)), *high]
+    tests = [_op(_IF_EQUAL, number, left, not left) for left, number in enumerate(reversed(numbers))]
+    return [*reversed(tests), _op(_RETURN, _ERRNO | errno.EPERM)]
 
 
 def _for_call(number: int, argument: int, checks: list[bytes]) -> list[bytes]:

@@ -9,7 +9,8 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -47,7 +48,7 @@ class Controlled(Generic[End]):
         self._waiting: dict[int, asyncio.Future[End]] = {}
         self._unsent: list[dict[str, Any]] = []
         self.alive = True
-        self._loop.add_reader(control.fileno(), self._receive)
+        self._loop.add_reader(control.fileno(), self._receive, control, partial(self._lose, f"{self.who} died"))
 
     @classmethod
     def _spawn(cls) -> Self:
@@ -137,17 +138,16 @@ class Controlled(Generic[End]):
         for message in unsent:
             self._send(message)
 
-    def _receive(self) -> None:
+    def _receive(self, control: socket.socket, lost: Callable[[], None]) -> None:
         try:
-            data = self._control.recv(_MAX_MESSAGE)
+            data = control.recv(_MAX_MESSAGE)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data:
-            self._lose(f"{self.who} died")
-            return
-        message = json.loads(data)
+        self._take(json.loads(data)) if data else lost()
+
+    def _take(self, message: dict[str, Any]) -> None:
         if self.end_key not in message:
             self._note(message)
             return

@@ -64,7 +64,6 @@ class Execution:
         begin = time.monotonic()
         order = {"slot": slot, "limits": guest_limits(self._limits, counted=self._group is not None)}
         if self._group is not None:
-            order["helped"] = True
             self._zygote.open_helper(slot, self._group)
             self._group.begin(self._limits, extra_processes=_EXTRA_PROCESSES)
         with sealed_files(*inputs) as (body, *stdin):

@@ -12,6 +12,7 @@ import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -99,7 +100,8 @@ class Zygote(Controlled[ExitReport]):
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         super().__init__(process, control)
-        self._helpers: set[int] = set()  # slots that have a helper
+        self._helpers: dict[int, socket.socket] = {}  # by slot
+        self._last: dict[int, int] = {}  # the last run of each slot
         self._numbers = 0
         self._importing = ""  # the module that the zygote is importing
         self._packages = NO_PACKAGES
@@ -126,25 +128,48 @@ class Zygote(Controlled[ExitReport]):
             return
         fds = groups.join_files()
         try:
-            self._send({"helper": slot}, fds)
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with its:
+                self._send({"helper": slot}, [its.fileno(), *fds])
         finally:
             for fd in fds:
                 os.close(fd)
-        self._helpers.add(slot)
+        ours.setblocking(False)
+        self._helpers[slot], self._last[slot] = ours, 0
+        self._loop.add_reader(ours.fileno(), self._receive, ours, partial(self.close_helper, slot))
 
     def close_helper(self, slot: int) -> None:
-        """Drop the helper of `slot`; the next run there gets a new one."""
-        self._helpers.discard(slot)
+        """End the helper of `slot`, with its run; the next run there gets a new one."""
+        helper = self._helpers.pop(slot, None)
+        if helper is not None:
+            self._loop.remove_reader(helper.fileno())
+            helper.close()
+            self._take({"run": self._last[slot], "failed": "the helper of the slot has ended"})
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
         """Start one snippet; return its number and the future of its exit report, which never raises."""
         self._numbers += 1
-        return self._numbers, self._work(self._numbers, order | {"run": self._numbers}, fds)
+        self._last[order["slot"]] = self._numbers
+        ended = self._waiting[self._numbers] = self._loop.create_future()
+        self._tell(order["slot"], order | {"run": self._numbers}, fds)
+        return self._numbers, ended
 
     def kill(self, number: int) -> None:
         """Kill every process of snippet `number`; its future then resolves. No-op if it has ended."""
         if number in self._waiting:
-            self._send({"kill": number})
+            self._tell(next(slot for slot, last in self._last.items() if last == number), {"kill": number})
+
+    def _tell(self, slot: int, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        helper = self._helpers.get(slot)
+        try:
+            socket.send_fds(helper, [json.dumps(message).encode()], fds or ()) if helper else self._send(message, fds)
+        except OSError:
+            self.close_helper(slot)
+
+    def _lose(self, reason: str) -> None:
+        super()._lose(reason)
+        for slot in tuple(self._helpers):
+            self.close_helper(slot)
 
     def _note(self, message: dict[str, Any]) -> None:
         if "importing" in message:

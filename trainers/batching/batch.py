@@ -23,8 +23,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from forge_env.core.errors import InvariantError
 from forge_env.core.tokens import FLOATS, IDS, MASK, SINGLES, TokenRecord, array_of
@@ -32,6 +30,9 @@ from trainers.batching.packing import DEFAULT_CROSSOVER, Layout, plan_packed, pl
 from trainers.batching.routes import routes_shape, write_routes
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from forge_env.core.episode import Row
 
 UNTAUGHT = 1.0
@@ -159,9 +160,9 @@ class MicroBatch:
     routes: Tensor | None = None
     """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 if the router chooses them: in
     padding, and if the engine returned none. None if no row has any, or they are not asked for."""
-    observed: Tensor = field(default_factory=lambda: torch.zeros(0))
+    observed: Tensor = field(default_factory=lambda: _tensor(np.zeros(0, dtype=np.float32)))
     """(M,) float32: the weight of each observed target, one over the number of them in its episode."""
-    teacher_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    teacher_logprobs: Tensor = field(default_factory=lambda: _tensor(np.zeros((0, 0), dtype=np.float32)))
     """(N, K) float32: the teacher's of its K tokens."""
     rows_read: tuple[int, int] = (0, 0)
     """With `routes`: the number of tokens without the padding, and of those for which the router chooses the
@@ -177,7 +178,7 @@ class MicroBatch:
 
     def scatter(self, values: Tensor) -> Tensor:
         """Bring values of the sampled targets only, (N,), into the loss layout, (E, T); zero elsewhere."""
-        flat = torch.zeros(self.source.numel(), dtype=values.dtype, device=values.device)
+        flat = values.new_zeros(self.source.numel())
         return flat.index_copy(0, self.slots, values).view(self.source.shape)
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -185,7 +186,7 @@ class MicroBatch:
         moved: dict[str, Any] = {
             field.name: value.to(device, non_blocking=True)
             for field in dataclasses.fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
+            if isinstance(value := getattr(self, field.name), type(self.tokens))
         }
         return dataclasses.replace(self, **moved)
 
@@ -277,18 +278,18 @@ def pack(
 
 def empty_batch(length: int) -> MicroBatch:
     """A micro-batch of one sequence of padding and no samples, for a rank that has run out of its own."""
-    index = torch.zeros(1, dtype=torch.int64)
-    zero = torch.zeros((1, 1))
+    index = _tensor(np.zeros(1, dtype=np.int64))
+    zero = _tensor(np.zeros((1, 1), dtype=np.float32))
     return MicroBatch(
         samples=(),
-        tokens=torch.zeros((1, length), dtype=torch.int64),
+        tokens=_tensor(np.zeros((1, length), dtype=np.int64)),
         positions=None,
         source=index[None],
         selected=index,
         slots=index,
         targets=index,
         target_index=index,
-        loss_mask=torch.zeros((1, 1), dtype=torch.bool),
+        loss_mask=_tensor(np.zeros((1, 1), dtype=bool)),
         generator_logprobs=zero,
         reference_logprobs=None,
         old_logprobs=None,
@@ -314,7 +315,7 @@ def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[
         wanted.append(wanted[1] * repeats)
     for number, rows in enumerate(wanted):
         length = sum(rows)
-        positions = torch.cat([torch.arange(row) for row in rows])[None].clone()  # a view would be compiled as one
+        positions = _tensor(np.concatenate([np.arange(row) for row in rows]).reshape(1, -1))  # strides as in a run
         batch = empty_batch(length)
         if sequences > 1:
             batch = dataclasses.replace(batch, tokens=batch.tokens.expand(sequences + number, length).contiguous())
@@ -405,26 +406,26 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     starts = np.append(np.flatnonzero(positions == 0), positions.size)
     return MicroBatch(
         samples=tuple(order),
-        tokens=torch.from_numpy(tokens),
-        positions=torch.from_numpy(positions) if format_.packed else None,
-        starts=torch.from_numpy(starts.astype(np.int32)) if format_.packed else None,
+        tokens=_tensor(tokens),
+        positions=_tensor(positions) if format_.packed else None,
+        starts=_tensor(starts.astype(np.int32)) if format_.packed else None,
         longest=int(np.diff(starts).max()),
-        source=torch.from_numpy(source),
-        selected=torch.from_numpy(np.concatenate([source.ravel()[slots], seen_places])),
-        slots=torch.from_numpy(slots),
-        targets=torch.from_numpy(target_ids),
-        teacher_logprobs=torch.from_numpy(teacher_logprobs),
-        observed=torch.from_numpy(weights),
-        target_index=torch.from_numpy(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
-        loss_mask=torch.from_numpy(loss_mask),
-        generator_logprobs=torch.from_numpy(np.where(loss_mask, generator_logprobs, np.float32(0))),
+        source=_tensor(source),
+        selected=_tensor(np.concatenate([source.ravel()[slots], seen_places])),
+        slots=_tensor(slots),
+        targets=_tensor(target_ids),
+        teacher_logprobs=_tensor(teacher_logprobs),
+        observed=_tensor(weights),
+        target_index=_tensor(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
+        loss_mask=_tensor(loss_mask),
+        generator_logprobs=_tensor(np.where(loss_mask, generator_logprobs, np.float32(0))),
         advantages=_advantages([_here(reads[s], "advantage", chosen) for s, chosen in here.items()], sampled),
         units=(
             int(np.count_nonzero(loss_mask)),
             sum(_is_counted(reads[s], rows_of[s], bool(is_valid[episode])) for s, episode in episode_of.items()),
         ),
         is_part=any(rows != reads[s].rows for s, rows in rows_of.items()),
-        routes=None if routes is None else torch.from_numpy(routes),
+        routes=None if routes is None else _tensor(routes),
         rows_read=(0, 0) if routes is None else (sum(reads[s].lengths[row] for s, row in places), holes),
         **values,
     )
@@ -470,14 +471,21 @@ def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.
     """Each episode's values of its sampled targets, as (E, T), zero elsewhere."""
     flat = np.zeros(shape[0] * shape[1], dtype=np.float32)
     flat[slots] = np.concatenate(values)
-    return torch.from_numpy(flat.reshape(shape))
+    return _tensor(flat.reshape(shape))
 
 
 def _advantages(values: list[float | np.ndarray], sampled: np.ndarray) -> Tensor:
     """(E, 1), or (E, T) where an episode has one advantage for each of its sampled targets."""
     if not any(isinstance(value, np.ndarray) for value in values):
-        return torch.tensor(values, dtype=torch.float32)[:, None]
+        return _tensor(np.array(values, dtype=np.float32)[:, None])
     advantages = np.zeros(sampled.shape, dtype=np.float32)
     for episode, (is_sampled, value) in enumerate(zip(sampled, values, strict=True)):
         advantages[episode, is_sampled] = value
-    return torch.from_numpy(advantages)
+    return _tensor(advantages)
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    """A tensor with the memory of an array."""
+    import torch  # slow import, which a controller and a plan do without
+
+    return torch.from_numpy(values)

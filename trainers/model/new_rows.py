@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from agents.model_folder import config_of, weight_files
 from agents.model_weights import EMBEDDING, HEAD, Place, places, rows, write_rows
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import trial
+from agents.renderer.tokenizer import FastTokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +42,11 @@ def untrained(folder: Path, renderer: Renderer) -> dict[str, tuple[str, ...]]:
     The conversation has calls. In the embedding all of its tokens count, and in an output layer of its own the tokens
     that the model writes. Only the rows of added tokens are read, and some rows that no token has.
     """
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    added = {token: entry.content for token, entry in tokenizer.get_added_tokens_decoder().items()}
+    tokenizer = FastTokenizer(folder)
+    numbers = tokenizer.vocabulary
+    added = {numbers[text]: text for text in tokenizer.added_tokens}
     read, written = _rendered(renderer)
-    there, unused = places(weight_files(folder)), max(tokenizer.get_vocab().values()) + 1
+    there, unused = places(weight_files(folder)), max(numbers.values()) + 1
     is_tied, found = bool(config_of(folder).get("tie_word_embeddings")), dict[str, tuple[str, ...]]()
     for name, used in ((EMBEDDING, read), (HEAD, read if is_tied else written)):
         if name in there and (marks := sorted(used & added.keys())):
@@ -66,15 +69,15 @@ def _rendered(renderer: Renderer) -> tuple[set[int], set[int]]:
 
 def _equal_rows(place: Place, marks: Sequence[int], added: Sequence[int], unused: int) -> list[int]:
     """The marks with a row that is zero, or equals the row of another added token or of a number from `unused` on."""
-    import torch
-
     size = place.shape[0]
     ids = [token for token in added if token < size] + [*range(unused, min(size, unused + _PADDING))]
-    matrix = torch.nn.functional.normalize(rows(place, ids), dim=1)  # (ids, width); a row of zeros stays zeros
+    matrix = rows(place, ids)  # (ids, width)
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    matrix /= np.maximum(norms, np.finfo(np.float32).tiny)  # a row of zeros stays zeros
     asked = [ids.index(token) for token in marks if token < size]
     cosines = matrix[asked] @ matrix.T  # (marks, ids)
     cosines[range(len(asked)), asked] = 0.0
-    is_equal = (cosines > SAME).any(dim=1) | (matrix[asked].norm(dim=1) == 0)
+    is_equal = (cosines > SAME).any(axis=1) | (norms[asked, 0] == 0)
     return [ids[place] for place, equal in zip(asked, is_equal.tolist(), strict=True) if equal]
 
 
@@ -107,13 +110,13 @@ def make_folder(folder: Path, marks: Mapping[str, Sequence[str]], into: Path, *,
 def _new_rows(place: Place, pieces: dict[int, list[int]], seed: int) -> dict[int, torch.Tensor]:
     import torch
 
-    sample = rows(place, range(0, place.shape[0], max(1, place.shape[0] // 4096)))
+    sample = torch.from_numpy(rows(place, range(0, place.shape[0], max(1, place.shape[0] // 4096))))
     norm, deviation = sample.norm(dim=1).median(), sample.std()
     generator = torch.Generator().manual_seed(seed)
     new = {}
     for token, parts in pieces.items():
         noise = torch.randn(place.shape[1], generator=generator) * deviation * NOISE
-        row = rows(place, parts).mean(dim=0) + noise
+        row = torch.from_numpy(rows(place, parts)).mean(dim=0) + noise
         new[token] = row / row.norm() * norm
     return new
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from forge_env.core.errors import UserError, nearest
 from trainers.batching.batch import MicroBatch
 from trainers.objective.loss_base import TORCHFORGE_NAMES
 
-Loss = Callable[..., Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Loss = Callable[..., "Tensor"]
 
 LOSS_TENSORS = (
     "logprobs",
@@ -84,6 +86,6 @@ class LossCall:
             if tensors[ACCEPTED[name]] is None:
                 raise UserError(f"the loss asks for {name!r}, which the samples do not have: give a reference model.")
         value = self.loss(**{name: tensors[tensor] for name, tensor in self._tensor_of.items()})
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        if not isinstance(value, type(logprobs)) or value.numel() != 1 or not value.requires_grad:
             raise UserError("the loss must return one number as a tensor that depends on logprobs or entropy.")
         return value.squeeze() if "normalizer" in self.names else value.squeeze() * (units / normalizer)

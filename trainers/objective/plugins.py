@@ -29,8 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.reward_value import reward_value
@@ -40,6 +38,8 @@ from trainers.settings.distill import DistillConfig
 from trainers.settings.loop import LoopOptions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainers.objective.objective import Objective
 
 

@@ -7,10 +7,9 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import EnvError, InfraError, UserError
@@ -23,6 +22,9 @@ from trainers.batching.batch import MicroBatch, Sample, pack
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.plugins import NoReward
 
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
 ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
 ANSWER = "<think>2 + 2 is 4</think><answer>The answer is \\boxed{4}</answer> #### 4"
 """What reward functions look for, in the usual forms."""
@@ -33,6 +35,8 @@ DISTANCES = (0.02, 0.5)
 
 
 def try_loss(loss: Loss, name: str) -> None:
+    import torch  # slow import, which only a loss of the user's needs
+
     call, has_gradient = LossCall(loss), False
     for seed, distance in enumerate(DISTANCES):
         batch, leaves = _made_up(torch.Generator().manual_seed(seed), distance)
@@ -108,8 +112,10 @@ def _within_seconds(call: Callable[[], None]) -> None:
     thread.join(SECONDS)
 
 
-def _made_up(rng: torch.Generator, distance: float) -> tuple[MicroBatch, tuple[Tensor, Tensor]]:
+def _made_up(rng: Generator, distance: float) -> tuple[MicroBatch, tuple[Tensor, Tensor]]:
     """A micro-batch, and the logprobs and entropies of a trainer, as leaves."""
+    import torch
+
     samples = []
     for place, advantage in enumerate(ADVANTAGES):
         length = 6 + place

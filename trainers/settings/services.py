@@ -12,6 +12,7 @@ from agents.generator.settings import EngineOptions, StallOption
 from forge_env.core.errors import UserError
 from forge_env.registry.contrib import rows
 from forge_env.runtime.host_settings import HostSettings
+from forge_env.utils.settings import BY_CASE, OR_BY_CASE
 
 PROCESSES = 4096
 """Processes, hosts or threads at most; a plan has a line for each process."""
@@ -24,6 +25,11 @@ class ReplicasConfig:
     """CPU threads of one process."""
     ping_seconds: Annotated[float, Gt(0)] = 30.0
     """A replica that does not answer a ping within this time is ended and replaced. The trainer is not pinged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvsConfig(ReplicasConfig):
+    num_replicas: Annotated[int, Interval(ge=1, le=PROCESSES), OR_BY_CASE] = BY_CASE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +60,7 @@ class GeneratorConfig(EngineOptions, ServiceConfig):
 @dataclass(frozen=True, kw_only=True)
 class ServicesConfig:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    envs: ReplicasConfig = field(default_factory=ReplicasConfig)
+    envs: EnvsConfig = field(default_factory=EnvsConfig)
     """The environments, with their agents, tokenising and rewards: a replica is one process, never on a GPU."""
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
     ref_model: ReferenceConfig = field(default_factory=ReferenceConfig)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
+from trainers.metrics.gpus import count_gpus
 from trainers.settings.mixture import read_names
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 
@@ -156,7 +157,9 @@ def gpus_per_host(config: RunConfig) -> int:
 def gpus_available() -> int:
     """GPUs of this machine; counts them without touching one."""
     if not any(map(os.path.exists, DRIVERS)):
-        return 0  # known without torch, which takes seconds to import
+        return 0  # known without torch
+    if (found := count_gpus()) is not None:
+        return found
     import torch
 
     return torch.cuda.device_count()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agents.renderer.model_json import arguments_of, kind
@@ -30,7 +30,8 @@ class Written(NamedTuple):
         if self.problem:
             error = f"The call cannot be read because {self.problem}: write {form}."
             return ToolCall(id=self.id, name=self.name, arguments=None, raw=self.raw, error=error)
-        return ToolCall(id=self.id, name=self.name, arguments=self.arguments)
+        # Interned, as new ids are: thousands of live episodes call the same few tools.
+        return ToolCall(id=self.id, name=sys.intern(self.name), arguments=self.arguments)
 
 
 class Block(NamedTuple):
@@ -98,8 +99,9 @@ def with_ids(calls: Sequence[ToolCall], form: str = "call_{index}") -> Calls:
         id_ = call.id
         if not id_ or id_ in taken:
             number = max(number, index)
-            while (id_ := form.format(name=call.name, index=number)) in taken:
+            while (id_ := sys.intern(form.format(name=call.name, index=number))) in taken:
                 number += 1
+            call = ToolCall(id=id_, name=call.name, arguments=call.arguments, raw=call.raw, error=call.error)
         taken.add(id_)
-        numbered.append(call if id_ == call.id else replace(call, id=id_))
+        numbered.append(call)
     return tuple(numbered)

@@ -31,7 +31,7 @@ class Marked:
     between: str = "\n"
     """What a writer puts between two calls."""
 
-    @property
+    @cached_property
     def form(self) -> str:
         start, end = self.section
         return " ".join(f"{start}{self.open}{self.body.form}{self.close}{end}".split())
@@ -54,7 +54,9 @@ class Marked:
         return re.compile("|".join(marks)) if marks else _NO_MARK
 
     def read(self, text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-        scan, calls, content, at = Scan(text, self._mark), list[ToolCall](), list[str](), 0
+        scan, at = Scan(text, self._mark), 0
+        calls: list[ToolCall] = []
+        content: list[str] = []
         while (start := text.find(self.open, at)) >= 0:
             content.append(text[at:start])
             block, at = self._block(scan, start + len(self.open), tools)

@@ -130,35 +130,33 @@ async def test_messages_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_p
     assert (len(episode.turns), len(episode.rows)) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"max_tokens": None}, "max_tokens is missing"),
-        ({"messages": []}, "messages is missing or empty"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "a part 'image' without data"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "is not continued"),
-        ({"messages": [{"role": "judge", "content": "a"}]}, "no role out of"),
-        ({"tools": [{"description": "a tool"}]}, "tools[0] has no name"),
-        ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers is"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
-        ({"stop_sequences": [1]}, "stop_sequences is a text or"),
-    ],
-)
-async def test_messages_that_are_refused(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path, changed: dict[str, Any], sentence: str
-) -> None:
+REFUSED_MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": None}, "max_tokens is missing"),
+    ({"messages": []}, "messages is missing or empty"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "a part 'image' without data"),
+    ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "is not continued"),
+    ({"messages": [{"role": "judge", "content": "a"}]}, "no role out of"),
+    ({"tools": [{"description": "a tool"}]}, "tools[0] has no name"),
+    ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers is"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
+    ({"stop_sequences": [1]}, "stop_sequences is a text or"),
+]
+
+
+async def test_messages_that_are_refused(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
     async with playing(factory, says(tiny_model, "hello"), tmp_path) as program:
         body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
         url, headers = f"{program.base_url}/messages", {"x-api-key": program.token, "anthropic-version": "2023-06-01"}
         async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            refused = await client.post(url, json={**body, **changed})
+            for changed, sentence in REFUSED_MESSAGES:
+                refused = await client.post(url, json={**body, **changed})
+                assert (refused.status_code, refused.json()["type"]) == (400, "error"), changed
+                assert refused.json()["error"]["type"] == "invalid_request_error"
+                assert sentence in refused.json()["error"]["message"]
             answered = await client.post(url, json={**body, "top_k": 3, "thinking": {"type": "enabled"}})
-        assert (refused.status_code, refused.json()["type"]) == (400, "error")
-        assert refused.json()["error"]["type"] == "invalid_request_error"
-        assert sentence in refused.json()["error"]["message"]
         assert answered.headers["x-forge-env-ignored"] == "top_k, thinking"
         episode = await program.end()
-    assert (len(episode.turns), sum(episode.info["refused_requests"].values())) == (1, 1)
+    assert (len(episode.turns), sum(episode.info["refused_requests"].values())) == (1, len(REFUSED_MESSAGES))
 
 
 async def test_the_token_and_the_models_of_messages(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
@@ -231,37 +229,34 @@ async def test_responses_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_
         assert (await program.end()).reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"input": []}, "input is missing or empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'; items are"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "no role out of"),
-        ({"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]}, "no text"),
-        ({"tools": [{"name": "add"}]}, "tools[0] has no type"),
-        ({"tools": [{"type": "namespace", "name": "n"}]}, "a namespace without a name or tools"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0] is a"),
-        ({"tools": [NAMESPACE, {**FUNCTION, "name": "sums__add"}]}, "so is a tool of another namespace"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "and the tools are none"),
-        ({"text": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
-        ({"background": True}, "background is true"),
-        ({"conversation": "conv_1"}, "none are kept"),
-        ({"previous_response_id": []}, "previous_response_id is []"),
-        ({"max_output_tokens": 0}, "max_output_tokens is 0"),
-    ],
-)
-async def test_responses_that_are_refused(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path, changed: dict[str, Any], sentence: str
-) -> None:
+REFUSED_RESPONSES: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "input is missing or empty"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'; items are"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "no role out of"),
+    ({"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]}, "no text"),
+    ({"tools": [{"name": "add"}]}, "tools[0] has no type"),
+    ({"tools": [{"type": "namespace", "name": "n"}]}, "a namespace without a name or tools"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0] is a"),
+    ({"tools": [NAMESPACE, {**FUNCTION, "name": "sums__add"}]}, "so is a tool of another namespace"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "and the tools are none"),
+    ({"text": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
+    ({"background": True}, "background is true"),
+    ({"conversation": "conv_1"}, "none are kept"),
+    ({"previous_response_id": []}, "previous_response_id is []"),
+    ({"max_output_tokens": 0}, "max_output_tokens is 0"),
+]
+
+
+async def test_responses_that_are_refused(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
     async with playing(factory, says(tiny_model, "hello"), tmp_path) as program:
-        body = {"model": "m", "input": "hi"}
-        headers = {"authorization": f"Bearer {program.token}"}
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            refused = await client.post(f"{program.base_url}/responses", json={**body, **changed})
+        url, body = f"{program.base_url}/responses", {"model": "m", "input": "hi"}
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {program.token}"}, timeout=30) as client:
+            for changed, sentence in REFUSED_RESPONSES:
+                refused = await client.post(url, json={**body, **changed})
+                assert refused.status_code == 400, changed
+                assert sentence in refused.json()["error"]["message"]
             more = {"reasoning": {"effort": "low"}, "truncation": "disabled", "tool_choice": "auto"}
-            answered = await client.post(f"{program.base_url}/responses", json={**body, **more})
-        assert refused.status_code == 400
-        assert sentence in refused.json()["error"]["message"]
+            answered = await client.post(url, json={**body, **more})
         assert answered.headers["x-forge-env-ignored"] == "reasoning"
         await program.end()
 

@@ -294,7 +294,7 @@ async def test_an_agent_that_was_lent_stays_open(chat_server: Any) -> None:
     async with ChatAgent("m", chat_server.url, api_key_env="", temperature=0.3) as agent:
         async with LLMJudge(agent) as judge:
             await judge(*QUESTION)
-        assert not next(iter(agent.client._pools.values())).client.is_closed
+        assert not next(iter(agent.client._pools.values())).clients[0].is_closed
     assert chat_server.asked[0].body["temperature"] == 0.3
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextvars import Context
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
@@ -38,36 +37,6 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
         if deadline is not None and deadline.expired() and isinstance(error, TimeoutError):
             raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
         raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
-
-
-class Gone(asyncio.Future[str]):
-    """Done when an actor is gone, with the reason; many calls may wait for it at once.
-
-    A plain future searches all its callbacks to remove one. With a thousand calls in flight, this took a tenth of each
-    call.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(loop=asyncio.get_running_loop())
-        self._waiting: dict[Callable[[Any], object], Context | None] = {}
-        super().add_done_callback(self._tell)
-
-    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
-        if self.done():
-            super().add_done_callback(fn, context=context)
-        else:
-            self._waiting[fn] = context
-
-    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        if fn not in self._waiting:
-            return super().remove_done_callback(fn)
-        del self._waiting[fn]
-        return 1
-
-    def _tell(self, _: Any) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for fn, context in waiting.items():
-            super().add_done_callback(fn, context=context)  # it is done: they are called in the next turn of the loop
 
 
 async def unless_gone(call: Awaitable[T], gone: asyncio.Future[Any], error: type[ServiceError] = ServiceError) -> T:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.calls.answers import Gone
 from forge_env.runtime.calls.endpoint_table import EndpointTable
+from forge_env.runtime.calls.gathered import Gathered
 from forge_env.runtime.calls.handle import ServiceHandle, View
 from forge_env.utils.deadlines import queued
 
@@ -42,7 +42,8 @@ class Member:
     """One replica that is up, as seen by this process."""
 
     handle: Any
-    gone: Gone
+    gone: asyncio.Future[str]
+    gathered: Gathered
     calls: int = 0
     """Calls in flight from this process."""
 
@@ -90,7 +91,8 @@ class ServiceClient(ServiceHandle[A]):
         for number in self.replicas.keys() - members.handles.keys():
             self.replicas.pop(number).gone.set_result(members.reason)
         for number in members.handles.keys() - self.replicas.keys():
-            self.replicas[number] = Member(members.handles[number], Gone())
+            handle, gone = members.handles[number], asyncio.get_running_loop().create_future()
+            self.replicas[number] = Member(handle, gone, Gathered(handle, gone))
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

@@ -40,7 +40,8 @@ class Endpoint(MonarchEndpoint, Generic[A_contra, P, R_co]):
 
     def __init__(self, method: Callable[Concatenate[A_contra, P], Coroutine[Any, Any, R_co]], *, is_long: bool = False):
         # Nobody reads Monarch's spans of each call, and they take a seventh of a short call in the actor.
-        vars(self).update(vars(monarch.actor.concurrent_endpoint(answering(method), instrument=False)))
+        self.method: Any = answering(method)
+        vars(self).update(vars(monarch.actor.concurrent_endpoint(self.method, instrument=False)))
         self.is_long = is_long
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -152,8 +152,9 @@ class BoundEndpoint:
         call_id = _next_call() if self._is_long else ""
         member.calls += 1
         try:
-            named = {**kwargs, "call_id": call_id} if call_id else kwargs
-            call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **named), what)
+            if call_id:
+                return await within(self._seconds, member.gathered.call((call_id, self._name, args, kwargs)), what)
+            call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **kwargs), what)
             return await unless_gone(call, member.gone, ReplicaDied)
         except ReplicaBroken as error:
             await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping reports the fault, too

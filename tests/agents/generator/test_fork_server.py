@@ -13,32 +13,37 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[3]
-STARTER = """
+TELLER = """
 import os, sys, time
-from agents.generator import fork_server
 
 def tell(connection):
     connection.send((os.getppid(), "fractions" in sys.modules, os.environ.get("LATE"), os.environ.get("EARLY")))
     time.sleep(3600)
-
-if __name__ == "__main__":
-    os.environ["EARLY"] = "1"
-    fork_server.start(["fractions"])
-    context = fork_server.WorkerContext()
-    del os.environ["EARLY"]
-    os.environ["LATE"] = "2"
-    ours, theirs = context.Pipe()
-    process = context.Process(target=tell, args=(theirs,))
-    process.start()
-    print(process.pid, *ours.recv(), flush=True)
-    time.sleep(3600)
 """
+STARTER = """
+import os, time
+from agents.generator import fork_server
+from teller import tell
+
+os.environ["EARLY"] = "1"
+fork_server.start(["fractions"])
+context = fork_server.WorkerContext()
+del os.environ["EARLY"]
+os.environ["LATE"] = "2"
+ours, theirs = context.Pipe()
+process = context.Process(target=tell, args=(theirs,))
+process.start()
+print(process.pid, *ours.recv(), flush=True)
+time.sleep(3600)
+"""
+"""A user's script, without a guard: a fork that ran it would start processes of its own."""
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "starter.py"
     path.write_text(STARTER)
+    (tmp_path / "teller.py").write_text(TELLER)
     return path
 
 

@@ -12,6 +12,8 @@ from agents.generator import start
 from agents.generator.settings import EngineSettings
 from agents.generator.start import KERNEL_SETTINGS, engine_arguments, import_vllm
 
+GRAPHS = "cudagraph_capture_sizes"
+
 
 def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_plan_counts() -> None:
     """vLLM's own default for an `LLMEngine` is 2,048, whatever the GPU."""
@@ -48,6 +50,28 @@ def test_nothing_is_tuned_for_kernels_that_a_dense_model_in_bfloat16_has_not() -
     assert engine_arguments(EngineSettings(), on_gpu=True)["enable_flashinfer_autotune"] is False
     quantized = EngineSettings(engine_args={"quantization": "fp8"})
     assert engine_arguments(quantized, on_gpu=True)["enable_flashinfer_autotune"] is None, "vLLM's own choice"
+
+
+@pytest.mark.parametrize(
+    "most, largest, count", [(1, 2, 2), (100, 192, 14), (256, 512, 18), (500, 512, 19), (512, 512, 18)]
+)
+def test_few_sizes_have_graphs_and_the_largest_batch_is_one(most: int, largest: int, count: int) -> None:
+    sizes = engine_arguments(EngineSettings(cuda_graphs=True, max_requests=most), on_gpu=True)[GRAPHS]
+    assert most in sizes and sizes == sorted(sizes)
+    assert (sizes[-1], len(sizes)) == (largest, count)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        EngineSettings(cuda_graphs=False),
+        EngineSettings(cuda_graphs=True, max_requests=513),
+        EngineSettings(cuda_graphs=True, engine_args={"max_cudagraph_capture_size": 8}),
+    ],
+)
+def test_the_sizes_of_graphs_are_vllms_where_others_are_asked_for(settings: EngineSettings, on_gpu: bool) -> None:
+    assert engine_arguments(settings, on_gpu=on_gpu)[GRAPHS] is None
 
 
 KERNEL_KEYS = {"block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages", "max_nreg"}

@@ -182,6 +182,40 @@ class Counting(Worker):
         await asyncio.Event().wait()
 
 
+class Choir(Counting):
+    """Its singers come in one message, and count the messages."""
+
+    idempotent = frozenset({"outlive"})
+    messages = 0
+
+    @concurrent_endpoint
+    async def begin_calls(self, calls: Any, port: Any) -> None:  # type: ignore[override]
+        self.messages += 1
+        await ForgeActor.begin_calls.method(self, calls, port)
+
+    @long_endpoint
+    async def sing(self, number: int, song: Any = None) -> Any:
+        """Answer with the number and the count of messages; some cannot."""
+        if number == 3:
+            raise PolicyError("3 is hoarse")
+        if number == 4:
+            await asyncio.Event().wait()
+        odd = {5: threading.Lock, 6: Unreadable}.get(number)
+        return odd() if odd else (number, self.messages)
+
+    @long_endpoint
+    async def outlive(self, victim: int) -> int:
+        """Hold in one process, and answer with its id in all others."""
+        if os.getpid() == victim:
+            await asyncio.Event().wait()
+        return os.getpid()
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
 class Caller(ForgeActor):
     """Calls a service from a process of its own."""
 

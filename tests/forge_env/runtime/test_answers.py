@@ -10,7 +10,7 @@ from forge_env.core.errors import MissedDeadline, ReplicaDied, ServiceError
 
 pytest.importorskip("monarch")
 
-from forge_env.runtime.calls.answers import Gone, unless_gone, within
+from forge_env.runtime.calls.answers import unless_gone, within
 
 DEADLINE_S = 60.0
 
@@ -18,7 +18,7 @@ DEADLINE_S = 60.0
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_cancellation_as_the_answer_comes_is_no_less_one(turns: int) -> None:
     """Whichever turn of the event loop it comes in: a run that goes on after SIGTERM goes on for ever."""
-    gone = Gone()
+    gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     for wait in (within, lambda *given: unless_gone(within(*given), gone)):
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         went_on: list[int] = []
@@ -52,7 +52,7 @@ async def test_a_deadline_is_told_and_a_time_out_of_the_call_is_another_error() 
 
 
 async def test_all_calls_that_wait_hear_that_the_actor_is_gone_and_no_others() -> None:
-    gone, answers = Gone(), [asyncio.get_running_loop().create_future() for _ in range(100)]
+    gone, *answers = [asyncio.get_running_loop().create_future() for _ in range(101)]
     calls = [asyncio.create_task(unless_gone(answer, gone, ReplicaDied)) for answer in answers]
     for answer in answers[:50]:
         answer.set_result(1)
@@ -62,24 +62,3 @@ async def test_all_calls_that_wait_hear_that_the_actor_is_gone_and_no_others() -
     assert all(isinstance(error, ReplicaDied) and str(error) == "it died" for error in errors)
     with pytest.raises(ReplicaDied, match="^it died$"):  # a call that comes later, too
         await unless_gone(asyncio.get_running_loop().create_future(), gone, ReplicaDied)
-
-
-async def test_a_callback_is_removed_once_before_and_after_the_end() -> None:
-    called: list[str] = []
-
-    def first(_: object) -> None:
-        called.append("first")
-
-    def second(_: object) -> None:
-        called.append("second")
-
-    gone = Gone()
-    for callback in (first, second):
-        gone.add_done_callback(callback)
-    assert gone.remove_done_callback(first) == 1 and gone.remove_done_callback(first) == 0
-    gone.set_result("it died")
-    assert await gone == "it died"
-    gone.add_done_callback(first)
-    while len(called) < 2:
-        await asyncio.sleep(0)
-    assert sorted(called) == ["first", "second"]

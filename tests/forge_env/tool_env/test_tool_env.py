@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
+import weakref
 from typing import Any, Literal
 
 import pytest
@@ -301,3 +303,30 @@ async def test_a_reward_that_is_no_number_is_a_fault_of_the_environment(value: A
     assert result.outcome is Outcome.ENV_FAULT
     assert result.reward is None
     assert result.error
+
+
+async def test_an_instance_is_gone_with_its_episode() -> None:
+    """Nothing of a cycle: the garbage collector comes late where many episodes run, and an instance may be large."""
+    instances: list[weakref.ref[ToolEnv]] = []
+
+    class Large(ToolEnv):  # with coroutines: a thread may hold the instance for a moment longer
+        async def setup(self) -> None:
+            instances.append(weakref.ref(self))
+
+        @tool
+        async def look(self) -> str:
+            """Look."""
+            return "nothing"
+
+    class Looks(Answers):
+        async def act(self, conversation: Conversation, tools: Any) -> tuple[Turn, Action]:
+            turn, action = await super().act(conversation, tools)
+            return turn, action if conversation.turns else says("", call("look", {}))
+
+    gc.disable()
+    try:
+        async with EnvFactory(Large) as factory:
+            result = await run_episode(factory, Looks(), TASK, seed=0, episode_id="e", limits=EpisodeLimits())
+        assert (len(result.turns), [instance() for instance in instances]) == (2, [None])
+    finally:
+        gc.enable()

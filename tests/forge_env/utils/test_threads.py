@@ -76,6 +76,35 @@ async def test_many_blocking_calls_run_at_once() -> None:
     assert len(set(await asyncio.gather(*(invoke(barrier.wait, DEADLINE_S) for _ in range(200))))) == 200
 
 
+@pytest.mark.parametrize("free", [0, 1])
+async def test_short_calls_need_few_threads(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """One that is blocked holds up none of them, as long as there is one more thread."""
+    monkeypatch.setattr(workers, "_workers", workers._Workers())
+    monkeypatch.setattr(workers, "MAX_THREADS", 1 + free)
+    release = threading.Event()
+    blocked = [asyncio.create_task(invoke(release.wait, DEADLINE_S)) for _ in range(free)]
+    await asyncio.sleep(0)
+    threads = await asyncio.gather(*(invoke(threading.get_ident) for _ in range(1000)))
+    release.set()
+    assert (await asyncio.gather(*blocked), len(set(threads))) == ([True] * free, 1)
+
+
+async def test_calls_go_on_when_there_are_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(workers, "_workers", workers._Workers())
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    barrier = threading.Barrier(2)
+    waits = (invoke(barrier.wait, DEADLINE_S) for _ in range(20))
+    assert sorted(await asyncio.gather(*waits)) == [0] * 10 + [1] * 10
+
+
 async def test_calls_above_the_bound_wait_for_a_thread_and_one_that_is_cancelled_is_never_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -135,6 +135,24 @@ async def test_common_modules_and_threads_work(sandbox: Sandbox) -> None:
 
 
 @shared_loop
+async def test_runs_and_their_forks_have_numbers_of_their_own_and_no_threads_of_others(sandbox: Sandbox) -> None:
+    code = """
+    import os, random, threading, time
+    def f():
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        read_end, write_end = os.pipe()
+        if not os.fork():
+            os.write(write_end, f"{random.random()} {threading.active_count()}".encode())
+            os._exit(0)
+        os.wait()
+        number, threads = os.read(read_end, 99).split()
+        return [random.random(), float(number)], threading.active_count(), int(threads)
+    """
+    (first, *counts), (second, *_) = [await value(sandbox, code) for _ in range(2)]
+    assert len({*first, *second}) == 4 and counts == [2, 1]
+
+
+@shared_loop
 async def test_undecodable_output_is_replaced(sandbox: Sandbox) -> None:
     result = await run(sandbox, r"import os; os.write(1, b'a\xffb')")
     assert result.stdout == "a\ufffdb"
@@ -517,6 +535,14 @@ async def test_killed_zygote_is_replaced(victim: int) -> None:
     assert descendants(os.getpid()) == idle
 
 
+def stop_starters(idle: set[int]) -> list[int]:
+    """Stop what starts runs, in a sandbox opened after `idle`; return the zygote and the helpers."""
+    _, *starters = sorted(descendants(os.getpid()) - idle)
+    for pid in starters:
+        os.kill(pid, signal.SIGSTOP)
+    return starters
+
+
 @shared_loop
 @pytest.mark.parametrize("killed", [True, False], ids=["dies", "hangs"])
 async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,8 +550,7 @@ async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: 
     monkeypatch.setattr("sandboxes.host.execution._READY_S", 0.2)
     idle = descendants(os.getpid())
     async with open_sandbox("namespace") as sandbox:
-        _, zygote, *_ = sorted(descendants(os.getpid()) - idle)
-        os.kill(zygote, signal.SIGSTOP)
+        zygote = stop_starters(idle)[0]
         task = asyncio.create_task(run(sandbox, "print(1)", limits=Limits(wall_s=0.6)))
         if killed:
             await asyncio.sleep(0)  # one turn of the loop: the request is sent
@@ -538,11 +563,11 @@ async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: 
 async def test_a_start_that_takes_longer_than_the_limit_takes_no_time_from_the_code() -> None:
     idle = descendants(os.getpid())
     async with open_sandbox("namespace") as sandbox:
-        _, zygote, *_ = sorted(descendants(os.getpid()) - idle)
-        os.kill(zygote, signal.SIGSTOP)
+        starters = stop_starters(idle)
         limits = Limits(wall_s=0.5)
         task = asyncio.create_task(run(sandbox, "import time; time.sleep(0.1); print(1)", limits=limits))
-        asyncio.get_running_loop().call_later(1.5 * limits.wall_s, os.kill, zygote, signal.SIGCONT)
+        for pid in starters:
+            asyncio.get_running_loop().call_later(1.5 * limits.wall_s, os.kill, pid, signal.SIGCONT)
         result = await asyncio.wait_for(task, 20)
         assert (result.status, result.stdout) == (ExecStatus.OK, "1\n")
 

@@ -119,6 +119,11 @@ async def test_nothing_of_the_host_changes(site: Path) -> None:
     assert sorted(site.rglob("*")) == before
 
 
+async def test_threads_of_a_package_are_not_those_of_a_run(site: Path) -> None:
+    install(site, "busy", {"busy.py": "import threading\nthreading.Thread(target=threading.Event().wait).start()"})
+    assert await printed("import threading; print(threading.active_count())", "busy") == "1\n"
+
+
 # --- what is said ---
 
 

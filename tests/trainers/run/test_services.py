@@ -13,7 +13,7 @@ pytest.importorskip("torchtitan")
 from trainers.config import RunConfig, TrainingConfig
 from trainers.run import services
 from trainers.run.trainer_actor import allocator
-from trainers.settings.services import ServiceConfig, ServicesConfig
+from trainers.settings.services import EnvsConfig, ServiceConfig, ServicesConfig
 from trainers.settings.tasks import EnvConfig
 from trainers.setup.describe import describe_services
 from trainers.setup.placement import make_placement
@@ -28,6 +28,7 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
     config = RunConfig(
         services=ServicesConfig(
             generator=ServiceConfig(procs=2, with_gpus=True, num_replicas=2),
+            envs=EnvsConfig(num_replicas=1),
             trainer=ServiceConfig(procs=3, with_gpus=True),
         )
     )

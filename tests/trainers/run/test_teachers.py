@@ -91,16 +91,14 @@ async def test_an_environment_without_a_teacher_and_a_hint_too_long_ask_nobody(
     assert not asked
 
 
-@pytest.mark.parametrize(
-    ("hint", "sentence"),
-    [
-        (lambda episode, siblings: 1 / 0, "hint of math failed on the episode math0: ZeroDivisionError: division by"),
-        (lambda episode, siblings: None, "hint of math for the episode math0 is None: return a text, empty for no"),
-    ],
-)
 async def test_a_hint_that_fails_ends_the_run(
-    tiny_model: Path, prompt: list[int], monkeypatch: pytest.MonkeyPatch, hint: Any, sentence: str
+    tiny_model: Path, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Math, "hint", staticmethod(hint))
-    with pytest.raises(UserError, match=sentence):
-        await teachers(tiny_model, [], "--mixture.math.distill.teacher=self")([of("math", prompt, Outcome.SCORED)])
+    made = teachers(tiny_model, [], "--mixture.math.distill.teacher=self")
+    for hint, sentence in {
+        lambda episode, siblings: 1 / 0: "hint of math failed on the episode math0: ZeroDivisionError: division by",
+        lambda episode, siblings: None: "hint of math for the episode math0 is None: return a text, empty for no",
+    }.items():
+        monkeypatch.setattr(Math, "hint", staticmethod(hint))
+        with pytest.raises(UserError, match=sentence):
+            await made([of("math", prompt, Outcome.SCORED)])

@@ -124,6 +124,37 @@ def test_a_model_that_is_read_later_gets_its_micro_batch_then(tmp_path: Path) ->
     assert read.config.training.max_tokens_per_micro_batch == 65536
 
 
+@pytest.mark.parametrize(
+    ("arguments", "cores", "processes"),
+    [
+        (["--training.batch_size=64"], 16, 4),
+        (["--training.batch_size=64"], 8, 2),
+        (["--training.batch_size=64"], 3, 1),
+        (["--training.batch_size=32", "--training.staleness=1"], 64, 4),
+        (["--training.batch_size=16"], 16, 1),
+        (["--training.batch_size=64", "--env=code_exec"], 16, 2),  # of each environment
+        (["--training.batch_size=64", "--services.envs.num_replicas=1"], 16, 1),
+        (["--training.batch_size=64", "--generator.with_gpus=false"], 16, 1),
+    ],
+)
+def test_many_episodes_have_several_processes(
+    arguments: list[str], cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    plan = plan_of(*ON_A_GPU, "--env=math", "--warmup.steps=0", *arguments)
+    assert plan.config.services.envs.num_replicas == processes
+    envs = [process for process in plan.placement.processes if process.service == "envs"]
+    assert len(envs) == processes * len(plan.environments)
+    said = [text for text in said_of(plan) if text.startswith("services.envs.num_replicas")]
+    assert said == ([f"services.envs.num_replicas {processes} (512 episodes at once, {cores} cores)"] * (processes > 1))
+
+
+def test_an_environment_that_listens_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.math.env.Math.one_process", True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    assert plan_of(*ON_A_GPU, "--env=math", "--training.batch_size=64").config.services.envs.num_replicas == 1
+
+
 def test_supervised_steps_are_measured_in_micro_batches_of_one_size() -> None:
     arguments = ("--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80", "--sft.data=somebody/chats")
     assert plan_of(*ON_A_GPU, *arguments, algorithm=sft.SFT).config.training.max_tokens_per_micro_batch == 4096

@@ -155,6 +155,24 @@ def test_a_tokenizer_that_no_class_reads_as_it_is_written_is_refused(folder: Pat
         served.check()
 
 
+def test_the_answer_of_transformers_is_kept_until_a_file_of_the_tokenizer_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    change_json(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    said = []
+    for is_asked in (True, False):
+        with ServedTokenizer(folder) as served:
+            assert (served._process is not None) == is_asked
+            said.append(served.check())
+    assert said[0] == said[1] != ""
+    (folder / "tokenizer_config.json").write_text(plain_config(folder))
+    with ServedTokenizer(folder) as served:
+        assert served.check() == ""
+    (kept, *_) = (tmp_path / "cache" / "forge_env" / "tokenizers").iterdir()
+    assert "ids" in kept.read_text()
+
+
 def test_a_folder_of_which_transformers_makes_no_tokenizer_is_refused(folder: Path) -> None:
     change_json(folder / "tokenizer_config.json", added_tokens_decoder={"3": {"content": 5}})
     with pytest.raises(UserError, match="transformers cannot make the tokenizer"):

@@ -6,6 +6,7 @@ docs/configuration.md shows the table.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
@@ -19,6 +20,7 @@ from forge_env.rollout.factory import declared_limits
 from forge_env.utils.settings import BY_CASE, with_values
 from trainers.config import RunConfig
 from trainers.families.shape import ModelShape
+from trainers.settings.mixture import read_names
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -64,6 +66,9 @@ class Case(NamedTuple):
     limits: EpisodeLimits
 
 
+ENV_EPISODES, ENV_CORES = 128, 4
+"""With engines on GPUs, an environment has a process for each 128 episodes at once and 4 cores. At 512
+and 16, steps of short turns were 1.7 times as fast as with one process (benchmarks/results/gpu.md)."""
 MICRO_BATCH = "training.max_tokens_per_micro_batch"
 LARGER_MICRO_BATCHES = (65536, 32768, 16384, 8192)
 """Of policy gradients on GPUs: the first that the card has room for, see `trainers.setup.plan`. A step of 135 million
@@ -133,6 +138,7 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     reinforced, supervised = (float(f"{factor * rate:g}") for rate in (rates.reinforced, rates.supervised))
     yield "training.learning_rate", reinforced if config.algorithm else supervised, case.name + size
     yield MICRO_BATCH, 4096, ""
+    yield "services.envs.num_replicas", *_env_processes(config)
     warmup = case.warmup_steps if config.warmup.steps == BY_CASE else config.warmup.steps
     has_demonstrations = warmup > 0 if config.algorithm else env.name
     yield "warmup.learning_rate", supervised, case.name + size if has_demonstrations else ""
@@ -149,3 +155,17 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
         limits["max_tokens"] = (shape.max_position_embeddings, "all that the model reads")
     for name, (value, reason) in limits.items():
         yield f"env.{name}", value, reason if env.name else ""
+
+
+def _env_processes(config: RunConfig) -> tuple[int, str]:
+    """The processes of each environment, and why there are several."""
+    training, size = config.training, config.algorithm.n_samples if config.algorithm else 1
+    episodes, cores = training.groups_per_step * (training.most_behind + 1) * size, len(os.sched_getaffinity(0))
+    try:
+        kinds = [env_class(each.name) for each in read_names(config.env.name).values()]
+    except UserError:
+        kinds = []  # the checks of the environment report it
+    if not config.services.generator.with_gpus or not kinds or any(kind.one_process for kind in kinds):
+        return 1, ""
+    count = max(1, min(episodes // len(kinds) // ENV_EPISODES, cores // ENV_CORES))
+    return count, f"{episodes} episodes at once, {cores} cores" if count > 1 else ""

@@ -1,0 +1,77 @@
+"""Gathered: calls that travel together.
+
+A message takes Monarch as long as the engine a short turn. So those calls of a process to one replica that begin in the
+same pass of its event loop are one message, and so are answers that come in one pass. Each call keeps its own deadline,
+error and cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from forge_env.core.errors import ReplicaDied
+from forge_env.runtime.calls.answers import GRACE_S
+
+Call = tuple[str, str, tuple[Any, ...], Mapping[str, Any]]  # its id, the endpoint, the arguments
+Answer = tuple[str, Any, Exception | None]  # the id of its call, what that returned, what it raised
+
+
+class Gathered:
+    """The calls in flight of this process to the long endpoints of a replica.
+
+    Args:
+        handle: of the replica.
+        gone: done when the replica is gone, with the reason.
+    """
+
+    def __init__(self, handle: Any, gone: asyncio.Future[str]) -> None:
+        self._handle, self._gone = handle, gone
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._next: list[Call] = []
+        self._port: Any = None
+        gone.add_done_callback(lambda _: self._end(list(self._waiting), ReplicaDied(gone.result())))
+
+    async def call(self, call: Call) -> Any:
+        """Send a call with the others of this pass, and await its answer."""
+        loop = asyncio.get_running_loop()
+        if not self._next:
+            loop.call_soon(lambda: asyncio.ensure_future(self._send()))
+        self._next.append(call)
+        answer = self._waiting[call[0]] = loop.create_future()
+        try:
+            return await answer
+        finally:
+            del self._waiting[call[0]]
+
+    async def _send(self) -> None:
+        calls, self._next = self._next, []
+        try:
+            await self._handle.begin_calls.call_one(calls, self._port or self._open())
+        except Exception as error:
+            await asyncio.wait({self._gone}, timeout=GRACE_S)
+            self._end([call[0] for call in calls], error)
+
+    def _open(self) -> Any:
+        from monarch.actor import Channel
+
+        self._port, answers = Channel.open()
+        self._port.return_undeliverable = False  # an actor outlives those that wait for its answers
+        receiving = asyncio.ensure_future(self._receive(answers))
+        self._gone.add_done_callback(lambda _: receiving.cancel())
+        return self._port
+
+    async def _receive(self, answers: Any) -> None:
+        try:
+            while True:
+                for id, value, error in await answers.recv():
+                    self._end([id], error, value)
+        except Exception as error:  # an answer that cannot be read
+            self._port = None
+            self._end(list(self._waiting), error)
+
+    def _end(self, ids: Iterable[str], error: Exception | None, value: Any = None) -> None:
+        for waiting in filter(None, map(self._waiting.get, ids)):
+            if not waiting.done():
+                waiting.set_result(value) if error is None else waiting.set_exception(error)

@@ -1,0 +1,55 @@
+"""Calls of one moment to long endpoints: one message, and each has an end of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from runtime_actors import Choir
+
+from forge_env.core.errors import PolicyError, ReplicaDied, ServiceError
+from forge_env.runtime.launcher import Launcher
+
+
+def sing(service: Any, *args: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(service.route(Choir.sing, *args))
+
+
+async def test_calls_of_one_moment_are_one_message_and_each_has_its_own_end(launcher: Launcher) -> None:
+    service = await Choir.options().as_service()
+    calls = [sing(service, number) for number in range(5)]
+    answers = await asyncio.gather(*calls[:4], return_exceptions=True)
+    assert answers[:3] == [(0, 1), (1, 1), (2, 1)]
+    assert isinstance(answers[3], PolicyError) and str(answers[3]) == "3 is hoarse"
+    calls[4].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calls[4]
+    assert await asyncio.gather(*(sing(service, number) for number in (7, 8))) == [(7, 2), (8, 2)]
+
+
+@pytest.mark.parametrize("args", [(5,), (6,), (7, threading.Lock())], ids=["answer", "reading", "argument"])
+async def test_what_cannot_travel_ends_its_call_and_no_later_one(launcher: Launcher, args: tuple[Any, ...]) -> None:
+    service = await Choir.options().as_service()
+    for _ in range(2):
+        with pytest.raises(ServiceError, match=r"^choir.sing failed: "):
+            await service.route(Choir.sing, *args)
+    assert (await service.route(Choir.sing, 1))[0] == 1
+    assert service.deaths == []
+
+
+async def test_all_calls_of_a_replica_that_dies_end_or_are_made_again(launcher: Launcher) -> None:
+    service = await Choir.options(num_replicas=2).as_service()
+    first = await service.session("a").route(Choir.pid)
+    view = service.session("a")
+    again = [asyncio.create_task(view.route(Choir.outlive, first)) for _ in range(3)]
+    lost = [asyncio.create_task(view.route(Choir.sing, 4)) for _ in range(3)]
+    assert await view.route(Choir.sing, 1) == (1, 1), "all of them have arrived"
+    os.kill(first, signal.SIGKILL)
+    assert first not in await asyncio.gather(*again)
+    errors = await asyncio.gather(*lost, return_exceptions=True)
+    assert all(isinstance(error, ReplicaDied) and "SIGKILL" in str(error) for error in errors)
+    assert service.client.retries == 3
