@@ -464,7 +464,7 @@ def _of_teacher(read: _Read, chosen: np.ndarray, count: int) -> tuple[np.ndarray
 
 def _is_per_target(values: Any) -> bool:
     """Whether there is one value for each sampled target: neither one for all of them, nor none."""
-    return isinstance(values, Sequence | np.ndarray)
+    return not isinstance(values, float | None) and isinstance(values, Sequence | np.ndarray)  # the latter is slow
 
 
 def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.ndarray) -> Tensor:

@@ -72,7 +72,7 @@ and 16, steps of short turns were 1.7 times as fast as with one process (benchma
 MICRO_BATCH = "training.max_tokens_per_micro_batch"
 LARGER_MICRO_BATCHES = (65536, 32768, 16384, 8192)
 """Of policy gradients on GPUs: the first that the card has room for, see `trainers.setup.plan`. A step of 135 million
-parameters on 30,000 tokens took 0.22 s in two micro-batches and 0.12 s in one (H200): the host's launches are its time.
+parameters on 30,000 tokens took 0.20 s in two micro-batches and 0.12 s in one (H200): the host's launches are its time.
 """
 SMALL = EpisodeLimits(max_turns=3, max_turn_tokens=32, max_tokens=512, episode_seconds=300.0)
 TINY = Case("a tiny model made on the spot", 20, 200, SMALL)
