@@ -19,7 +19,16 @@ def test_every_library_has_an_adapter_and_its_packages_by_name_and_version(name:
     assert lines and all(re.fullmatch(r"[\w.-]+==[\w.]+( ; .+)?", line) for line in lines), lines
 
 
-@pytest.mark.parametrize("way", [ours.messages, ours.from_endpoint])
+HAS_CHAT = (HERE.parents[1] / "contrib" / "chat").is_dir()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        ours.messages,
+        pytest.param(ours.from_endpoint, marks=pytest.mark.skipif(not HAS_CHAT, reason="contrib/chat was taken away")),
+    ],
+)
 def test_our_episodes_are_played_and_written_into_the_table(way: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(play, "PLAYS", 1)
     figures = asyncio.run(play.rollouts({"way": (way, 4)}))
