@@ -27,6 +27,8 @@ REMEDY = f"set tokenizer_class to {PLAIN} in its tokenizer_config.json"
 PACKAGES = ("tokenizers", "transformers")
 SECONDS = 300.0
 """Time limit of the other process."""
+MOST_KEPT = 200
+"""Files of answers, a few kilobytes each; the oldest are removed."""
 TEXTS = (
     "In 1945 it was 12,345.67 of 1000000, or 3.",
     "  two spaces,   three\tand a tab ",
@@ -82,9 +84,10 @@ class ServedTokenizer:
         self._texts = [*TEXTS, *(f"a {mark}b" for mark in _marks(folder, tokenizer.added_tokens))]
         self._ids = [tokenizer.encode(text) for text in self._texts]
         self._given = json.dumps([str(folder.resolve()), self._texts, plain_config(folder), self._ids])
-        self._kept = self._file_of_answer()
+        self._file = self._file_of_answer()
+        self._kept = _read_answer(self._file)
         self._process: Popen[str] | None = None
-        if self._kept is None or not self._kept.is_file():
+        if self._kept is None:
             self._process = Popen(
                 [sys.executable, "-c", _CHILD], stdin=PIPE, stdout=PIPE, stderr=PIPE, encoding="utf-8", errors="replace"
             )
@@ -133,9 +136,8 @@ class ServedTokenizer:
         return folder / name if (folder := cache_folder("tokenizers")) is not None else None
 
     def _answer(self) -> dict[str, Any]:
-        if self._process is None and self._kept is not None:
-            kept: dict[str, Any] = json.loads(self._kept.read_text(encoding="utf-8"))
-            return kept
+        if self._kept is not None:
+            return self._kept
         assert self._process is not None
         try:
             out, errors = self._process.communicate(self._given, timeout=SECONDS)
@@ -144,10 +146,22 @@ class ServedTokenizer:
             return {"given": {"error": f"it took more than {SECONDS:g} s"}}
         except ValueError:
             return {"given": {"error": (errors.strip().splitlines() or ["its process ended without a word"])[-1]}}
-        if self._kept is not None and "error" not in answer["given"]:
-            with suppress(OSError, UserError), locked(self._kept):
-                replace_file(self._kept, out)
+        if self._file is not None and "error" not in answer["given"]:
+            with suppress(OSError, UserError):
+                with locked(self._file):
+                    replace_file(self._file, out)
+                by_age = sorted((path.stat().st_mtime_ns, path) for path in self._file.parent.iterdir())
+                for _, old in by_age[:-MOST_KEPT]:
+                    old.unlink(missing_ok=True)
         return answer
+
+
+def _read_answer(file: Path | None) -> dict[str, Any] | None:
+    """The answer in a file; None if there is none, or a part of one."""
+    with suppress(OSError, ValueError):
+        answer: Any = json.loads(file.read_text(encoding="utf-8")) if file else None
+        return answer if isinstance(answer, dict) and "given" in answer else None
+    return None
 
 
 def plain_config(folder: Path) -> str:

@@ -16,7 +16,7 @@ from agents.thought_budget import context_digest, sample_within
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy, PromptCounted
 from forge_env.core.tokens import IDS, array_of, join_arrays
 from forge_env.core.turn import Completion, Turn
-from forge_env.core.types import NOT_SAMPLED, Action, Message, Sampling, TokenLogprob, ToolSpec
+from forge_env.core.types import NOT_SAMPLED, Action, Sampling, TokenLogprob, ToolSpec
 
 _DEFAULT_TURN = NextTurn()
 
@@ -79,7 +79,7 @@ class TokenAgent:
             row, added = self.renderer.next_prompt(conversation, tools)
         else:
             row, added = self.renderer.plain_prompt(conversation, asked.prompt)
-            observation = (_as_message(self.renderer.decode(added)),)
+            observation = ({"role": "user", "content": self.renderer.decode(added)},)
         new = array_of(added, IDS)
         prompt = join_arrays(IDS, row, new)
         if asked.count:
@@ -172,10 +172,6 @@ class TokenAgent:
             close=self.renderer.close_thought,
             is_in_thought=self.renderer.is_in_thought,
         )
-
-
-def _as_message(prompt: str) -> Message:
-    return {"role": "user", "content": prompt}
 
 
 def _turn_seed(seed: int, turn: int, number: int) -> int:

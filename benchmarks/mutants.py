@@ -31,7 +31,7 @@ MOST = 40
 MEMORY_KIB = 8 * 2**20  # a mutant may fill a list for ever
 NEGATED = ("_Is_IsNot", "_IsNot_Is")
 MODULES = {
-    "agents/renderer/dialects.py": "tests/agents/renderer/test_dialects.py",
+    "agents/renderer/dialects/bodies.py": "tests/agents/renderer/test_dialects.py",
     "envs/math/answers.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
     "envs/math/latex.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
     "envs/math/numerals.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
@@ -44,7 +44,8 @@ MODULES = {
     "trainers/controller/ledger.py": "tests/trainers/controller/test_ledger.py",
     "trainers/controller/schedule.py": "tests/trainers/controller/test_schedule.py",
     "trainers/objective/credit.py": "tests/trainers/objective/test_credit.py",
-    "trainers/objective/loss_terms.py": "tests/trainers/objective/test_loss_terms.py",
+    "trainers/objective/loss_terms.py": "tests/trainers/objective/test_loss_terms.py "
+    "tests/trainers/objective/test_loss_base.py",
 }
 
 

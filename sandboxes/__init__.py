@@ -22,9 +22,8 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
     """Open the sandbox `name`, check that it isolates, and close it at the end of the block.
 
     Args:
-        name: of `sandboxes.settings.BACKENDS`: "namespace", "subprocess" (it isolates nothing and must be allowed),
-            what contrib adds; or "auto": the backend in the environment variable FORGE_ENV_SANDBOX, else the first
-            that can isolate.
+        name: of `sandboxes.settings.BACKENDS`: "namespace", or what contrib adds; or "auto": the backend in the
+            environment variable FORGE_ENV_SANDBOX, else the first that can isolate.
         settings: keyword arguments of the backend, for example `slots=8`. A setting that is not given is read from the
             environment: FORGE_ENV_SANDBOX_SLOTS=8.
 

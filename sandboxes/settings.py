@@ -18,10 +18,9 @@ Opener = Callable[..., Awaitable[Any]]
 BACKENDS = {
     "namespace": Row("namespace", "sandboxes.host.namespace:open_namespace_sandbox"),
     **rows("sandboxes"),
-    "subprocess": Row("subprocess", "sandboxes.host.insecure:open_insecure"),
 }
-AUTO = tuple(name for name in BACKENDS if name != "subprocess")
-"""Backends that "auto" tries, in order; never the one without isolation."""
+AUTO = tuple(name for name, row in BACKENDS.items() if row.after or name == "namespace")
+"""Backends that "auto" tries, in order; never one without isolation, which comes behind no other."""
 WORKSPACE_BACKENDS = dict(sorted(rows("workspaces").items(), key=lambda item: item[1].after))
 """In the order of "auto"."""
 _VARIABLE = "FORGE_ENV_SANDBOX"

@@ -67,7 +67,7 @@ MARK = "@end of block@"
 def run(command: list[str], folder: Path, seconds: float = 280, *, reads_line: bool = False) -> str:
     """What a command prints; of one that goes on until it is interrupted, its first line."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "XDG_CONFIG_HOME": str(folder)}
+    environ = {**os.environ, "PATH": path, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     environ["FORGE_ENV_REGISTRY"] = str(folder / ".forge_env" / "registry.yaml")
     if reads_line:
         with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as process:

@@ -128,8 +128,7 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
             from trainers.setup.describe import dry_run
 
             return dry_run(plan)
-        plan.check()
-        run_async(run.in_order(execute(plan, run), _say), insists=False)
+        run_async(run.in_order(execute(_ready(plan), run), _say), insists=False)
         return 0
     except KeyboardInterrupt:
         print("interrupted: nothing was started" if run.folder == Path() else "interrupted", file=sys.stderr)
@@ -148,7 +147,13 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
 
 
 async def execute(plan: RunPlan, run: TrainingRun) -> None:
-    """Execute the plan of a run."""
+    """Execute the plan of a run, again after the death of a process as `launcher.restarts` says."""
+    from trainers.run.restarts import with_restarts
+
+    await with_restarts(_execute_once, plan, run)
+
+
+async def _execute_once(plan: RunPlan, run: TrainingRun) -> None:
     if plan.is_supervised:
         await load("trainers.sft.train:train")(plan, run)  # by its name: it is above this file
     else:
@@ -195,8 +200,7 @@ def _begun(
         plan = _plan(algorithm, config, [settings, _plain(given)])
         if plan.config.dry_run:
             raise UserError(f"dry_run is for the command: python -m {algorithm.command} --dry-run")
-        plan.check()
-        yield plan, run
+        yield _ready(plan), run
     finally:
         remove_empty(made)  # nothing was started
         _under_way.release()
@@ -229,6 +233,12 @@ def _plan(algorithm: Algorithm, arguments: Sequence[str], settings: Sequence[Map
     from trainers.setup.plan import make_plan  # imports torch, which a typo does not need
 
     return make_plan(config, algorithm)
+
+
+def _ready(plan: RunPlan) -> RunPlan:
+    from trainers.setup.plan import ready
+
+    return ready(plan)
 
 
 def _plain(settings: Any) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from trainers.checkpoints import CheckpointConfig
 from trainers.lora import LoraConfig
 from trainers.metrics.settings import EvaluationConfig, MetricsConfig
 from trainers.objective.settings import AlgorithmConfig
-from trainers.settings.distill import DistillConfig
+from trainers.settings.distill import SELF, DistillConfig
 from trainers.settings.loop import LoopOptions
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig
-from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, RendererConfig, WarmupConfig
+from trainers.settings.tasks import AuditConfig, DatasetConfig, EnvConfig, ModelConfig, RendererConfig, WarmupConfig
 from trainers.titan.settings import MoEConfig, ParallelismConfig, TrainerSettings, TrainingRate
 
 SHORT_OPTIONS = {
@@ -90,6 +90,7 @@ class RunConfig:
     """Settings in which one of several environments differs, by its label, the last part of its name:
     `--mixture.code_exec.options.level 2`. It may have options, limits and on_fault as in `env`, n_samples,
     reward_scale, distill.teacher, dataset.tasks and the like, and evaluation.n, temperature and top_p."""
+    audit: Annotated[AuditConfig, MAY_CHANGE] = field(default_factory=AuditConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -109,19 +110,12 @@ class RunConfig:
         object.__setattr__(self, "output", os.path.expanduser(self.output))
 
     def resolved(self) -> Self:
-        """The config with what follows from other settings; checks what only the algorithm can, which overrides this.
-
-        Raises:
-            UserError: settings contradict each other.
-        """
+        """The config with what follows from other settings. An algorithm overrides it, and checks what it alone can."""
         return self
 
     def check(self) -> None:
         """Check each section, and settings of several sections against each other. No setting is -1 by now, but those
         that stay so.
-
-        Raises:
-            UserError: the first mistake.
         """
         for section in checked_sections(self):
             section.check()
@@ -159,8 +153,29 @@ class RunConfig:
                 f"--training.seq_len is {training.seq_len} and --env.max_tokens is {self.env.max_tokens}: both are the "
                 "most tokens of an episode; give one of them"
             )
+        self._check_ranks()
         if self.lora.is_on:
             self._check_adapters()
+
+    def _check_ranks(self) -> None:
+        """Check that the longest row can be cut over the ranks of context parallelism, and that ranks can rank tokens
+        for a policy that teaches itself by them."""
+        degree, longest = self.parallelism.context_parallel_degree, self.env.max_tokens
+        least = 128 if self.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
+        if degree > 1 and degree * least > longest:
+            name = "training.seq_len" if self.training.seq_len else "env.max_tokens"
+            raise UserError(
+                f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
+                f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or "
+                "less"
+            )
+        top_k = self.distill.top_k if SELF in self.teachers else 0
+        for name in ("tensor_parallel_degree", "context_parallel_degree"):
+            if top_k and (degree := getattr(self.parallelism, name)) > 1:
+                raise UserError(
+                    f"--distill.top_k is {top_k}, --distill.teacher is {SELF} and --parallelism.{name} is {degree}: a "
+                    "trainer in such parts does not rank tokens, so set top_k to 0, or the degree to 1"
+                )
 
     def _check_adapters(self) -> None:
         rank, procs = self.lora.rank, self.services.ref_model.procs
@@ -175,23 +190,16 @@ class RunConfig:
                 "on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"
             )
 
-    def describe_data(self) -> Sequence[str]:
-        """Sentences about data that replaces an environment's tasks, as far as it is on this machine.
-
-        Raises:
-            UserError: the data cannot be read.
-        """
-        return ()
-
-    def check_data(self, model: Path | None) -> None:
-        """Check that such data can be learned from, as far as it is on this machine.
+    def check_data(self, model: Path | None) -> Sequence[str]:
+        """Check that data which replaces an environment's tasks can be learned from, as far as it is on this machine.
 
         Args:
             model: its folder; None if it is not here, or not made yet.
 
-        Raises:
-            UserError: no row of it can be used.
+        Returns:
+            Sentences about the data.
         """
+        return ()
 
     @property
     def teachers(self) -> list[str]:

@@ -13,6 +13,33 @@ one (Clip-Higher, 0.28 against 0.2), and every sampled token of the step weighs 
 paper has 0.2 on both sides, the mean over episodes of their token means, and a KL penalty with beta 0.04.
 
 Dr.GRPO (arXiv 2503.20783) removes two weights of GRPO: the length of an episode and the spread of a group's rewards.
+
+A step by hand. `GRPOLoss` with aggregation "token" gives the same loss, and `group_relative` the same advantages::
+
+    import torch
+
+    def advantages(rewards, eps=1e-4):  # (G,), of the G episodes of one task
+        return (rewards - rewards.mean()) / (rewards.std() + eps)
+
+    def grpo(groups, clip_low=0.2, clip_high=0.28, beta=0.04):
+        # A group has the rewards (G,) of its episodes, a mask (G, T) of the sampled tokens, and three logprobs (G, T)
+        # of them: new by the policy in training, engine by the policy that sampled, reference by a frozen model.
+        losses, tokens = 0.0, 0
+        for rewards, mask, new, engine, reference in groups:
+            advantage = advantages(rewards)[:, None]  # every token answers for the whole episode
+            ratio = (new - engine).exp()
+            clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+            surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+            difference = reference - new
+            kl = difference.exp() - difference - 1  # k3: never negative, and 0 where both models agree
+            losses = losses + ((beta * kl - surrogate) * mask).sum()
+            tokens = tokens + mask.sum()
+        return losses / tokens  # every sampled token of the step weighs the same
+
+    def step(optimizer, groups):
+        optimizer.zero_grad()
+        grpo(groups).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations

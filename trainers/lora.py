@@ -77,12 +77,7 @@ class LoraConfig:
         return "adapter", f"an engine in {engine_dtype} would round small updates of merged weights away"
 
     def check(self) -> None:
-        """Check the names of the targets, the adapter to start from, and what the engine takes.
-
-        Raises:
-            UserError: for an unknown target, an adapter folder that does not fit the other settings, or a rank that
-                the engine does not take.
-        """
+        """Check the names of the targets, the adapter to start from, and what the engine takes."""
         if list(self.targets) != [ALL]:
             _check_targets(self.targets)
         lora = self.resolve("float32")
@@ -100,11 +95,7 @@ class LoraConfig:
             )
 
     def check_shape(self, shape: ModelShape) -> None:
-        """Check that a model of this shape takes the adapters.
-
-        Raises:
-            UserError: it has experts or layers of linear attention, which get no adapter.
-        """
+        """Check that a model of this shape takes the adapters."""
         if shape.linear:
             raise UserError(
                 f"--lora.rank is {self.rank}, and the model has layers of linear attention, which get no adapter: set "

@@ -116,7 +116,6 @@ def _of_layer(pattern: Any, layer: str, default: Any, what: str) -> Any:
 
 
 def read_config(path: Path, *, option: str) -> dict[str, Any]:
-    """Read the adapter_config.json of a folder."""
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise UserError(f"{option} is {path}, which is no PEFT folder: it has no {name}")

@@ -49,7 +49,6 @@ class VLLMEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Statistics since the start."""
         thread = self._thread
         if thread.counters is None:
             return thread.stats
@@ -183,7 +182,6 @@ class VLLMEngine:
         await self._command(lambda: self._thread.load_adapter(name, version, tensors))
 
     async def drop_adapter(self, name: str) -> None:
-        """Forget a named adapter, which frees its slot."""
         await self._command(lambda: self._thread.drop_adapter(name))
 
     async def close(self) -> None:

@@ -21,7 +21,6 @@ class Grammars(Protocol):
 
 
 def open_grammars(model: str) -> Grammars:
-    """Return the grammars for an engine of a model folder."""
     for row in rows("grammars").values():
         grammars: Grammars = row.load()(model)
         return grammars

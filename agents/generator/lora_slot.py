@@ -110,12 +110,10 @@ class AdapterTable:
         return free[0]
 
     def put(self, name: str, number: int, version: int) -> None:
-        """Note that an adapter was loaded into a slot."""
         self._loads += 1
         self._slots[name] = _Slot(number, version, self._loads)
 
     def slot(self, name: str) -> int:
-        """The number of the slot of an adapter."""
         if name not in self._slots:
             raise PolicyError(f"there is no adapter {name!r} in the engine; it has {', '.join(self.names) or 'none'}")
         return self._slots[name].number

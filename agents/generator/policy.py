@@ -115,7 +115,6 @@ class PolicyActor(ForgeActor):
 
     @long_endpoint
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
-        """Sample all requests as one batch, see `VLLMEngine.generate_batch`."""
         try:
             return await self._engine.generate_batch(requests)
         finally:

@@ -23,7 +23,7 @@ from forge_env.utils.gc_settings import no_collections
 SHARED_GPU_FRACTION = 0.05
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of the KV cache on a CPU."""
-GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
 """Tokens of the steps that have CUDA graphs; a step is padded to the next size. vLLM's 51 sizes are as fast, and take
 three times as long to capture."""
 KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
@@ -54,7 +54,6 @@ def import_vllm(settings: EngineSettings) -> None:
 
 
 def load_engine(model: str, settings: EngineSettings) -> Any:
-    """Load a vLLM `LLMEngine` for a model folder or hub id."""
     import_vllm(settings)
     import torch
     from vllm import EngineArgs, LLMEngine, envs

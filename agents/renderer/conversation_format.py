@@ -330,7 +330,6 @@ def _opening(prompt: str) -> str:
 
 
 def _first_token(text: str, special: set[str]) -> str:
-    """The special token that comes first in a text; "" if there is none."""
     places = [(text.index(token), -len(token), token) for token in special if token and token in text]
     return min(places)[2] if places else ""
 

@@ -129,7 +129,6 @@ def kind(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """The text on one line, at most 60 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -87,7 +87,6 @@ class AnswerForm:
         return text if tools is not None and not tools else text[: sure_content(text, self.dialect)]
 
     def _split(self, text: str) -> tuple[str | None, str | None]:
-        """The thought, None if there is none, and the text after it, None if the thought has no end."""
         if not self.has_thoughts:
             return None, text
         body = text.lstrip()

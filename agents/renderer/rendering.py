@@ -256,7 +256,6 @@ class Renderer:
         return [self.format.prepared(message) for message in self._defused(messages)]
 
     def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
-        """Tools as the chat template takes them."""
         return self._defused_tools(tools)[0]
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
@@ -293,7 +292,6 @@ class Renderer:
         return self._defuse({**call, "function": {}}) | {"function": function} if "function" in call else function
 
     def _defuse(self, value: Any) -> Any:
-        """A value with all of its texts defused, keys too."""
         if isinstance(value, str):
             text = value if value.isascii() else value.encode("utf-8", "replace").decode()  # a lone surrogate: no token
             return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
@@ -380,7 +378,6 @@ class Renderer:
         return start, start + length
 
     def _tokens_behind(self, sampled: Sequence[int], behind: str) -> list[int] | None:
-        """The tokens of a text behind sampled ones; None if what was sampled goes on otherwise."""
         if sampled[-1] in self.stop_token_ids:  # a special token before a text decides how the text begins
             return self._tokenizer.encode(self._tokenizer.token_text(sampled[-1]) + behind)[1:]
         text = self.decode(sampled) if self.stop else ""
@@ -450,7 +447,6 @@ class Renderer:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 

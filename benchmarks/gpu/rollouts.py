@@ -8,9 +8,9 @@ turns differ in every run, and equal ones would all end in one step, and begin i
 `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens in each turn, the turns of
 an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
 sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
-engine's start is not timed. Arms are settings of the engine: those of a run, vLLM's own way of a step, and the engine's
-worker in the engine's process. `ratio` is that of the run's default over the best bare engine. With --engines the
-engines share the GPU, and there is no bare one.
+engine's start is not timed. Arms are settings of the engine: those of a run; graphs for steps of up to 512 tokens only;
+vLLM's own way of a step; and the worker in the engine's process. `ratio` is the run's default over the best bare
+engine. With --engines the engines share the GPU, and there is no bare one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.settings import EngineSettings
-from agents.generator.start import load_engine
+from agents.generator.start import GRAPH_SIZES, load_engine
 from agents.generator.stats import EngineStats
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
@@ -45,10 +46,13 @@ from trainers.settings.services import GeneratorConfig
 
 LEAST, MOST, SIBLINGS = 32, 224, 8
 """Sampled tokens of a turn, and episodes of a group."""
+WARM_UP = 4
+"""Groups that are not timed."""
 TURNS, CONTEXT = 4, 2048
 LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=CONTEXT)
-ARMS: dict[str, dict[str, bool]] = {
+ARMS: dict[str, dict[str, Any]] = {
     "default": {},
+    "graphs_to_512": {"engine_args": {"cudagraph_capture_sizes": [size for size in GRAPH_SIZES if size <= 512]}},
     "vllm_path": {"fast_path": False},
     "in_process": {"worker_process": False},
 }
@@ -64,6 +68,13 @@ class Chatter(Env):
 
     def __init__(self, least: int = LEAST, most: int = MOST) -> None:
         self.tokens = least, most
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        return [
+            Task(prompt=({"role": "user", "content": f"What is {number} plus {number * 7 % 1000}? " * 4},))
+            for number in range(count)
+        ]
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.turn = 0
@@ -96,7 +107,8 @@ def settings(given: argparse.Namespace, arm: str) -> EngineSettings:
 
 
 async def through_actors(model: Path, given: argparse.Namespace, arm: str) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Seconds and tokens; and of each episode its turns as (ids that the environment added, number of sampled ones)."""
+    """Seconds and tokens; and of each episode its turns: ids that the environment added, number of sampled ones, and
+    whether the prompt has these ids only."""
     async with Launcher():
         started = time.perf_counter()
         first_gpu = {"CUDA_VISIBLE_DEVICES": names_of([0])[0]}
@@ -114,18 +126,21 @@ async def through_actors(model: Path, given: argparse.Namespace, arm: str) -> tu
         )
         limit = asyncio.Semaphore(given.at_once // SIBLINGS)
 
+        tasks = Chatter.tasks(count=WARM_UP + given.episodes // SIBLINGS)
+
         async def group(number: int) -> Any:
-            task = Task(prompt=({"role": "user", "content": f"What is {number} plus {number * 7 % 1000}? " * 4},))
             async with limit:
                 return await envs.route(
                     EnvActor.run_group,
-                    GroupSpec(task=task, agent="policy", count=SIBLINGS, seed=1000 * number, group_id=str(number)),
+                    GroupSpec(
+                        task=tasks[number], agent="policy", count=SIBLINGS, seed=1000 * number, group_id=str(number)
+                    ),
                 )
 
-        await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once
+        await asyncio.gather(*map(group, range(WARM_UP)))  # so that everything has run once
         before = await policy.fanout(PolicyActor.use)
         started = time.perf_counter()
-        groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
+        groups = await asyncio.gather(*map(group, range(WARM_UP, len(tasks))))
         seconds = time.perf_counter() - started
         after = await policy.fanout(PolicyActor.use)
     counts = {name: sum(getattr(each, name) for each in after) for name in asdict(after[0])}
@@ -133,8 +148,7 @@ async def through_actors(model: Path, given: argparse.Namespace, arm: str) -> tu
     turns, tokens = [], 0
     for episode in (episode for each in groups for episode in each.episodes):
         assert episode.outcome.is_valid, episode.error
-        assert len(episode.rows) == 1, "a later prompt did not go on from the one before"
-        turns.append([[turn.prompt_ids.tolist(), len(turn.token_ids)] for turn in episode.turns])
+        turns.append([[turn.prompt_ids.tolist(), len(turn.token_ids), turn.starts_row] for turn in episode.turns])
         tokens += episode.num_sampled
     found = {
         "tokens": tokens,
@@ -156,8 +170,9 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
     prompts: list[list[int]] = []
 
     def add(episode: int, turn: int) -> None:
-        added, count = turns[episode][turn]
-        prompts[episode] += added
+        added, count, starts_row = turns[episode][turn]
+        # Random weights may write the mark of a thought, which the template then leaves out of the next prompt.
+        prompts[episode] = added.copy() if starts_row else prompts[episode] + added
         params = SamplingParams(
             max_tokens=count,
             seed=episode,

@@ -168,7 +168,8 @@ def planned_bytes(folder: Path, given: argparse.Namespace) -> float:
     ]
     model = FoundModel(shape=read_shape(folder), where="")
     config = read_config(Config, options)
-    memory = trainer_memory(RunPlan(config=config, defaults={}, algorithm=GRPO, model=model, objective=None))
+    plan = RunPlan(given=config, config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
+    memory = trainer_memory(plan)
     return memory.total - memory.held["runtime"]
 
 

@@ -1,7 +1,7 @@
 """verifiers: a taskset whose tool server the rollouts share, and a model behind the endpoint.
 
-`null`, its harness without code, starts a program for each rollout, and so plays few at once. A harness may also run
-its loop in the process: the second one does, as short as its contract allows.
+The harness runs its loop in the process, as short as the contract allows: those of the package start a program for each
+rollout, and so play few at once.
 """
 
 from __future__ import annotations
@@ -91,29 +91,24 @@ class Conversation(Harness[HarnessConfig]):
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
 
 
-def way(harness: str):
-    @asynccontextmanager
-    async def open_way(seconds: float) -> AsyncIterator[Play]:
-        agent = {"harness": {"id": harness}, "runtime": {"type": "subprocess"}}
-        env = vf.load_environment(resolve_env_config({"taskset": {"id": NAME}, "agent": agent}))
-        async with endpoint(seconds) as url:
-            os.environ["RIVALS_KEY"] = "none"
-            context = vf.ModelContext(
-                model="policy", client=vf.EvalClientConfig(base_url=url, api_key_var="RIVALS_KEY")
-            )
-            async with env.serving():
-                tasks = list(env.taskset)
+@asynccontextmanager
+async def conversations(seconds: float) -> AsyncIterator[Play]:
+    agent = {"harness": {"id": NAME}, "runtime": {"type": "subprocess"}}
+    env = vf.load_environment(resolve_env_config({"taskset": {"id": NAME}, "agent": agent}))
+    async with endpoint(seconds) as url:
+        os.environ["RIVALS_KEY"] = "none"
+        context = vf.ModelContext(model="policy", client=vf.EvalClientConfig(base_url=url, api_key_var="RIVALS_KEY"))
+        async with env.serving():
+            tasks = list(env.taskset)
 
-                async def play(episodes: int) -> None:
-                    slots = [env.slots(tasks[index % TASKS])[0] for index in range(episodes)]
-                    done = await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
-                    failed = next((episode for episode in done if not episode.ok), None)
-                    assert failed is None, failed
-                    assert sum(episode.traces[0].reward for episode in done) == episodes
+            async def play(episodes: int) -> None:
+                slots = [env.slots(tasks[index % TASKS])[0] for index in range(episodes)]
+                done = await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
+                failed = next((episode for episode in done if not episode.ok), None)
+                assert failed is None, failed
+                assert sum(episode.traces[0].reward for episode in done) == episodes
 
-                yield play
-
-    return open_way
+            yield play
 
 
 @asynccontextmanager
@@ -127,7 +122,7 @@ async def runtime() -> AsyncIterator[Run]:
 
 
 PACKAGE = "verifiers"
-WAYS = {"harness of one's own": (way(NAME), 64), "harness null": (way("null"), 16)}
+WAYS = {"harness of one's own": (conversations, 64)}
 CODE = {"runtime subprocess": runtime}
 
 if "MCP_PORT_FILE" in os.environ:  # verifiers starts this module again, as the server of its tools

@@ -118,11 +118,7 @@ def parse_auth(auth: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 async def _tools(
-    source: str,
-    sources: Sources,
-    rules: _Rules,
-    mcp_env: Sequence[str],
-    stack: AsyncExitStack,
+    source: str, sources: Sources, rules: _Rules, mcp_env: Sequence[str], stack: AsyncExitStack
 ) -> list[Tool]:
     kind, _, rest = source.partition(":")
     if kind == "openapi":

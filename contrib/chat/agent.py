@@ -10,10 +10,11 @@ from typing import Any, Self
 from agents.renderer.dialects import from_openai, to_openai
 from agents.renderer.model_json import decode_all
 from contrib.chat.client import ChatClient, Reply
+from contrib.common.usage import Usage
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
-from forge_env.core.usage import Prices, Usage
+from forge_env.core.usage import Prices
 
 OPENAI = "https://api.openai.com/v1"
 TIMEOUT = 120.0

@@ -23,9 +23,10 @@ from contrib.chat.refusals import says_context_full
 from contrib.chat.reply import Broken, Reply, headers_in, message_of, read_reply, redacted, says_no_quota
 from contrib.chat.stream import read_body
 from contrib.common.http_clients import Retries, connection, is_here, retry_after
+from contrib.common.usage import Usage
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import EndpointFull
-from forge_env.core.usage import Prices, Usage
+from forge_env.core.usage import Prices
 from forge_env.utils.deadlines import queued
 
 _CONNECT_SECONDS = 10.0

@@ -12,7 +12,7 @@ import httpx
 from agents.renderer.model_json import dump
 from contrib.chat.reply import body_of, error_of, text_of
 from contrib.common.endings import ending_of
-from forge_env.core.json_text import read
+from contrib.common.json_text import read
 
 
 async def read_body(response: httpx.Response) -> Any:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contrib.check.report import AuditReport, TaskReport
 from contrib.check.strategies import Strategy, StrategyAgent, actions_in_order, as_action, follow_expert
 from contrib.common.task_audit import TaskAudit
+from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.reward_value import are_same, reaches
+from forge_env.core.types import Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.options import select_options
 from forge_env.rollout.rollout import run_episode
@@ -82,8 +84,7 @@ async def _audit(factory: EnvFactory, plan: TaskAudit, seed: int) -> TaskReport:
     started = time.monotonic()
 
     async def play(strategy: Strategy) -> Episode:
-        agent, limits = StrategyAgent(strategy), factory.episode_limits()
-        return await run_episode(factory, agent, plan.task, seed=seed, episode_id="audit", limits=limits)
+        return await play_task(factory, plan.task, strategy, seed)
 
     solution = follow_expert(plan.solution)
     solved = [await play(solution), await play(solution)]
@@ -91,12 +92,14 @@ async def _audit(factory: EnvFactory, plan: TaskAudit, seed: int) -> TaskReport:
     cheats = {name: await play(actions_in_order(*map(as_action, cheat))) for name, cheat in plan.cheats.items()}
     took = [float(episode.info.get("verdict", {}).get("verifier_seconds", 0.0)) for episode in solved]
     earned = max(0.0, *(episode.reward or 0.0 for episode in empty))
+    paid = tuple(name for name, episode in cheats.items() if (episode.reward or 0.0) > earned)
     return TaskReport(
         name=plan.name,
         solution=solved[0].reward,
         empty=empty[0].reward,
         cheats={name: episode.reward for name, episode in cheats.items()},
-        paid=tuple(name for name, episode in cheats.items() if (episode.reward or 0.0) > earned),
+        paid=paid,
+        holes=tuple(hole_of(factory.env_class, name) for name in paid),
         needs_network=bool(plan.fetches),
         is_deterministic=_is_same(solved) and _is_same(empty),
         verifier_seconds=max(took),
@@ -104,6 +107,18 @@ async def _audit(factory: EnvFactory, plan: TaskAudit, seed: int) -> TaskReport:
         problems=tuple(_problems(plan, solved, empty, cheats, max(took))),
         seconds=time.monotonic() - started,
     )
+
+
+def hole_of(env_class: type[Env], name: str) -> str:
+    """What is wrong with a grader that rewards a cheat, by the name of the cheat."""
+    known = {cheat.name: cheat.hole for cheat in getattr(env_class, "known_cheats", ())}
+    return f"{known[name]} ({name})" if name in known else f"it rewards {name}"
+
+
+async def play_task(factory: EnvFactory, task: Task, strategy: Strategy, seed: int) -> Episode:
+    """Play a task by a strategy, within the limits that the environment declares."""
+    limits = factory.episode_limits()
+    return await run_episode(factory, StrategyAgent(strategy), task, seed=seed, episode_id="audit", limits=limits)
 
 
 def _not_played(plan: TaskAudit, error: ForgeError) -> TaskReport:

@@ -19,6 +19,8 @@ class TaskReport:
     """What a cheat does -> its reward."""
     paid: tuple[str, ...] = ()
     """The cheats that earned more than an empty answer."""
+    holes: tuple[str, ...] = ()
+    """What is wrong with the grader that rewards each of them."""
     needs_network: bool
     """Whether a script of the verifier fetches something."""
     is_deterministic: bool = False

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contrib.common.json_text import read
 from envs.task_splits import check_split
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import read
 from forge_env.core.types import Message, ToolCall
 from forge_env.tool_env.toolbox import answer_to
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from contrib.common.http_clients import decoded
+from contrib.common.json_text import read
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.core.json_text import read
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]

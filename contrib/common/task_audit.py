@@ -11,6 +11,20 @@ from forge_env.core.types import Message, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownCheat:
+    """What agents do to be paid without doing the work. An environment lists them as `known_cheats`."""
+
+    name: str
+    """What it does, as "the tests are replaced"."""
+    hole: str
+    """What is wrong with a grader that pays it."""
+    script: str
+    """Its commands."""
+    pattern: str = ""
+    """A regular expression that a text argument of a call matches in an episode with the cheat; "" is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAudit:
     """How one task is audited."""
 

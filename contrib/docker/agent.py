@@ -12,11 +12,11 @@ import base64
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from contrib.docker import wire
 from contrib.docker.group import ContainerGroups, with_exact_processes
+from contrib.docker.spawner import GUEST_PLAIN, Spawner
 from forge_env.core.errors import ForgeError, SandboxError, SandboxUnavailable
 from forge_env.core.sandbox import Capabilities, Limits, Sandbox, Session, SessionFileError
 from sandboxes.guest.seccomp import seccomp_filter
@@ -24,7 +24,6 @@ from sandboxes.host.cgroups import Groups
 from sandboxes.host.controlled import GUEST
 from sandboxes.host.namespace import DEFAULT_PREIMPORT, NamespaceSandbox
 from sandboxes.host.selftest import check_isolation, denials_of, look, privileges_of, with_limits
-from sandboxes.host.spawner import Spawner
 from sandboxes.host.zygote import Driver, ExitReport, Zygote
 
 _CLOSE_S = 5.0
@@ -167,9 +166,6 @@ class Agent:
         return {}, b""
 
 
-_PROGRAM = Path(__file__).with_name("guest_plain.py")
-
-
 async def check_plain_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     """Return what is enforced. Raises SandboxUnavailable if a canary escapes."""
     return await with_limits(_judge(await look(sandbox)), sandbox, groups)
@@ -179,7 +175,7 @@ class PlainZygote(Spawner):
     """Starts one interpreter per snippet, as a user of its own."""
 
     def __init__(self) -> None:
-        super().__init__(str(_PROGRAM), str(GUEST))
+        super().__init__(str(GUEST_PLAIN), str(GUEST))
         # Outside of used ranges: the limit on processes counts the user's processes on the whole machine.
         user = 0x70000000 + int.from_bytes(os.urandom(3), "big")
         self._more = {"filter": base64.b64encode(seccomp_filter()).decode(), "user": user, "folder": "/tmp"}

@@ -1,7 +1,8 @@
-"""Runs one snippet or session if the engine forbids namespaces: as another user, in a container of its own.
+"""Runs one snippet or session without namespaces: as this user, or in a container of its own as another one.
 
-Run by path (`python -P -s -S guest_plain.py <folder of guest.py> <order> <descriptors...>`) by `agent.py`, which keeps
-SETUID, SETGID, SETPCAP and KILL. Leftovers of the snippet end with the container.
+Run by path (`python -P -s -S guest_plain.py <folder of guest.py> <order> <descriptors...>`). An order of `insecure.py`
+has limits only. One of `agent.py`, which keeps SETUID, SETGID, SETPCAP and KILL, has a user and a filter, too: what the
+snippet leaves behind ends with the container. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,20 +11,45 @@ import base64
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.insert(0, sys.argv[1])
-import guest_insecure as alone  # type: ignore[import-not-found]
+import guest  # type: ignore[import-not-found]
+import guest_files as files  # type: ignore[import-not-found]
 import guest_kernel as kernel  # type: ignore[import-not-found]
+import guest_session as session  # type: ignore[import-not-found]
+import guest_snippet as snippet  # type: ignore[import-not-found]
 
 del sys.path[0]
 
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+_PATHS = {False: "/usr/bin:/bin", True: "/usr/local/bin:/usr/bin:/bin"}
+
+
+def _serve(order: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Run what the descriptors bring, in the folder of the order."""
+    try:
+        folder, is_confined = order["folder"], "filter" in order
+        sys.argv = [""]
+        os.chdir(folder)
+        files.HOME = folder
+        if is_confined:
+            os.environ.clear()
+        os.environ.update(PATH=_PATHS[is_confined], HOME=folder, LANG="C.UTF-8")
+        snippet.add_site_builtins()
+        guest.arrange_fds(fds)
+        snippet.open_streams()
+        if is_confined:
+            _confine(order)
+        else:
+            kernel.limit_resources(order["limits"])
+        session.serve() if "session" in order else snippet.run()
+    except BaseException as failure:
+        snippet.report_broken_setup(f"{type(failure).__name__}: {failure}")
+    finally:
+        os._exit(1)
 
 
 def _confine(order: dict[str, Any]) -> None:
-    os.environ.clear()
-    os.environ.update(_ENVIRONMENT)
     lockdown = kernel.Lockdown(base64.b64decode(order["filter"]))
     kernel.be_killed_first()
     kernel.limit_resources(order["limits"])
@@ -36,4 +62,4 @@ def _confine(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    alone.serve(json.loads(sys.argv[2]), [*map(int, sys.argv[3:])], _confine)
+    _serve(json.loads(sys.argv[2]), [*map(int, sys.argv[3:])])

@@ -28,6 +28,9 @@ _TokenId = Callable[[str], int | None]
 def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], form: AnswerForm, token_id: _TokenId) -> str:
     """A structural tag of XGrammar, as JSON, for `Sampling.grammar`. An answer's JSON follows the order of its schema.
 
+    A string with minLength, maxLength or pattern has no escapes in XGrammar 0.2.8: no quotes, backslashes or ends of
+    lines. Such answers fit their schema, so it is not refused: a minLength of 1 is in many schemas.
+
     Args:
         constraint: the form of the answer.
         tools: the tools that it may name; the arguments of a call fit the parameters of its tool.

@@ -27,6 +27,7 @@ import guest_kernel as kernel  # type: ignore[import-not-found]
 del sys.path[0]
 
 _BACKLOG = 128
+_MS_NOSUID_NOEXEC = 2 | 8
 _FIRST_ID = 0x6F000000  # below the ids of guest.py; process ids are below 2**22
 
 
@@ -66,13 +67,48 @@ def _start_init(control: socket.socket, spec: dict[str, Any], command: list[str]
         os._exit(126)
 
 
+def _enter_root(shown: list[str], folder: str, tmp_bytes: int) -> None:
+    """Replace the root of this mount namespace by a read-only one with the system's programs.
+
+    Args:
+        shown: further files and folders, read-only, at their paths outside.
+        folder: the only writable folder beside the private /tmp.
+        tmp_bytes: size of /tmp in bytes.
+    """
+    named = [(os.path.realpath(path), path) for path in (*shown, folder)]
+    kernel.enter_new_root()
+    os.mkdir("/tmp")
+    kernel.mount_private_tmp(tmp_bytes)
+    for name, descriptor in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{descriptor}", f"/dev/{name}")
+    os.mkdir("/dev/pts")  # terminals of its own: several agents run their commands in one
+    kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID_NOEXEC, "newinstance,ptmxmode=0666")
+    os.symlink("pts/ptmx", "/dev/ptmx")
+    # Folders before their contents. Real paths first: then the targets of links exist.
+    for source, target in sorted((real, real) for real, _ in named):
+        kernel.bind(source, target)
+    for source, target in sorted(named, key=lambda pair: pair[1]):
+        kernel.bind(source, target)
+    kernel.leave_old_root()
+    for path in ("/tmp", os.path.realpath(folder)):
+        kernel.set_read_only(path, False)
+
+
+def _mount_own_proc() -> None:
+    """Mount a /proc with only processes, if the kernel supports it (5.8)."""
+    try:
+        kernel.mount_proc("subset=pid")
+    except OSError:
+        kernel.mount_proc(None)
+
+
 def _run_init(control: socket.socket, spec: dict[str, Any], command: list[str], user: int | None) -> NoReturn:
     kernel.die_with_parent()
     if user is not None:
         _change_owner(spec["folder"], user)
     kernel.unshare(kernel.NEWNS)  # not earlier: the launcher still needs its root
-    kernel.enter_program_root(spec["shown"], spec["folder"], spec["limits"]["tmp_bytes"])
-    kernel.mount_own_proc()  # over the /proc that shows kernel settings
+    _enter_root(spec["shown"], spec["folder"], spec["limits"]["tmp_bytes"])
+    _mount_own_proc()  # over the /proc that shows kernel settings
     socket.sethostname("sandbox")
     kernel.bring_up_loopback()
     listener = socket.create_server(("127.0.0.1", spec["port"]), backlog=_BACKLOG)

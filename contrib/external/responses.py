@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contrib.common.json_text import write
 from contrib.external.requests import ProgramRequest
-from forge_env.core.json_text import write
 from forge_env.core.types import Action, Message, TokenLogprob
 
 

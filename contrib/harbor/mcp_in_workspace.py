@@ -12,9 +12,10 @@ from typing import Any
 from contrib.apis.mcp.results import LenientStream
 from contrib.apis.mcp.transport import Stderr
 from contrib.common.http_clients import decoded
+from contrib.common.json_text import marked_text
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import ForgeError
-from forge_env.core.json_text import marked_text, unmarked
+from forge_env.core.json_text import unmarked
 
 _END_SECONDS = 2.0
 """Seconds that a server has to end after the end of its input."""

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from contrib.chat.agent import OPENAI, ChatAgent
+from contrib.common.usage import Usage, record_usage
 from contrib.judges.verdict_cache import VerdictCache
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ContextFull
-from forge_env.core.usage import Prices, Usage, record_usage
+from forge_env.core.usage import Prices
 from forge_env.utils.deadlines import queued
 
 DEFAULT_PROMPT = """\
@@ -108,7 +109,7 @@ class LLMJudge:
         max_tokens: tokens of the judge's answer.
         prices: of a million tokens of the named model; unused with an agent, which has its own.
 
-    In an episode, the judge's usage is recorded: `Episode.info["model_calls"]["judge"]`, see `forge_env.core.usage`. If
+    In an episode, the judge's usage is recorded: `Episode.info["model_calls"]["judge"]`, see `contrib.common.usage`. If
     several episodes ask the same question at once, it is recorded in the one that asked it.
 
     Raises:

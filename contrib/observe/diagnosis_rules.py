@@ -47,6 +47,10 @@ MOVED = 2.0
 APART = 0.2
 """How far success in training is above the interval of the held-out success if the one does not carry over."""
 
+CHEATING = 0.05
+"""Share of the rewarded episodes that look like one known cheat; training raises what is rewarded."""
+CHEATS = "cheats/rewarded"
+
 Values = Mapping[str, float]
 KEPT = (
     "loss",
@@ -61,7 +65,7 @@ KEPT = (
     "clipped_low",
     "clipped_high",
 )
-PREFIXES = ("signal/", "ended_by/")
+PREFIXES = ("signal/", "ended_by/", CHEATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +162,9 @@ class History:
 
 def cases(history: History, facts: RunFacts) -> Iterator[Case]:
     """Everything that is true of the present state. A cause that explains another finding takes its place."""
-    found = [
-        case
-        for rule in (_not_finite, _constant, _falling, _no_signal, _truncated, _clipped, _mismatch, _entropy, _apart)
-        if (case := rule(history, facts)) is not None
-    ]
+    of_rewards, of_steps = (_not_finite, _constant, _cheating, _falling, _no_signal), (_truncated, _clipped, _mismatch)
+    rules = (*of_rewards, *of_steps, _entropy, _apart)
+    found = [case for rule in rules if (case := rule(history, facts)) is not None]
     kinds = {case.kind for case in found}
     hidden = {"too_hard", "too_easy", "too_easy_and_too_hard", "no_signal"} if "rewards_constant" in kinds else set()
     hidden |= {"too_hard"} if "falling" in kinds else set()
@@ -213,6 +215,26 @@ def _constant(history: History, facts: RunFacts) -> Case | None:
         f"{source} does not depend on what the model does",
         "a reward that tells a good episode from a bad one; `forge-env check "
         f"{facts.env}` plays the expert and known cheats",
+    )
+
+
+def _cheating(history: History, facts: RunFacts) -> Case | None:
+    steps = [record for record in history.last(FEW) if CHEATS in record]  # those with a rewarded episode
+    names = {name for record in steps for name in record if name.startswith(f"{CHEATS}/")}
+    often = [name for name in names if sum(record.get(name, 0.0) > 0 for record in steps) > 1]
+    if not often or _sum(steps, "episodes") < LEAST_GROUPS:
+        return None
+    share, name = max((_sum(steps, name) / len(steps), name) for name in often)
+    if share < CHEATING:
+        return None
+    first = [record for record in history.first[:FEW] if CHEATS in record]
+    before = _sum(first, name) / max(1, len(first))
+    return Case(
+        "cheats",
+        f"{share:.0%} of the rewarded episodes of the last {FEW} steps end like the cheat "
+        f"{name.removeprefix(CHEATS + '/')!r}; in the first {FEW} steps it was {before:.0%}",
+        "the reward can be had without the work, and the model learns that",
+        f"a grader that does not reward it; `forge-env check {facts.env}` attacks the grader by this cheat",
     )
 
 

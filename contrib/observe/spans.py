@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from contrib.common.json_text import portable
 from forge_env.core.episode import Episode
-from forge_env.core.json_text import portable
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message
 from forge_env.registry.agent_spec import model_at

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from contrib.apis.mcp.results import result_text
+from contrib.common.json_text import write
 from forge_env.core.errors import ServiceError
-from forge_env.core.json_text import write
 from forge_env.core.types import ToolFailure
 
 _OF_SERVICE = ("transport_error", "timeout")

@@ -10,9 +10,9 @@ from typing import Any
 
 from contrib.apis.mcp.pages import all_pages
 from contrib.common.http_clients import decoded, proxy_of
+from contrib.common.json_text import portable, read, write
 from contrib.openenv.description import VERSIONS
 from forge_env.core.errors import EnvError, ServiceError
-from forge_env.core.json_text import portable, read, write
 
 CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 2.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contrib.common.json_text import write
 from contrib.common.media import Medium
 from forge_env.core.errors import ServiceError
-from forge_env.core.json_text import write
 from forge_env.core.types import Message
 
 

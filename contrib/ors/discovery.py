@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 
 from contrib.common.http_clients import connection, decoded
+from contrib.common.json_text import read
 from contrib.ors.access import Access
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError, nearest
-from forge_env.core.json_text import read
 
 SECONDS = 60.0
 """Time limit of one answer; a list of tasks may be long."""

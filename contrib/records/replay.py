@@ -24,10 +24,7 @@ from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.group_reward import without_group_rewards
 from forge_env.rollout.rollout import run_episode
 
-_EXTERNAL_OUTCOMES = {
-    Outcome.INFRA_FAULT: "the machinery failed then",
-    Outcome.TIMEOUT: "services were too slow then",
-}
+_EXTERNAL_OUTCOMES = {Outcome.INFRA_FAULT: "the machinery failed then", Outcome.TIMEOUT: "services were too slow then"}
 Verdict = Literal["same", "expected", "different", "not reached"]
 """Comparison of one value; "expected": equal except for times and random names."""
 

@@ -156,13 +156,7 @@ class ClientEpisode:
 
     async def _play(self, factory: EnvFactory, limits: EpisodeLimits) -> Episode:
         episode = await run_episode(
-            factory,
-            self._client,
-            self.task,
-            seed=self.seed,
-            episode_id=self.id,
-            group_id=self.task.id,
-            limits=limits,
+            factory, self._client, self.task, seed=self.seed, episode_id=self.id, group_id=self.task.id, limits=limits
         )
         self._on_end(episode)
         return episode

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from contrib.common.http_server import Receive, Send
+from contrib.common.json_text import read
 from contrib.serve.client_episode import EpisodeFault
 from contrib.serve.openenv_session import OpenEnvSession, Refused, fault_code
-from forge_env.core.json_text import read
 
 if TYPE_CHECKING:
     from contrib.serve.openenv import OpenEnvApp

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from forge_env.core.json_text import write
+from contrib.common.json_text import write
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
 
 ANSWER = "answer"

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contrib.swe.rows import Instance
-from contrib.workspaces.env.cheats import named_cheats, read_scripts
+from contrib.workspaces.env.cheats import KNOWN, known_cheats, named_cheats, read_scripts
 from envs.messages import call, say
 from forge_env.core.types import Message
 
 _CHANGED = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
 _SCRIPTS = read_scripts(Path(__file__).with_name("cheats.sh"))
+KNOWN_CHEATS = (*KNOWN, *known_cheats(_SCRIPTS))
 
 
 def named_cheats_of(instance: Instance) -> Mapping[str, Sequence[Message]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from contrib.common.task_audit import TaskAudit
-from contrib.swe.cheats import named_cheats_of
+from contrib.swe.cheats import KNOWN_CHEATS, named_cheats_of
 from contrib.swe.repository import limits_of, prepare_repository
 from contrib.swe.rows import Instance, instance_of, read_instance
 from contrib.swe.verdict import Outcome, Submission, collect_patch, run_tests
@@ -38,6 +38,7 @@ class Swe(PreparedEnv):
 
     made_of: ClassVar[Sequence[str]] = ("contrib.swe", "contrib.workspaces.images.dockerfile")
     command_seconds = 120.0
+    known_cheats = KNOWN_CHEATS
     path: ClassVar[str] = ""
     """The file of tasks; set by `resolve`."""
 

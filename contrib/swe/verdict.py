@@ -100,10 +100,7 @@ async def _apply(workspace: Workspace, instance: Instance, patch: bytes) -> tupl
     for mode, status, path in _raw(changed.stdout):
         if mode in _LINKS or path in given or (path not in solution and decides_about_tests(path)):
             (added if status == "A" else altered).append(path)
-    for command, paths in (
-        (["git", "rm", "-q", "-f"], added),
-        (["git", "checkout", "-q", BASE], altered),
-    ):
+    for command, paths in ((["git", "rm", "-q", "-f"], added), (["git", "checkout", "-q", BASE], altered)):
         if paths:
             names = "\0".join(paths)
             options = ["--pathspec-from-file=-", "--pathspec-file-nul"]

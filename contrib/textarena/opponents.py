@@ -6,11 +6,11 @@ import functools
 import re
 from collections.abc import Mapping
 
+from contrib.common.usage import Usage, record_usage
 from contrib.judges.users.endpoint import SharedEndpoint
 from contrib.textarena.worker import BUILT_IN
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
-from forge_env.core.usage import Usage, record_usage
 from forge_env.utils.deadlines import queued
 
 ANSWER_SECONDS = 120.0

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from contrib.common.json_text import portable
 from contrib.external.dialects.reading import medium_of
 from contrib.external.env import External
 from contrib.external.player import Player
@@ -26,7 +27,6 @@ from contrib.verifiers.setup import VerifiersSetup, target_of
 from envs.task_splits import bucket, check_split
 from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import TooFewTasks, UserError
-from forge_env.core.json_text import portable
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
 

@@ -54,7 +54,7 @@ def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     """
     if episodes < 1:
         raise UserError(f"--episodes {episodes} leaves nothing to show: it is 1 or more")
-    page, exported, total = _render(library.runs, library.path.resolve().name, episodes, MAX_BYTES)
+    page, exported, total = _render(library.runs, library.paths[0].resolve().name, episodes, MAX_BYTES)
     try:
         replace_file(path.expanduser(), page)
     except OSError as error:

@@ -21,7 +21,7 @@ from contrib.viewer.index_row import COLUMNS, ScannedBlock, scan_file
 from contrib.viewer.stored_runs import RunFile, StoredRun
 
 FIRST_BYTES = 256 << 10
-"""How much of each file is read before the rest of any, so that the first page appears at once."""
+"""How much of each file of all runs is read before the rest of any, so that the first page appears at once."""
 TAIL_BYTES = 4096
 BUSY_SECONDS = 30.0
 MAX_BAD_LINES = 1000
@@ -30,6 +30,7 @@ CREATE TABLE files(file INTEGER PRIMARY KEY, path TEXT UNIQUE, phase TEXT, kind 
     tail TEXT, bad INT);
 CREATE TABLE episodes(n INTEGER PRIMARY KEY, file INT, step INT, {", ".join(COLUMNS)});
 CREATE INDEX by_group ON episodes(file, group_id);
+CREATE INDEX by_task ON episodes(task, id, file, outcome, success, reward);
 CREATE TABLE trained(id TEXT PRIMARY KEY, step INT, offset INT, length INT) WITHOUT ROWID;
 CREATE TABLE bad(file INT, offset INT, reason TEXT);
 """
@@ -70,16 +71,15 @@ class EpisodeIndex:
             db.execute("PRAGMA query_only = 1")
             yield db
 
-    def update(self) -> bool:
+    def update(self, max_bytes: int | None = None) -> bool:
+        """Read what is new; with `max_bytes`, only the first bytes of files of which nothing has been read."""
         with self._updating, closing(self._connect()) as db:
             changed = self._forget_missing_files(db)
-            files = sorted(self.run.files(), key=lambda file: file.kind == "trained")
-            for max_bytes in (FIRST_BYTES, None):
-                for file in files:
-                    changed |= self._follow(db, file, max_bytes)
+            for file in sorted(self.run.files(), key=lambda file: file.kind == "trained"):
+                changed |= self._follow(db, file, max_bytes)
             if changed:
                 self._join_steps(db)
-        self.is_complete = not self._closed.is_set()
+        self.is_complete |= max_bytes is None and not self._closed.is_set()
         self.stamp += changed
         return changed
 
@@ -101,7 +101,7 @@ class EpisodeIndex:
         return db
 
     def _follow(self, db: sqlite3.Connection, file: RunFile, max_bytes: int | None) -> bool:
-        """Read what is new in one file; with `max_bytes`, only its first bytes, and only when none has been read."""
+        """Read what is new in one file; for `max_bytes` see `update`."""
         changed = False
         try:
             status = file.path.stat()

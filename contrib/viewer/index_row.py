@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,10 +20,11 @@ from forge_env.evaluation.evaluate import is_success
 COLUMNS = (
     "offset", "length", "id", "group_id", "task", "task_kind", "env", "seed", "outcome", "reward", "success", "turns",
     "sampled", "seconds", "started", "version_low", "version_high", "tools", "tool_errors", "fault", "error",
-    "question",
+    "question", "digest",
 )  # fmt: skip
 """Columns of an episode. `offset` and `length` are the bytes of its line; `success` is 0 or 1; `tools` is
-",name,name,"; `fault` is the class of an environment or infrastructure fault, "timeout", or ""."""
+",name,name,"; `fault` is the class of an environment or infrastructure fault, "timeout", or ""; `digest` is the task's,
+and equal for equal tasks."""
 MAX_TEXT = 160
 """Characters of `error` and `question`."""
 _NO_TASK = Task(prompt=(), id="none")
@@ -89,6 +91,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
         _fault_class(data, outcome, error),
         error[:MAX_TEXT],
         encodable(_question(episode["task"]))[:MAX_TEXT],
+        hashlib.blake2b(json.dumps(episode["task"], sort_keys=True).encode(), digest_size=8).hexdigest(),
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 MODULES = (
     "text.js", "numbers.js", "dom.js", "exported.js", "api.js", "chart.js", "charts.js", "tokens.js", "address.js",
     "lists.js", "curves.js", "rows.js", "conversation.js", "report.js", "overview.js", "settings.js", "runs.js",
-    "groups.js", "episodes.js", "episode.js", "faults.js", "timeline.js", "console.js", "keys.js", "app.js",
+    "groups.js", "episodes.js", "episode.js", "compare.js", "faults.js", "timeline.js", "console.js", "live.js",
+    "keys.js", "app.js",
 )  # fmt: skip
 """Each module stands behind those that it imports."""
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)

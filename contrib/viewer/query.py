@@ -160,7 +160,7 @@ def select_rows(db: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list
 
 
 def list_entry(row: sqlite3.Row) -> dict[str, Any]:
-    hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools")
+    hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools", "digest")
     shown = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
     return shown | {"key": episode_key(row), "tools": [name for name in row["tools"].split(",") if name]}
 

@@ -1,4 +1,4 @@
-"""The viewer over HTTP, for one person: on loopback, with a secret in the address, and read-only.
+"""The viewer over HTTP, for one person: on loopback, with a secret in the address. It changes nothing but by `act`.
 
 No path of a request reaches the file system: the page is one document, and its requests name runs by number and
 episodes by their key in the index. The Host header is checked, so another site cannot reach the server under a name
@@ -10,9 +10,11 @@ from __future__ import annotations
 import hmac
 import http.server
 import ipaddress
+import json
 import secrets
 import socket
 import threading
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
 from typing import Any, Self
@@ -22,8 +24,10 @@ from contrib.common.http_server import ANY_ADDRESS, base_url, open_listener
 from contrib.viewer.library import Library
 from contrib.viewer.page import render_page, security_policy, to_json
 from contrib.viewer.views import NotThere
-from forge_env.core.errors import UserError
+from forge_env.core.errors import ForgeError, UserError
 
+MOST_BYTES = 4096
+"""Of an action."""
 IDLE_SECONDS = 60.0
 """A connection without a request is closed after these."""
 _HEADERS = {
@@ -89,6 +93,18 @@ class ViewServer(http.server.ThreadingHTTPServer):
             return False
         return address.is_loopback or self.host not in ("127.0.0.1", "localhost", "::1")
 
+    def act(self, request: str, data: bytes) -> Any:
+        """Act on a run. Whoever may be on the network is only shown the runs, since plain HTTP hides no key."""
+        if self.host not in ("127.0.0.1", "localhost", "::1"):
+            raise UserError(f"a viewer at {self.host} only shows runs: act from one at 127.0.0.1, or by forge-env live")
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise UserError("an action is one JSON object")
+        return self.library.act(request, body)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Do nothing: a browser that disconnects during an answer is no error."""
 
@@ -122,12 +138,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def do_POST(self) -> None:
+        """Act on a run that goes on. Only the page sends such a request: JSON, from its own origin, with the cookie."""
+        is_own = self.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
+        is_json = self.headers.get("Content-Type", "").partition(";")[0].strip() == "application/json"
+        size = self.headers.get("Content-Length", "")
+        self.close_connection = True  # what is not read is no request
+        if not (self.server.knows_host(self.headers.get("Host", "")) and is_own and is_json and self._has_cookie()):
+            return self._send(403, "text/plain", "only the page itself may send requests\n")
+        if not (size.isdecimal() and len(size) < 6 and int(size) <= MOST_BYTES):
+            return self._send(413, "text/plain", f"an action has at most {MOST_BYTES} bytes\n")
+        data = self.rfile.read(int(size))
+        self._reply(lambda: self.server.act(self.path.removeprefix("/api/"), data))
+
     def _answer(self, path: str, params: dict[str, str]) -> None:
+        self._reply(lambda: self.server.library.answer(path, params))
+
+    def _reply(self, ask: Callable[[], Any]) -> None:
         try:
-            answer, status = self.server.library.answer(path, params), 200
+            answer, status = ask(), 200
         except NotThere as error:
             answer, status = {"error": str(error)}, 404
-        except UserError as error:
+        except ForgeError as error:
             answer, status = {"error": str(error)}, 400
         except Exception as error:  # only this request fails, and the page shows why
             answer, status = {"error": f"the viewer failed: {type(error).__name__}: {error}"}, 500

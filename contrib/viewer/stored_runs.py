@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,9 +87,19 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def find_runs(path: Path) -> list[StoredRun]:
-    """Return the run at a path, or the runs in the folder at that path, two levels deep."""
-    path = path.expanduser()
+def find_runs(*paths: Path) -> list[StoredRun]:
+    """Return the runs at some paths, each a run or a folder of runs, two levels deep.
+
+    Those of several paths are named by their place in the innermost folder that holds all of them.
+    """
+    if len(paths) == 1:
+        return _runs_at(paths[0].expanduser())
+    runs = {run.path.absolute(): run for path in paths for run in _runs_at(path.expanduser())}
+    folder = os.path.commonpath([path.parent for path in runs])
+    return [replace(run, name=str(path.relative_to(folder))) for path, run in runs.items()][:MAX_RUNS]
+
+
+def _runs_at(path: Path) -> list[StoredRun]:
     if path.is_file():
         return [StoredRun(path=path, name=path.name, kind="file")]
     if not path.is_dir():

@@ -56,7 +56,7 @@ def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
             "GROUP BY phase ORDER BY phase"
         )
     ]
-    phases.sort(key=lambda phase: _phase_order(phase["phase"]))
+    phases.sort(key=lambda phase: phase_order(phase["phase"]))
     version_low, version_high, step_low, step_high = db.execute(
         "SELECT min(version_low), max(version_high), min(step), max(step) FROM episodes"
     ).fetchone()
@@ -100,7 +100,7 @@ def evaluations(db: sqlite3.Connection, *, is_indexed: bool) -> list[dict[str, A
         | (_UNREAD if phase in reading else {})
         for (phase, step), tasks in tasks_by_phase.items()
     ]
-    return sorted(results, key=lambda result: _phase_order(result["phase"]))
+    return sorted(results, key=lambda result: phase_order(result["phase"]))
 
 
 def samples(db: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _phase_order(phase: str) -> tuple[int, str, str]:
+def phase_order(phase: str) -> tuple[int, str, str]:
     """By the course of a run; a further set, such as the greedy one, comes after its evaluation."""
     evaluation = phase.partition(".")[0]
     name = "evaluation" if evaluation.startswith("evaluation_") else evaluation

@@ -13,6 +13,7 @@ from typing import Any
 from contrib.records.audit import model_of
 from contrib.viewer.console_files import ConsoleFiles
 from contrib.viewer.index import EpisodeIndex
+from contrib.viewer.live_run import LiveRun
 from contrib.viewer.metrics_file import MetricsFile
 from contrib.viewer.search import Search
 from contrib.viewer.stored_runs import StoredRun
@@ -37,6 +38,7 @@ class ViewedRun:
         self.metrics = MetricsFile(run.path / "metrics.jsonl")
         self.trace = TraceFile(run.path / "trace.json")
         self.console = ConsoleFiles(run)
+        self.live = LiveRun(run.path)
         self.index_error = ""
         """The reason why the index could not be updated; "" if it could."""
         self._given_model = model
@@ -65,16 +67,17 @@ class ViewedRun:
         if wake is not None:
             wake.set()
 
-    def update_index(self) -> None:
+    def update_index(self, max_bytes: int | None = None) -> None:
         if self._index is None:
             return
         try:
-            self._index.update()
+            self._index.update(max_bytes)
             self.index_error = ""
         except Exception as error:  # the page shows it, and what is indexed can still be viewed
             self.index_error = f"the index could not be updated: {type(error).__name__}: {error}"
 
     def close(self) -> None:
+        self.live.close()
         if self._index is not None:
             self._index.close()
         while self._searches:

@@ -7,11 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from contrib.live.client import goes_on
 from contrib.viewer import query, summaries
+from contrib.viewer.comparison import differences, list_tasks, sides_of
 from contrib.viewer.episode_detail import read_detail
 from contrib.viewer.report.kind_tables import kind_table, part_tables
 from contrib.viewer.report.run_data import read_run
-from contrib.viewer.report.tables import change_text, evaluation_title, headline, outcomes, startup, tools, warnings
+from contrib.viewer.report.tables import (
+    actions,
+    change_text,
+    evaluation_title,
+    headline,
+    outcomes,
+    startup,
+    tools,
+    warnings,
+)
 from contrib.viewer.viewed_run import ViewedRun
 from forge_env.core.errors import UserError
 
@@ -37,6 +48,7 @@ def _state(run: ViewedRun, params: Params) -> Any:
         "total": total,
         "step": step if math.isfinite(step) else None,
         "changed": run.seconds_since_change(),
+        "goes_on": goes_on(run.run.path),
         "console_bytes": run.console.size(),
         "index_error": run.index_error,
     }
@@ -70,7 +82,15 @@ def _report(run: ViewedRun, params: Params) -> Any:
         return {}
     try:
         data = read_run(run.run.path)
-        listed = (warnings(data), kind_table(data), *part_tables(data), startup(data), tools(data), outcomes(data))
+        listed = (
+            warnings(data),
+            actions(data),
+            kind_table(data),
+            *part_tables(data),
+            startup(data),
+            tools(data),
+            outcomes(data),
+        )
         report = {"why_incomplete": data.why_incomplete, "figures": headline(data), "change": change_text(data)}
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # no such run wrote it
         return {"why_incomplete": f"its figures cannot be read ({type(error).__name__}: {error})"}
@@ -139,8 +159,16 @@ VIEWS: dict[str, Callable[[ViewedRun, Params], Any]] = {
     "timeline": _timeline,
     "console": lambda run, params: run.console.read(params.get("log", "")),
     "settings": lambda run, params: run.run.settings(),
+    "live": lambda run, params: run.live.look(),
 }
-WITHOUT_INDEX = ("curves", "timeline", "console", "settings")
+COMPARISONS: dict[str, Callable[[ViewedRun, ViewedRun, Params], Any]] = {
+    "compare": lambda run, other, params: list_tasks(
+        sides_of(run, other, params), params, _integer(params, "offset", 0), _integer(params, "limit", 50)
+    ),
+    "differences": lambda run, other, params: differences(sides_of(run, other, params)),
+}
+"""Views of a run and another one, or itself."""
+WITHOUT_INDEX = ("curves", "timeline", "console", "settings", "live")
 """Views that need no episodes, so that comparing many runs indexes none of them."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import first_error
 from forge_env.core.faults import FaultPolicy
-from forge_env.core.protocols import Agent
+from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.tokens import MOST_NUMBERS
 from forge_env.core.types import EpisodeLimits
 from forge_env.registry.registry import load
@@ -19,10 +21,13 @@ from forge_env.rollout.lockstep import Wave
 from forge_env.rollout.rollout import GroupSpec, offers_tools, run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.utils.gc_settings import relax_garbage_collector
+from forge_env.utils.secret_values import masked_text
 from forge_env.utils.threads import invoke
 
 AgentSpec = tuple[str, Mapping[str, Any]]
 """("module:Class", keyword arguments) of an agent: environments do not import agents."""
+MOST_SHOWN, MOST_CHARACTERS = 50, 300
+"""Of `EnvActor.in_flight`: episodes, and of each last message."""
 
 
 class EnvActor(ForgeActor):
@@ -32,7 +37,7 @@ class EnvActor(ForgeActor):
         env: a registered name, or a "module:Class".
         options: of the environment.
         agents: by name.
-        limits: of each episode.
+        limits: of each episode, unless its group has its own.
         on_fault: which episodes that failed are run again.
         label: names the environment in episodes, in the place of its own name.
         group_reward: target of a function of the user's own that compares siblings; "" is none.
@@ -79,7 +84,6 @@ class EnvActor(ForgeActor):
 
     @long_endpoint
     async def run_group(self, spec: GroupSpec) -> Group:
-        """Run the sibling episodes of a group; many calls run at once."""
         return await self._run(spec)
 
     @long_endpoint
@@ -103,6 +107,23 @@ class EnvActor(ForgeActor):
         """The number of episodes that have ended here so far, including those in unfinished groups."""
         return self._ended
 
+    @concurrent_endpoint
+    async def in_flight(self) -> list[dict[str, Any]]:
+        """The episodes that are played here, MOST_SHOWN at most, those that wait longest first."""
+        now, playing = time.monotonic(), self._factory.playing
+        longest = sorted(playing, key=lambda run: run.since)[:MOST_SHOWN]
+        return [
+            {
+                "episode": playing[run],
+                "process": self.name,
+                "waits_for": run.waits_for,
+                "seconds": now - run.since,
+                "turns": len(run.conversations.turns),
+                "last": _last_message(run.conversations.current),
+            }
+            for run in longest
+        ]
+
     async def _run(self, spec: GroupSpec, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Group:
         @contextmanager
         def counted() -> Iterator[None]:
@@ -112,7 +133,7 @@ class EnvActor(ForgeActor):
 
         agent = self._agents[spec.agent]
         group = await run_group(
-            self._factory, agent, spec, limits=self._limits, on_fault=self._on_fault, around=counted
+            self._factory, agent, spec, limits=spec.limits or self._limits, on_fault=self._on_fault, around=counted
         )
         await self._make_lines((*group.episodes, *group.replaced))
         return group
@@ -131,3 +152,16 @@ class EnvActor(ForgeActor):
             else:
                 async with self._in_thread:
                     await invoke(getattr, episode, "line")
+
+
+def _last_message(conversation: Conversation) -> dict[str, str]:
+    """The last message of a conversation, cut to its first characters; {} before the first one."""
+    messages = conversation.observation or [turn.message for turn in conversation.turns[-1:]]
+    if not messages:
+        return {}
+    last = messages[-1]
+    parts = [last.get("content") or "", *last.get("tool_calls", ())]
+    texts = [part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str) for part in parts]
+    # A secret has to be whole to be known, so more is looked at than is shown.
+    text = masked_text(" ".join(part[: 10 * MOST_CHARACTERS] for part in texts))
+    return {"role": str(last.get("role", "")), "text": text[:MOST_CHARACTERS]}

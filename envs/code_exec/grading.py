@@ -154,7 +154,6 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
 
 
 def _why_not(test: Test, result: ExecResult) -> str:
-    """Return why a test failed, in one line; empty when it passed."""
     if result.status is not ExecStatus.OK:
         return _ended(result)
     if test["type"] == "stdin":

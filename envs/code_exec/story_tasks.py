@@ -58,12 +58,10 @@ class Story:
         return re.compile(re.sub(r"\\\{\d\\\}", r"(\\d+)", re.escape(self.text)) + "(?:\n.*)?", re.DOTALL)
 
     def answer(self, numbers: Sequence[int], looked_up: Sequence[str]) -> str:
-        """Return the program that solves the task."""
         source = self.solution.format(*numbers, r=[*looked_up, "0", "0"])  # zeros where the tool printed nothing
         return source + _READ_AND_PRINT if self.program else source
 
     def function(self, numbers: Sequence[int], looked_up: Sequence[str]) -> Callable[[Any], Any]:
-        """Return the solution as a function, for the expected values."""
         namespace: dict[str, Callable[[Any], Any]] = {}
         exec(self.solution.format(*numbers, r=looked_up), namespace)  # source and numbers are generated here
         return namespace["solve" if self.program else "f"]

@@ -216,7 +216,6 @@ def _expression(operation: str, a: int, b: int, c: int) -> str:
 
 
 def _read(question: str) -> Content:
-    """Parse a story of level 1."""
     numbers = re.findall(r"\d+", question)
     if len(numbers) != 3:
         raise UserError("the expert of math solves the tasks of its levels, not those of a data set")

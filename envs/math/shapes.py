@@ -82,7 +82,6 @@ def same_shape(answer: str, target: str, same_value: Same) -> bool:
 
 
 def read(text: str) -> Shape:
-    """Read the outermost structure of a formula in normal form."""
     named = _NAMED.fullmatch(text)
     if named and not _RELATION.search(named[2]):
         return replace(read(named[2].strip()), name=re.sub(r"\s", "", named[1]))

@@ -57,14 +57,12 @@ class Verifier(HelperProcess):
         return _verdict(self.ask(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:
-        """Return what the helper process is denied, see `HelperProcess.enforced`."""
         if importlib.util.find_spec("math_verify") is None:
             return {"missing": ["math-verify is not installed, so there is no helper process"]}
         return super().enforced()
 
 
 def _verdict(response: Mapping[str, Any], target: str) -> bool:
-    """Turn what a comparison wrote into its result."""
     written: list[str] = response["written"]
     if written == ["unreadable"]:
         return False  # it was compared as text before

@@ -111,7 +111,6 @@ class HelperProcess:
             return self._enforced if self._process is not None else self._tried()
 
     def close(self) -> None:
-        """Stop the process after the request under way; the next request starts another one."""
         with self._turn():
             self._stop()
 

@@ -33,7 +33,6 @@ RunForked = Callable[..., tuple[list[Any], int]]
 
 
 def main(library_file: str, *, is_trial: bool) -> None:
-    """Answer requests until standard input ends."""
     library = _load(library_file)
     if is_trial:
         print(json.dumps(_confine(library.PACKAGES)))

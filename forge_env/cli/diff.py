@@ -64,12 +64,10 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
 
 
 def cell_gap() -> str:
-    """What stands between a difference and its interval."""
     return " " if shutil.get_terminal_size().columns >= _WIDE else "\n"
 
 
 def difference_cells(paired: Paired, gap: str) -> tuple[str, str, str]:
-    """The cells of a paired difference, its counts and its p-value."""
     difference = paired.difference
     return (
         f"{difference.value:+.3f}{gap}[{difference.low:+.3f}, {difference.high:+.3f}]",

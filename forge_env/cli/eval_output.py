@@ -18,7 +18,6 @@ _CALL_COLUMNS = ("calls", "requests", "prompt_tokens", "completion_tokens", "cos
 
 
 def show_result(result: dict[str, Any]) -> None:
-    """Print the tables of a finished evaluation."""
     n = result["n"]
     names = [f"avg@{n}", *(f"pass@{k}" for k in range(1, n + 1)), *(f"pass^{k}" for k in range(1, n + 1)), "reward"]
     show_table(
@@ -62,7 +61,6 @@ def show_result(result: dict[str, Any]) -> None:
 
 
 def show_set(result: SetResult) -> None:
-    """Print the table of a set, and the differences of its agents."""
     columns: tuple[str, ...] = ("environment", "agent", "success", "95% interval", "reward", "episodes")
     show_table(columns, [(row.env, row.agent, *_set_figures(row)) for row in result.rows], whole=range(2, 6))
     if result.comparisons:
@@ -91,7 +89,6 @@ def _set_figures(row: SetRow) -> tuple[str, ...]:
 
 
 def _show_kinds(result: dict[str, Any]) -> None:
-    """Print the success, the mean reward and the means of its parts by kind of task, if the tasks have kinds."""
     name = f"avg@{result['n']}"
     parts = telling_parts(result["reward"], result.get("rewards", {}))[:_PART_COLUMNS]
     rows = [
@@ -116,7 +113,6 @@ def _tool_counts(figures: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the row of the success rate without time-outs, if there are any."""
     if not result["timeouts"]:
         return []
     without = result["without_timeouts"]
@@ -125,7 +121,6 @@ def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _greedy(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The row of the success at temperature 0, if it was measured."""
     figures = result.get("greedy")
     return [("avg@1 greedy", _number(figures["avg@1"]), _range(figures["ci95"]))] if figures else []
 

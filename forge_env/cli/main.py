@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from forge_env import __version__
-from forge_env.cli import diff, doctor, evaluate, export_model, list_info, new, output, register
+from forge_env.cli import diff, evaluate, export_model, list_info, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from forge_env.registry.contrib import Row, rows
 from forge_env.utils.exits import Terminated, show_crashes
@@ -37,12 +37,10 @@ COMMANDS: dict[str, Any] = {
     "list": list_info.list_names,
     "info": list_info.info,
     "new": new.new,
-    "doctor": doctor.doctor,
     "eval": evaluate.evaluate,
     "profile": evaluate.profile,
     "diff": diff.diff,
     "export-model": export_model.export_model,
-    "sandbox": Row("sandbox", "forge_env.cli.sandbox:app", "Run untrusted code, and show what each sandbox enforces."),
 }
 """The heart's own commands; commands of contrib come behind the command that they name."""
 
@@ -144,7 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(message: str, options: Sequence[str]) -> str:
-    """Return one sentence for options that typer refuses."""
     command = next((word for word in options if not word.startswith("-")), "")
     help_of = f"forge-env {command} --help" if command in _commands() else "forge-env --help"
     return f"{' '.join(message.split()).rstrip('.')}; see {help_of}"

@@ -20,17 +20,14 @@ _has_ended = False
 
 
 def emit(data: Any) -> None:
-    """Print one JSON object."""
     sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
 
 
 def say(text: str) -> None:
-    """Print a line for people."""
     sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr."""
     sys.stderr.write(f"note: {text}\n")
 
 
@@ -70,7 +67,6 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: 
 
 
 def show_json(data: Any) -> None:
-    """Print JSON for people, indented."""
     from rich.console import Console
 
     Console(soft_wrap=True).print_json(data=data, default=str)

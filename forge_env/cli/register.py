@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from forge_env.registry.registry_file import RegistryFile
 
 Kind = Literal["auto", "env", "tools"]
-UserOption = Annotated[bool, typer.Option("--user", help="Use the user's file, which holds for all projects.")]
 
 
 def register(
@@ -30,7 +29,6 @@ def register(
     idempotent: Annotated[bool | None, typer.Option(help="Of tools: calling twice equals calling once.")] = None,
     parallel: Annotated[bool | None, typer.Option(help="Of tools: may run in parallel within a turn.")] = None,
     base_url: Annotated[str, typer.Option(help="Of openapi:DOCUMENT: base URL of the service.")] = "",
-    user: UserOption = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the present entry of that name.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -48,9 +46,7 @@ def register(
     }
     given = {option: value for option, value in options.items() if value is not None}
     with stdout_to_stderr(as_json):
-        data = add_to_registry(
-            _written(target, base_url), name=name, kind=kind, options=given, user=user, replace=replace
-        )
+        data = add_to_registry(_written(target, base_url), name=name, kind=kind, options=given, replace=replace)
     if as_json:
         emit(data)
         return
@@ -66,7 +62,6 @@ def add_to_registry(
     name: str = "",
     kind: Kind = "auto",
     options: dict[str, Any],
-    user: bool = False,
     replace: bool = False,
 ) -> dict[str, Any]:
     """Describe a target and write its entry; returns both, see `describe` and `as_data`."""
@@ -76,7 +71,7 @@ def add_to_registry(
     from forge_env.registry.registry import find
     from forge_env.registry.registry_file import Entry, check_free, make_entry
 
-    file = registry_file(user=user)
+    file = registry_file()
     if options and tool_source(target):
         raise UserError(f"{target!r} is a source of tools, and {', '.join(options)} is for functions: leave it out")
     if name:
@@ -87,26 +82,21 @@ def add_to_registry(
     entry = make_entry(data["name"], target, kind=data["kind"], description=data["description"], options=options)
     check_free(entry.name, None if replace else find(entry.name))
     file.add(entry, replace=replace)
-    effective = find(entry.name)
-    if effective is not None and effective.file != file.path:
-        data["notes"].append(f"here {entry.name!r} still is {effective.target}, which comes from {effective.source}")
     return as_data(file.read()[entry.name]) | data
 
 
 def unregister(
     name: Annotated[str, typer.Argument(help="A name of `forge-env list`.")],
-    user: UserOption = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a name from the project's file, or the user's."""
+    """Remove a name from the project's file."""
     from forge_env.cli.list_info import as_data
     from forge_env.registry.registry import find
 
-    file = registry_file(user=user)
+    file = registry_file()
     entry = find(name)
     if name not in file.read() and entry is not None:
-        remedy = {"user": "add --user", "project": "leave --user out"}.get(entry.source, "it cannot be unregistered")
-        raise UserError(f"{name!r} is not in {file.path}; it comes from {entry.file or entry.source}: {remedy}")
+        raise UserError(f"{name!r} is not in {file.path}; it comes from {entry.source}: it cannot be unregistered")
     removed = file.remove(name)
     if as_json:
         emit(as_data(removed))
@@ -114,14 +104,12 @@ def unregister(
     say(f"{name} ({removed.target}) is no longer in {file.path}")
 
 
-def registry_file(*, user: bool) -> RegistryFile:
-    """Return the registry file that a command changes."""
-    from forge_env.registry.registry_file import project_file, user_file
+def registry_file() -> RegistryFile:
+    from forge_env.registry.registry_file import project_file
 
-    file = user_file() if user else project_file()
+    file = project_file()
     if file is None:
-        no_home = "this user has no home folder: set XDG_CONFIG_HOME"
-        raise UserError(no_home if user else "the working directory has been removed: change to another one")
+        raise UserError("the working directory has been removed: change to another one")
     if file.problem:
         raise UserError(file.problem)
     return file

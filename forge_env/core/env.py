@@ -162,7 +162,6 @@ class Env:
 
 
 def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:
-    """Return the task among the options of a `reset`."""
     if options is None or "task" not in options:
         raise EnvError(f"{type(env).__name__}.reset needs options={{'task': Task(...)}}")
     task: Task = options["task"]

@@ -12,6 +12,7 @@ ForgeError
 │   ├── PolicyError          the policy did not answer
 │   └── ServiceError         an actor or service died, or missed its deadline
 │       ├── MissedDeadline   no answer in time
+│       ├── ProcessDied      a process died that is not replaced
 │       ├── ReplicaDied      the replica died during a call that may have had an effect
 │       └── ReplicaBroken    the replica reports that it cannot work any more
 ├── NothingTrained           no step of a run had a gradient: exit code 3
@@ -87,6 +88,15 @@ class ServiceError(InfraError):
 
 class MissedDeadline(ServiceError):
     """A call was not answered in time; it may still be running."""
+
+
+class ProcessDied(ServiceError):
+    """A process died that is not replaced, as the trainer's."""
+
+    def __init__(self, end: str, details: str = "") -> None:
+        super().__init__(end + details)
+        self.end = end
+        """Which process, and how it ended, as "the trainer process died of SIGKILL (signal 9)"."""
 
 
 class ReplicaDied(ServiceError):

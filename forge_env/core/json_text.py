@@ -1,8 +1,8 @@
 """JSON text with numbers that keep the digits that they were written with.
 
-A float is not 1.10, 0.123456789012345678 or 1e400, and an int is not -0. `read` gives such a number as an `ExactFloat`
-or an `ExactInt`: it counts as any other, and `write` writes it as it was read. Libraries that know floats only get a
-`marked` text in its place.
+A float is not 1.10, 0.123456789012345678 or 1e400, and an int is not -0. Such a number is read as an `ExactFloat` or
+an `ExactInt`: it counts as any other, and is written as it was read. Libraries that know floats only get a `marked`
+text in its place.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-_TOKEN = re.compile(rf"{_STRING}|{JSON_NUMBER.pattern}", re.ASCII)
-_MARK = f"<number {secrets.token_hex(8)} "  # nobody can guess it, so no text of a model or a service is taken for one
-_MARKED = re.compile(rf'"{_MARK}([^">]+)>"')
+MARK = f"<number {secrets.token_hex(8)} "  # nobody can guess it, so no text of a model or a service is taken for one
+_MARKED = re.compile(rf'"{MARK}([^">]+)>"')
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -26,7 +24,6 @@ class Exact:
     """A number that keeps its text."""
 
     text: str
-    plain: float
 
     def __str__(self) -> str:
         return self.text
@@ -38,14 +35,14 @@ class Exact:
 class ExactFloat(Exact, float):
     def __new__(cls, text: str) -> ExactFloat:
         number = super().__new__(cls, text)
-        number.text, number.plain = text, float(text)
+        number.text = text
         return number
 
 
 class ExactInt(Exact, int):
     def __new__(cls, text: str) -> ExactInt:
         number = super().__new__(cls, text)
-        number.text, number.plain = text, int(text)
+        number.text = text
         return number
 
 
@@ -57,20 +54,6 @@ def read_float(text: str) -> float:
 
 def read_int(text: str) -> int:
     return ExactInt(text) if text == "-0" else int(text)
-
-
-def read(text: str) -> Any:
-    """Return the value of a JSON text; a byte order mark before it and NUL after it are left out."""
-    return json.loads(_bare(text), parse_float=read_float, parse_int=read_int)
-
-
-def write(value: Any, **options: Any) -> str:
-    """Return a value as JSON text, with the options of `json.dumps`.
-
-    >>> write(read("[1.10, 1e400, -0]"))
-    '[1.10, 1e400, -0]'
-    """
-    return unmarked(json.dumps(marked(value), **options))
 
 
 class NoArgument(ValueError):
@@ -88,15 +71,6 @@ def not_finite(number: float) -> str:
     return f"{number} is no JSON number"
 
 
-def plain(value: Any) -> Any:
-    """Return JSON data with plain numbers: libraries such as PyYAML refuse a kind of float of ours."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return value.plain if isinstance(value, Exact) else value
-
-
 def marked(value: Any) -> Any:
     """Return a value with a marked text in place of every number that keeps its own."""
     kind = type(value)
@@ -106,36 +80,11 @@ def marked(value: Any) -> Any:
         return {key: marked(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [marked(item) for item in value]
-    return f"{_MARK}{value}>" if isinstance(value, Exact) else value
+    return f"{MARK}{value}>" if isinstance(value, Exact) else value
 
 
 def unmarked(text: str) -> str:
-    """Return JSON text with the numbers of marked texts."""
-    return _MARKED.sub(r"\1", text) if _MARK in text else text
-
-
-def marked_text(text: str) -> str:
-    """Return JSON text, or a line of it, with a marked text in place of every number that no float or int is."""
-    return _TOKEN.sub(_mark_number, text)
-
-
-def restored(value: Any) -> Any:
-    """Return a value with the numbers of its marked texts."""
-    if isinstance(value, str):
-        return read(value[len(_MARK) : -1]) if value.startswith(_MARK) else value
-    if isinstance(value, Mapping):
-        return {key: restored(item) for key, item in value.items()}
-    return [restored(item) for item in value] if isinstance(value, list) else value
-
-
-def _bare(text: str) -> str:
-    return text.removeprefix("\ufeff").rstrip("\0")
-
-
-def _mark_number(match: re.Match[str]) -> str:
-    text = match[0]
-    is_other = text[0] != '"' and (text == "-0" or not text.lstrip("-").isdigit())
-    return f'"{_MARK}{text}>"' if is_other and json.dumps(read(text)) != text else text
+    return _MARKED.sub(r"\1", text) if MARK in text else text
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -165,19 +114,3 @@ ARGUMENTS: dict[str, Any] = {
     "parse_int": read_int,
 }
 """Options of `json.loads` for the arguments of a tool, see `NoArgument`; numbers keep their digits."""
-
-
-def portable(value: Any) -> Any:
-    """Return a JSON value that every reader takes: valid Unicode, and None for numbers that are not finite.
-
-    A model may write half of a surrogate pair, which UTF-8 cannot hold; U+FFFD replaces it, as browsers do.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {portable(str(key)): portable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [portable(item) for item in value]
-    return value

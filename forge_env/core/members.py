@@ -1,7 +1,4 @@
-"""Names that the contract of environments reserves: a class that gives one of them to something else is refused.
-
-A tool, a reward or a number that is named `step` would break an environment, often far from its definition.
-"""
+"""Names that the contract of environments reserves: a tool or a number that is named `step` would break it later."""
 
 from __future__ import annotations
 
@@ -19,38 +16,34 @@ _KINDS: tuple[Any, ...] = (property, bool, Real, str, Mapping, (list, tuple))
 
 def check_class(cls: Any, root: type) -> None:
     """Check the names that `root` has in a subclass and its mixins; its parents were checked already."""
-    for name in (*vars(root), *inspect.get_annotations(root), *_OPTIONAL):
+    for name, own in {**dict.fromkeys(inspect.get_annotations(root)), **_OPTIONAL, **vars(root)}.items():
         owner = next((c for c in cls.__mro__ if name in vars(c)), root)
         if name.startswith("__") or (owner is not cls and (issubclass(owner, root) or issubclass(root, owner))):
             continue
-        value, found, own = vars(owner)[name], getattr(cls, name), {**_OPTIONAL, **vars(root)}.get(name)
-        is_reward = hasattr(found, "__forge_reward__") or hasattr(found, "__forge_group_reward__")
-        mark = "tool" if is_tool(found) else "reward" if is_reward else ""
-        if mark or not (name.startswith("_") or _fits(name, value, own)):
-            what = f"a {mark}" if mark else "a method of an instance" if inspect.isfunction(value) else f"{value!r:.60}"
-            said = f"{owner.__name__}.{name} is {what}, and {root.__name__} reserves this name for {_wanted(own)}"
-            raise UserError(f"{said}: call it {name}_ or otherwise")
-    for name in {*vars(root), *inspect.get_annotations(root)} & cls.shared.keys():
-        raise UserError(f"{cls.__name__}.shared sets {name!r}, a name of {root.__name__}: give it another name")
+        value, marked = vars(owner)[name], getattr(cls, name)
+        is_reward = hasattr(marked, "__forge_reward__") or hasattr(marked, "__forge_group_reward__")
+        mark, wanted = "a tool" if is_tool(marked) else "a reward" if is_reward else "", _wanted(name, value, own)
+        if mark or (wanted and not name.startswith("_")):
+            what = mark or ("a method of an instance" if inspect.isfunction(value) else f"{value!r:.60}")
+            said = f"{owner.__name__}.{name} is {what}, and {root.__name__} reserves this name for"
+            raise UserError(f"{said} {wanted or _wanted(name, ..., own)}: call it {name}_ or otherwise")
 
 
-def _wanted(own: Any) -> str:
+def _wanted(name: str, value: Any, own: Any) -> str:
+    """What a name is reserved for, if a value is something else; "" if it fits."""
+    is_method = inspect.isfunction(value) and [*inspect.signature(value).parameters][:1] in (["self"], ["cls"])
+    is_mapping = name == "limits" and isinstance(value, Mapping)
     if isinstance(own, classmethod):
-        return "a class method, with @classmethod or @staticmethod above it"
-    kind = "list" if isinstance(own, tuple) else type(own).__name__
-    return "a method" if inspect.isfunction(own) else "itself" if own is None else f"a {kind}"
-
-
-def _fits(name: str, value: Any, own: Any) -> bool:
-    if isinstance(own, classmethod):
-        is_method = inspect.isfunction(value) and [*inspect.signature(value).parameters][:1] in (["self"], ["cls"])
-        return (name == "limits" and isinstance(value, Mapping)) or (hasattr(value, "__get__") and not is_method)
+        fits = is_mapping or (hasattr(value, "__get__") and not is_method)
+        return "" if fits else "a class method, with @classmethod or @staticmethod above it"
     if inspect.isfunction(own):
-        return not isinstance(value, property) and (callable(value) or hasattr(value, "__get__"))
+        fits = not isinstance(value, property) and (callable(value) or hasattr(value, "__get__"))
+        return "" if fits else "a method"
     if own is None:
-        return value is None
-    kind: Any = next(kind for kind in _KINDS if isinstance(own, kind))
-    return isinstance(value, (property, *(kind if isinstance(kind, tuple) else (kind,))))
+        return "" if value is None else "itself"
+    kind = next((kind for kind in _KINDS if isinstance(own, kind)), type(own))
+    kinds = (property, *(kind if isinstance(kind, tuple) else (kind,)))
+    return "" if isinstance(value, kinds) else f"a {'list' if isinstance(own, tuple) else type(own).__name__}"
 
 
 def check_instance(env: object, root: type) -> None:

@@ -50,14 +50,12 @@ def own_containers(value: T) -> T:
 
 
 def own_task(task: Task) -> Task:
-    """Return a task with its own prompt, target and metadata."""
     return replace(
         task, prompt=own_copy(task.prompt), target=own_copy(task.target), metadata=own_copy(dict(task.metadata))
     )
 
 
 def own_action(action: Action) -> Action:
-    """Return an action with its own message and calls."""
     # By name: `replace` takes as long as a call of a tool.
     calls = [
         ToolCall(id=c.id, name=c.name, arguments=own_copy(c.arguments), raw=c.raw, error=c.error)

@@ -80,7 +80,6 @@ class ExecRequest:
             object.__setattr__(self, "files", _checked_files(self.files, self.limits))
 
     def contents(self) -> dict[str, bytes]:
-        """Return the files as bytes."""
         return {path: data if isinstance(data, bytes) else _encoded(data) for path, data in self.files.items()}
 
 

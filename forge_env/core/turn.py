@@ -238,7 +238,6 @@ class Row(TokenRecord):
 
 
 def join(turns: Sequence[Turn]) -> Row:
-    """Join the turns of a row."""
     row_hash = hashlib.blake2b(digest_size=8)  # incremental: a new `digest` at every turn would be quadratic
     ids: list[bytes] = []
     masks: list[bytes] = []
@@ -300,11 +299,9 @@ def _requests(turn: Turn) -> list[tuple[int, str]]:
 
 
 def require(condition: bool, rule: str) -> None:
-    """Raise InvariantError unless a rule holds."""
     if not condition:
         raise broken(rule)
 
 
 def broken(rule: str) -> InvariantError:
-    """The exception for a broken rule."""
     return InvariantError(f"episode invariant broken: {rule}")

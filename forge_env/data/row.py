@@ -69,7 +69,6 @@ class Row:
     """Values by column, or why there are none."""
 
     def read(self) -> Mapping[str, Any]:
-        """Return the values."""
         if isinstance(self.values, BadRow):
             raise self.values
         return self.values
@@ -111,7 +110,6 @@ class LeftOut:
         return f"{self.total:,} left out ({self.named})" if self.total else "none left out"
 
     def record(self) -> dict[str, Any]:
-        """Return the counts and the first places of every reason, as JSON."""
         return {
             "rows": self.total,
             "reasons": [

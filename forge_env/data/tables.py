@@ -21,7 +21,6 @@ _AT_ONCE = 64
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a parquet file."""
     try:
         import pyarrow
         import pyarrow.parquet

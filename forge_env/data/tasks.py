@@ -41,7 +41,6 @@ class RowCount:
         return self.tasks.get(split, sum(self.tasks.values()) if split == "all" else 0)
 
     def record(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
         return {
             "source": self.source,
             "rows": self.rows,

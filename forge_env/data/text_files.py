@@ -134,7 +134,6 @@ def _decoder(exact: bool) -> json.JSONDecoder:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object with each name once: if a name has two values, nobody knows which one is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from forge_env.core.episode import Episode, read_jsonl
+from forge_env.core.episode import read_jsonl
 from forge_env.core.errors import UserError
-from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import EPISODES, episode_files
@@ -71,10 +70,28 @@ class Comparison:
 
 
 Key = tuple[str, str]
-"""Task id and episode id of an attempt."""
-_MEASURES: dict[str, Callable[[Episode], float]] = {
-    "success": is_success,
-    "reward": lambda episode: episode.reward or 0.0,
+"""Task id and episode id: attempts of two runs with the same key are a pair."""
+
+
+class Result(NamedTuple):
+    """What a comparison needs of an attempt, see `Outcome.is_attempt`."""
+
+    task: str
+    id: str
+    env: str
+    kind: str
+    seed: int | str
+    success: float
+    reward: float | None
+    """None for a time-out, whose success is compared alone."""
+    digest: str
+    """Of the task: equal tasks have equal ones."""
+
+
+Results = Mapping[Key, Result]
+_MEASURES: dict[str, Callable[[Result], float]] = {
+    "success": lambda result: result.success,
+    "reward": lambda result: result.reward or 0.0,
 }
 
 
@@ -87,16 +104,35 @@ def compare(first: Path, second: Path) -> list[Comparison]:
     first_files, second_files = episode_files(first), episode_files(second)
     comparisons = []
     for phase in first_files.keys() & second_files.keys():
-        a, b = _by_key(read_jsonl(first_files[phase])), _by_key(read_jsonl(second_files[phase]))
+        a, b = _read(first_files[phase]), _read(second_files[phase])
         if a.keys() & b.keys():
-            _check_tasks(first, second, a, b)
-            for measure, value in _MEASURES.items():
-                a, b = (run if measure == "success" else _with_reward(run) for run in (a, b))
-                if a.keys() & b.keys():
-                    comparisons += [_compare(phase, a, b, measure, value), *_by_kind(phase, a, b, measure, value)]
+            comparisons += compare_results((str(first), a), (str(second), b), phase=phase)
     if not comparisons:
-        raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
+        raise nothing_common(str(first), str(second))
     return sorted(comparisons, key=lambda c: (c.phase, bool(c.kind), c.measure != "success"))
+
+
+def compare_results(
+    first: tuple[str, Results], second: tuple[str, Results], *, phase: str = "", measures: Iterable[str] = _MEASURES
+) -> list[Comparison]:
+    """Compare what two runs measured, of all tasks and then of each kind of task.
+
+    Args:
+        first: the name of a run, and its results.
+
+    Raises:
+        UserError: when they have no attempt in common, or different tasks with the same id.
+    """
+    _check_tasks(first, second)
+    comparisons = []
+    for measure in measures:
+        a, b = (
+            {k: r for k, r in results.items() if measure == "success" or r.reward is not None}
+            for _, results in (first, second)
+        )
+        if a.keys() & b.keys():
+            comparisons += [*_compare(phase, [("", a, b)], measure), *_compare(phase, _by_kind(a, b), measure)]
+    return comparisons
 
 
 def compare_all_success(runs: Sequence[tuple[Path, Path]], warn: Callable[[str], None]) -> list[Comparison | None]:
@@ -105,21 +141,18 @@ def compare_all_success(runs: Sequence[tuple[Path, Path]], warn: Callable[[str],
     Returns:
         One for each pair; None for one that cannot be compared, and `warn` is told why.
     """
-    read = functools.cache(lambda path: _by_key(read_jsonl(path / EPISODES)))
-    compared: dict[int, tuple[Comparison, Pairs]] = {}
+    read = functools.cache(lambda path: _read(path / EPISODES))
+    pairs: dict[int, tuple[str, Results, Results]] = {}
     for number, (first, second) in enumerate(runs):
         a, b = read(first), read(second)
         try:
-            _check_tasks(first, second, a, b)
-            if not a.keys() & b.keys():
-                raise UserError(f"{first} and {second} have no attempt at a task in common")
+            _check_tasks((str(first), a), (str(second), b))
         except UserError as error:
             warn(str(error))
         else:
-            compared[number] = (_compare("", a, b, "success", is_success), _pairs(a, b, is_success))
-    corrected = compare_all([pairs for _, pairs in compared.values()])
-    found = {n: replace(one, paired=p) for (n, (one, _)), p in zip(compared.items(), corrected, strict=True)}
-    return [found.get(number) for number in range(len(runs))]
+            pairs[number] = ("", a, b)
+    compared = dict(zip(pairs, _compare("", [*pairs.values()], "success"), strict=True))
+    return [compared.get(number) for number in range(len(runs))]
 
 
 def finite(value: Any) -> Any:
@@ -129,56 +162,54 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _by_kind(
-    phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
-) -> list[Comparison]:
-    """Compare each of several environments, and each kind of task, that both runs have."""
-    several = all(len({episode.env for episode in run.values()}) > 1 for run in (a, b))
-    tasks: dict[str, dict[str, Task]] = defaultdict(dict)
-    for key, episode in [*a.items(), *b.items()]:
-        tasks[episode.env if several else ""][key[0]] = episode.task
+def _by_kind(a: Results, b: Results) -> list[tuple[str, Results, Results]]:
+    """The results of each of several environments, and of each kind of task, that both runs have."""
+    several = all(len({result.env for result in run.values()}) > 1 for run in (a, b))
+    tasks: dict[str, dict[str, Result]] = defaultdict(dict)
+    for result in (*a.values(), *b.values()):
+        tasks[result.env if several else ""][result.task] = result
     kinds = Kinds.of({env: of_env.values() for env, of_env in tasks.items()})
-    found: list[tuple[Comparison, Pairs]] = []
-    for name in kinds.order:
-        a_of_kind, b_of_kind = (
-            {key: e for key, e in run.items() if name in kinds.names_of(e.env, e.task)} for run in (a, b)
+    of_kinds: dict[str, tuple[dict[Key, Result], dict[Key, Result]]] = {name: ({}, {}) for name in kinds.order}
+    for number, run in enumerate((a, b)):
+        for key, result in run.items():
+            for name in of_kinds.keys() & kinds.names_of(result.env, result):
+                of_kinds[name][number][key] = result
+    return [(name, *both) for name, both in of_kinds.items() if both[0].keys() & both[1].keys()]
+
+
+def _read(file: Path) -> dict[Key, Result]:
+    return {
+        (e.task.id, e.id): Result(
+            e.task.id, e.id, e.env, e.task.kind, e.seed, is_success(e), e.reward, value_digest(e.task)
         )
-        if a_of_kind.keys() & b_of_kind.keys():
-            of_kind = replace(_compare(phase, a_of_kind, b_of_kind, measure, value), kind=name)
-            found.append((of_kind, _pairs(a_of_kind, b_of_kind, value)))
-    corrected = compare_all([pairs for _, pairs in found])
-    return [replace(of_kind, paired=paired) for (of_kind, _), paired in zip(found, corrected, strict=True)]
+        for e in read_jsonl(file)
+        if e.outcome.is_attempt
+    }
 
 
-def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
-    attempts = (e for e in episodes if e.outcome.is_attempt)
-    return {(e.task.id, e.id): replace(e, turns=(), lineage=()) for e in attempts}  # turns hold most of the memory
+def _compare(phase: str, family: Sequence[tuple[str, Results, Results]], measure: str) -> list[Comparison]:
+    """Compare the results of each member of a family, named by its kind, with verdicts that hold for all of them."""
+    family_pairs = [_pairs(a, b, _MEASURES[measure]) for _, a, b in family]
+    return [
+        Comparison(
+            phase=phase,
+            measure=measure,
+            kind=kind,
+            tasks=len(pairs.first),
+            all_tasks=(len({task for task, _ in a}), len({task for task, _ in b})),
+            episodes=len(common := a.keys() & b.keys()),
+            first=clustered_mean(pairs.second).value,
+            second=clustered_mean(pairs.first).value,
+            paired=paired,
+            unpaired=(len(a) - len(common), len(b) - len(common)),
+            other_seeds=sum(a[key].seed != b[key].seed for key in common),
+            envs=(_env(a), _env(b)),
+        )
+        for (kind, a, b), pairs, paired in zip(family, family_pairs, compare_all(family_pairs), strict=True)
+    ]
 
 
-def _with_reward(episodes: dict[Key, Episode]) -> dict[Key, Episode]:
-    return {key: episode for key, episode in episodes.items() if episode.outcome.is_valid}
-
-
-def _compare(
-    phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
-) -> Comparison:
-    pairs, common = _pairs(a, b, value), a.keys() & b.keys()
-    return Comparison(
-        phase=phase,
-        measure=measure,
-        tasks=len(pairs.first),
-        all_tasks=(len({task for task, _ in a}), len({task for task, _ in b})),
-        episodes=len(common),
-        first=clustered_mean(pairs.second).value,
-        second=clustered_mean(pairs.first).value,
-        paired=compare_all([pairs])[0],
-        unpaired=(len(a) - len(common), len(b) - len(common)),
-        other_seeds=sum(a[key].seed != b[key].seed for key in common),
-        envs=(_env(a), _env(b)),
-    )
-
-
-def _pairs(a: dict[Key, Episode], b: dict[Key, Episode], value: Callable[[Episode], float]) -> Pairs:
+def _pairs(a: Results, b: Results, value: Callable[[Result], float]) -> Pairs:
     """The values of the second run and those of the first, by task, of the attempts that both have."""
     tasks: dict[str, list[Key]] = defaultdict(list)
     for key in sorted(a.keys() & b.keys()):
@@ -188,17 +219,25 @@ def _pairs(a: dict[Key, Episode], b: dict[Key, Episode], value: Callable[[Episod
     return Pairs.of(y, x, (common, common))
 
 
-def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:
+def nothing_common(first: str, second: str) -> UserError:
+    """The refusal of two runs without a pair, by their names."""
+    return UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
+
+
+def _check_tasks(first: tuple[str, Results], second: tuple[str, Results]) -> None:
+    (first_name, a), (second_name, b) = first, second
     shared = {key[0]: key for key in sorted(a.keys() & b.keys(), reverse=True)}
-    different = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
+    if not shared:
+        raise nothing_common(first_name, second_name)
+    different = [task for task, key in shared.items() if a[key].digest != b[key].digest]
     if different:
         key = shared[min(different)]
         raise UserError(
-            f"{len(different)} of the {len(shared)} tasks with the same id in {first} and {second} are different, "
-            f"as {key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: "
+            f"{len(different)} of the {len(shared)} tasks with the same id in {first_name} and {second_name} are "
+            f"different, as {key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: "
             "compare runs of the same tasks"
         )
 
 
-def _env(episodes: dict[Key, Episode]) -> str:
-    return next((episode.env for episode in episodes.values()), "")
+def _env(results: Results) -> str:
+    return next((result.env for result in results.values()), "")

@@ -66,7 +66,6 @@ def depends_on(
 
 
 def task_digests(tasks: Sequence[Task]) -> dict[str, Any]:
-    """The part of `depends_on` that is about the tasks."""
     return {"tasks": {"tasks": value_digest(list(tasks))}}
 
 

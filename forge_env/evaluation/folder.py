@@ -106,7 +106,6 @@ class EvalFolder:
             yield from read_faults(self.path / FAULTS)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write eval.json atomically."""
         self._write(RESULT, json.dumps(result, indent=2, allow_nan=False, default=str))
 
     def _check_plan(self) -> None:

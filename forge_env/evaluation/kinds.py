@@ -9,11 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from forge_env.core.episode import Episode
 from forge_env.core.reward_value import reaches
-from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, is_success
 from forge_env.evaluation.metrics import reward_parts
 from forge_env.utils.statistics import LEVEL, Paired, compare_all
@@ -26,6 +25,14 @@ SOLVED = 0.95
 """A kind with at least this success rate counts as solved."""
 NOT_SHOWN = "no change shown"
 """The verdict on a kind with a change that may be chance: more tasks may show one."""
+
+
+class HasKind(Protocol):
+    """A task, or what is recorded of one."""
+
+    @property
+    def kind(self) -> str: ...
+
 
 _FIGURES = ("success", "success_low", "success_high", "reward", "episodes")
 
@@ -45,7 +52,7 @@ class Kinds:
     """The labels of several environments; empty for one."""
 
     @classmethod
-    def of(cls, tasks: Mapping[str, Iterable[Task]]) -> Kinds:
+    def of(cls, tasks: Mapping[str, Iterable[HasKind]]) -> Kinds:
         """Return the kinds of the tasks of each environment, by its label; "" is the label of a single one.
 
         Of more than `MAX_KINDS`, those with the most tasks keep their names.
@@ -72,7 +79,7 @@ class Kinds:
             f"figures of their own, the other {self.left_out} are counted together as {OTHER_KINDS}"
         )
 
-    def names_of(self, env: str, task: Task) -> tuple[str, ...]:
+    def names_of(self, env: str, task: HasKind) -> tuple[str, ...]:
         """Return the names under which a task of an environment is counted: its environment and its kind."""
         kind = _joined(env if self.environments else "", task.kind)
         if not self.environments:

@@ -37,7 +37,6 @@ class Attempt(NamedTuple):
 
     @classmethod
     def of(cls, episode: Episode) -> Attempt:
-        """Return the attempt that an episode of an evaluation belongs to."""
         return cls(episode.task.id, int(episode.id.rpartition("/")[2]))
 
     @property
@@ -250,5 +249,4 @@ def episode_seed(seed: int, attempt: Attempt) -> int:
 
 
 def task_list_digest(tasks: Sequence[Task]) -> str:
-    """Return a hash of the ids of the tasks, in their order."""
     return hashlib.blake2b("\n".join(task.id for task in tasks).encode(), digest_size=8).hexdigest()

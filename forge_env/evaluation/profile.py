@@ -70,7 +70,6 @@ def rates_of(folder: str) -> dict[str, tuple[int, int]]:
 
 
 def write_profile(folder: Path) -> Profile:
-    """Write the rates of a complete evaluation into its folder."""
     result, tasks = read_object(folder / RESULT), dict[str, dict[str, Any]]()
     faults = read_faults(folder / FAULTS) if (folder / FAULTS).exists() else ()
     episodes = read_jsonl(folder / EPISODES) if (folder / EPISODES).exists() else ()

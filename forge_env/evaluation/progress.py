@@ -14,7 +14,6 @@ from forge_env.utils.periodic_lines import PeriodicLines
 
 
 def named(agent: str, adapter: str) -> str:
-    """The agent, and the adapter that it computes with."""
     return f"{agent} with {adapter}" if adapter else agent
 
 

@@ -79,7 +79,6 @@ class SetResult:
     corrected for the number of all comparisons of the set, by Holm's method."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of set.json."""
         rows = [
             {
                 "env": row.env,
@@ -162,7 +161,6 @@ async def _run(row: SetRow, engine: _SharedEngine, live: LiveProgress, warn: Cal
 
 
 def _compared(rows: Sequence[SetRow], warn: Callable[[str], None]) -> list[tuple[str, str, str, Comparison]]:
-    """Compare the agents of each environment, two by two."""
     measured = [row for row in rows if row.result is not None and row.result.figures["episodes"]]
     pairs = [(first, second) for first, second in combinations(measured, 2) if first.env == second.env]
     compared = compare_all_success([(first.folder, second.folder) for first, second in pairs], warn)

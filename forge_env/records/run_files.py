@@ -92,7 +92,6 @@ def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

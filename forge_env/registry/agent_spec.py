@@ -65,14 +65,12 @@ class AgentSettings:
 
 
 def open_agent(spec: str, settings: AgentSettings) -> AbstractAsyncContextManager[Agent]:
-    """Return an async context manager that opens the named agent and closes it at the end."""
     kind, argument = split_agent(spec)
     open_kind = load(_openers()[kind])
     return open_kind(argument, settings)
 
 
 def split_agent(spec: str) -> tuple[str, str]:
-    """Split a name into its kind and its argument."""
     kind, _, argument = spec.partition(":")
     if kind not in (kinds := _openers()):
         hint = "" if ":" in spec else f" A model is vllm:{spec} or openai:{spec}@URL"

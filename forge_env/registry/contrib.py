@@ -28,6 +28,7 @@ from forge_env.utils.targets import load
 TABLES = {
     "envs": "environments, by name",
     "families": 'environments by a prefix, as "gymnasium:FrozenLake-v1": a function makes the class from what follows',
+    "audits": "classes that attack training tasks by cheats and know those cheats in episodes, trainers/run/audit.py",
     "agents": "kinds of agents: an async context manager of what follows the colon, and AgentSettings",
     "tool_sources": "sources of tools by a prefix, which are opened and not imported",
     "commands": 'of forge-env, imported when they are called; "sandbox shell" is one of the group sandbox',
@@ -37,7 +38,7 @@ TABLES = {
     "hosts": "machines beside this one",
     "observers": "classes that see a training run from its start to its end, trainers/metrics/observer.py",
     "reports": "functions that write a page of a training run when it ends",
-    "sandboxes": "backends of sandboxes",
+    "sandboxes": "backends of sandboxes; one that comes behind no other isolates nothing, and is opened by name only",
     "sinks": "of metrics and episodes",
     "stores": "of weights",
     "workspaces": "backends of workspaces",

@@ -1,7 +1,7 @@
 """Names of environments and tools. The registry holds import strings, which are imported only when they are used.
 
-A name is looked up in this process (`register`), the project's file, the user's file, the installed packages
-(entry-point groups `forge_env.envs` and `forge_env.tools`), and what ships; the first match wins.
+A name is looked up in this process (`register`), the project's file, the installed packages (entry-point groups
+`forge_env.envs` and `forge_env.tools`), and what ships; the first match wins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.registry.contrib import family, rows, tool_source
 from forge_env.registry.gymnasium_registration import is_imported
-from forge_env.registry.registry_file import Entry, Kind, make_entry, read_files
+from forge_env.registry.registry_file import Entry, Kind, make_entry, registered
 from forge_env.registry.tool_sets import derive_tools
 from forge_env.utils.targets import add_to_path, load, source_of
 
@@ -216,7 +216,7 @@ def load_entry(entry: Entry) -> Any:
 def _sources() -> Iterator[Sequence[Entry]]:
     """Yield the entries of each source, in order of precedence; a source is read when it is reached."""
     yield list(_process.values())
-    yield from read_files()
+    yield registered()
     yield _installed(tuple(sys.path))
     yield list(_shipped().values())
 

@@ -70,7 +70,7 @@ class Entry:
     """Of tools: fields of `ToolOptions` that override the `@tool` marks."""
     description: str = ""
     source: str = "process"
-    """Origin of the name: "process", "project", "user", "package NAME" or "built-in"."""
+    """Origin of the name: "process", "project", "package NAME" or "built-in"."""
     file: Path | None = None
     """The registry file that holds it, if any."""
     folder: Path | None = None
@@ -78,7 +78,6 @@ class Entry:
 
 
 def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: Mapping[str, Any]) -> Entry:
-    """Return an entry, with its name, kind and options checked."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{name!r} is no name: it starts with a letter or _, and has letters, digits, _ and - only, 64 at most"
@@ -109,47 +108,36 @@ def project_file() -> RegistryFile | None:
     directory. FORGE_ENV_REGISTRY names another file, which is not checked. None if the working directory was removed.
     """
     if path := os.environ.get(FILE_VARIABLE):
-        return RegistryFile(Path(os.path.expanduser(path)), "project")
+        return RegistryFile(Path(os.path.expanduser(path)))
     try:
         here = Path.cwd()
     except FileNotFoundError:
         return None
     folders = _project_folders(here)
     for folder in folders:
-        file = RegistryFile(folder / FILE, "project", below=folder)
+        file = RegistryFile(folder / FILE, below=folder)
         if file.is_readable():
             return file
     root = next((folder for folder in folders if (folder / "pyproject.toml").is_file() or _has_git(folder)), here)
-    return RegistryFile(root / FILE, "project", below=root)
+    return RegistryFile(root / FILE, below=root)
 
 
-def user_file() -> RegistryFile | None:
-    """Return the user's file, which need not exist; None for a user without a home folder."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not config.is_absolute():
-        config = Path(os.path.expanduser("~/.config"))
-    return RegistryFile(config / "forge_env" / FILE.name, "user", below=config) if config.is_absolute() else None
-
-
-def read_files() -> Iterator[Sequence[Entry]]:
-    """Yield the entries of the project's file and of the user's; each is read when it is reached."""
-    for file in (project_file(), user_file()):
-        yield list(file.read().values()) if file is not None and file.is_readable() else []
+def registered() -> Sequence[Entry]:
+    file = project_file()
+    return list(file.read().values()) if file is not None and file.is_readable() else []
 
 
 class RegistryFile:
     """A file of entries, which need not exist.
 
     Args:
-        source: "project" or "user".
         below: only this user may be able to write to this folder and everything below it on the way to the file, see
             `problem`; None for a file that the user has named, which is not checked.
     """
 
-    def __init__(self, path: Path, source: str, *, below: Path | None = None) -> None:
+    def __init__(self, path: Path, *, below: Path | None = None) -> None:
         self._given_path, self._below = path, below
         self.path = Path(os.path.realpath(path))  # a link is kept, and its target is changed
-        self.source = source
         # The folder that holds `.forge_env`; for a file in another folder, that folder.
         self.folder = self.path.parent.parent if self.path.parent.name == FILE.parent.name else self.path.parent
 
@@ -176,7 +164,6 @@ class RegistryFile:
         return not problem
 
     def read(self) -> dict[str, Entry]:
-        """Return the entries by name, in the file's order."""
         return self._parse(self._text())
 
     def add(self, entry: Entry, *, replace: bool = False) -> None:
@@ -200,7 +187,6 @@ class RegistryFile:
 
     @contextmanager
     def _change(self) -> Iterator[tuple[str, dict[str, Entry]]]:
-        """Lock the file; yields its text and its entries."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path):
@@ -272,12 +258,10 @@ class RegistryFile:
         if is_path(source) and not tool_source(target):
             target = f"{(self.folder / source).resolve()}:{attribute}"
         entry = make_entry(name, target, kind=fields.kind, description=fields.description, options=fields.options)
-        folder = self.folder if self.source == "project" else None
-        return dataclasses.replace(entry, source=self.source, file=self.path, folder=folder)
+        return dataclasses.replace(entry, source="project", file=self.path, folder=self.folder)
 
 
 def _contents(entries: Mapping[str, Entry]) -> dict[str, tuple[Any, ...]]:
-    """Return what a file holds of its entries."""
     return {n: (entry.kind, entry.target, dict(entry.options), entry.description) for n, entry in entries.items()}
 
 

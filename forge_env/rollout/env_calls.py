@@ -30,7 +30,6 @@ class EnvTimeout(EnvError):
 
 
 async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline) -> Any:
-    """Await a method of an environment."""
     try:
         with deadline:
             return await call
@@ -43,7 +42,6 @@ async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline
 
 
 def is_timeout(error: BaseException, deadline: Deadline) -> bool:
-    """Whether a method raised because its time was used up."""
     return deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError)
 
 
@@ -60,7 +58,6 @@ async def _check_free(env: Env, method: str) -> None:
 
 
 async def success_of(env: Env, reward: float, seconds: float) -> bool:
-    """Return the environment's verdict on an episode with this reward, the sum over its steps."""
     if is_default(env, "success"):
         return env.success(reward)
     await _check_free(env, "success")
@@ -70,7 +67,6 @@ async def success_of(env: Env, reward: float, seconds: float) -> bool:
 
 
 async def final_info_of(env: Env, seconds: float) -> Mapping[str, Any]:
-    """Return the environment's facts about the whole episode, as JSON data."""
     if is_default(env, "final_info"):
         return {}
     await _check_free(env, "final_info")

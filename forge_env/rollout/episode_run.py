@@ -49,7 +49,10 @@ class LimitReached(Exception):
 class EpisodeRun:
     """The state of one episode while it runs."""
 
-    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
+    __slots__ = (
+        *("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left"),
+        *("since", "waits_for"),
+    )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
@@ -60,11 +63,12 @@ class EpisodeRun:
         """Reward that was given before the first turn; any other reward belongs to a turn."""
         self.last_turn: Turn | None = None
         self.info: dict[str, Any] = {}
+        self.waits_for, self.since = "construct", time.monotonic()
+        """What is under way, "act" of the agent or a method of the environment, and since when."""
         self.seconds_left = limits.episode_seconds
         """What is left of the episode's time, which runs only in the environment, not while the agent answers."""
 
     async def play(self, env: Env, task: Task, seed: int) -> End:
-        """Play to the end, one turn after another."""
         await self.reset(env, task, seed)
         turns = full_prompts = 0
         while turns < self.limits.max_turns:
@@ -158,6 +162,7 @@ class EpisodeRun:
         """
         if conversation.asked is not None:
             self._check_agent(conversation.asked)
+        self.waits_for, self.since = "act", time.monotonic()
         deadline: Deadline | None = None
         try:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
@@ -260,6 +265,7 @@ class EpisodeRun:
         Args:
             method: to call, with the other arguments; the code is inside of the gate of its instance.
         """
+        self.waits_for, self.since = part, time.monotonic()
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
         deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)

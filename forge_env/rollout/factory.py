@@ -79,6 +79,8 @@ class EnvFactory:
         self._shared: dict[str, Any] = {}
         self._stack = AsyncExitStack()
         self._background: set[asyncio.Task[None]] = set()
+        self.playing: dict[Any, str] = {}
+        """The `EpisodeRun` of each episode that is played, and its id."""
 
     async def __aenter__(self) -> EnvFactory:
         async with AsyncExitStack() as stack:
@@ -167,7 +169,6 @@ class EnvFactory:
         return self.env_class.effects(**select_options(self.env_class.effects, self.options))
 
     def declared_limits(self) -> dict[str, Any]:
-        """See `declared_limits`."""
         return declared_limits(self.env_class, self.options, name=self.name)
 
     def episode_limits(self) -> EpisodeLimits:
@@ -213,7 +214,7 @@ class EnvFactory:
         try:
             await call_env(name, call_on(env, constructor, **self._own_options(more)), Deadline(seconds))
         except (asyncio.CancelledError, EnvTimeout):
-            await close_env(env, seconds)  # what it has opened; its errors are those of half an instance
+            await close_env(env, seconds)  # what it has opened; half an instance may fail at that
             raise
         with guard(name):
             check_instance(env, Env)

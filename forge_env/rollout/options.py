@@ -33,12 +33,10 @@ def option_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def required_options(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the options without a default."""
     return [parameter.name for parameter in option_parameters(function) if parameter.default is parameter.empty]
 
 
 def select_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `options` that are parameters of a function."""
     names = {parameter.name for parameter in option_parameters(function)}
     return {name: value for name, value in options.items() if name in names}
 

@@ -53,6 +53,8 @@ class GroupSpec:
     """Label of the environment, for a run that has several."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the environment that differ from the options of its factory."""
+    limits: EpisodeLimits | None = None
+    """Of each episode, if they differ from the limits of the process that plays it (`EnvActor`)."""
     is_measured: bool = False
     """True for an evaluation: a TIMEOUT counts as a result, and is not run again."""
 
@@ -136,6 +138,7 @@ async def run_episode(
     outcome, error, ended_by = Outcome.SCORED, "", ""
     token: Token[Gate | None] | None = None
     recorded = recording.set(run.info)
+    factory.playing[run] = episode_id
     try:
         env = await factory.construct(env_options or {}, seconds=limits.step_seconds)
         token = inside.set(gate_of(env))
@@ -148,6 +151,7 @@ async def run_episode(
     except (EnvError, InfraError) as fault:
         outcome, error = fault_of(fault)
     finally:
+        del factory.playing[run]
         recording.reset(recorded)
         if token is not None:
             inside.reset(token)
@@ -225,7 +229,6 @@ def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:
 
 
 async def _add_final_info(env: Env, seconds: float, info: dict[str, Any]) -> None:
-    """Add `env.final_info()` to the record. An error there does not change the episode."""
     try:
         info |= await final_info_of(env, seconds)
     except ForgeError as error:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_env.core.errors import ForgeError, ServiceError, UserError
+from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
 from forge_env.runtime.calls.answers import quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.machines import Machines
@@ -250,7 +250,7 @@ class Launcher:
         """Run `work` until it ends, or until a process dies that is not replaced.
 
         Raises:
-            ServiceError: names the actor that died.
+            ProcessDied: names the actor that died.
         """
         assert self._failure is not None
         return await unless_gone(work, self._failure)
@@ -292,15 +292,15 @@ class Launcher:
         if self.hosts:
             log = Path(self.hosts.info(spawned.host_of_rank[rank]).logs) / log.name
         where = f"; the end of its log is in {log}" if has_log else ""
-        sentence = f"the {spawned.name} process{which} {end}{where}"
+        death = ProcessDied(f"the {spawned.name} process{which} {end}", where)
         if spawned.dead.done() or self.is_stopping:
             return
-        spawned.dead.set_result(sentence)
+        spawned.dead.set_result(str(death))
         self._end_calls_of(spawned.caller)
         if spawned.on_death is not None:
-            spawned.on_death(sentence)
+            spawned.on_death(str(death))
         else:
-            self.fail(ServiceError(sentence))
+            self.fail(death)
 
     def _end_calls_of(self, caller: str) -> None:
         """Let all other actors cancel the calls of a dead one."""

@@ -335,7 +335,6 @@ class ActorOptions(Generic[A]):
 
 
 def make_options(options: Mapping[str, Any]) -> ServiceOptions:
-    """Make the options of a service from names and values."""
     for name in options:
         if name not in ServiceOptions.__dataclass_fields__:
             raise UserError(f"a service has no option {name!r}. {nearest(name, ServiceOptions.__dataclass_fields__)}")

@@ -61,7 +61,6 @@ class Deadline:
             self._start()
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Await `work` within this deadline."""
         with self:
             return await work
 

@@ -34,7 +34,6 @@ _FORGE_ENV = "forge_env"
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
@@ -58,7 +57,8 @@ def code_digests(modules: Iterable[str | Path]) -> dict[str, str]:
     digests: dict[str, str] = {}
     for module in modules:
         path = module if isinstance(module, Path) else _file_of(module)
-        if path is None or _top(module) == _FORGE_ENV:
+        is_ours = isinstance(module, str) and module.partition(".")[0] == _FORGE_ENV
+        if path is None or is_ours:
             continue
         if package := _installed(path):
             digests |= package
@@ -80,10 +80,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (str, bytes, int, float, bool)) or value is None:
         return value
     return _plain(value.tolist()) if hasattr(value, "tolist") else _ADDRESS.sub("", repr(value))
-
-
-def _top(module: str | Path) -> str:
-    return "" if isinstance(module, Path) else module.partition(".")[0]
 
 
 def _file_of(module: str) -> Path | None:
@@ -129,14 +125,12 @@ def _walk(start: Path, root: Path) -> dict[Path, str]:
             continue
         content = path.read_bytes()
         digests[path] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
-        waiting += [file for name in _imports(content, _package(path, root)) for file in _files(root, name)]
+        waiting += [
+            file for name in _imports(content, path.parent.relative_to(root).parts) for file in _files(root, name)
+        ]
         beside = (path.with_name(name.decode()) for name in _BESIDE.findall(content))
         waiting += [file for file in beside if file.is_file()]
     return digests
-
-
-def _package(path: Path, root: Path) -> tuple[str, ...]:
-    return path.parent.relative_to(root).parts
 
 
 @functools.lru_cache(maxsize=4096)

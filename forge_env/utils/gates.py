@@ -54,13 +54,11 @@ class Gate:
 
     @property
     def running(self) -> list[str]:
-        """Names of the methods that still run."""
         self._left = [call for call in self._left if call.is_running]
         return list(dict.fromkeys(call.name for call in self._left))
 
     @property
     def is_held(self) -> bool:
-        """Whether the next call has to wait."""
         self.held = [call for call in self.held if call.is_running]
         return bool(self.held)
 
@@ -89,7 +87,6 @@ class Gate:
         self.start(later())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do some work in the background."""
         task = asyncio.create_task(work)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
@@ -175,13 +172,11 @@ def watch_executor() -> None:
 
 
 async def after(gate: Gate, call: Any) -> Any:
-    """Make a call when the gate is free."""
     if not await gate.stop(BUSY_SECONDS, grace=GRACE_SECONDS):
         raise EnvError(still_running(gate.running))
     return await call()
 
 
 def still_running(names: list[str]) -> str:
-    """Say that methods still run, and hold up the others of their instance."""
     run = "runs" if len(names) == 1 else "run"
     return f"{' and '.join(names)} still {run}, and the methods of an instance never overlap"

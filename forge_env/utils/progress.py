@@ -18,7 +18,6 @@ Progress = Callable[[], Awaitable[object]]
 
 
 async def until_stalled(progress: Progress, seconds: float) -> None:
-    """Return as soon as there was no progress for `seconds`."""
     before: object = object()
     still = 0
     while still < LOOKS:

@@ -75,7 +75,6 @@ class Setting:
 
 
 def leaves(config: Any, prefix: str = "") -> list[Setting]:
-    """List the settings of a tree of dataclasses, in the order of their fields."""
     settings: list[Setting] = []
     for name, (kind, marks) in kinds_of(config.__class__).items():
         value = getattr(config, name)
@@ -268,12 +267,10 @@ def check_choices(config: Any) -> None:
 
 
 def shown(choice: str) -> str:
-    """A choice of a setting, in words of help and of errors."""
     return choice or '""'
 
 
 def _items(text: str, kind: Any) -> Any:
-    """A text as pydantic takes it for a type."""
     origin = typing.get_origin(kind) or kind
     if origin in _LISTS and re.match(r"\s*\[\s*[\[{\"]", text):
         return json.loads(text)
@@ -306,7 +303,6 @@ def _plain(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _in_words(kind: Any) -> str:
-    """What a value of a type is; "" for a type that has no words."""
     origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is typing.Literal:
         return f"one of: {', '.join(shown(str(choice)) for choice in parts)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -298,18 +299,18 @@ def _sign_flips(differences: Sequence[float]) -> float:
     count = len(differences)
     if not count:
         return 1.0
-    observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))
+    sizes = [abs(difference) for difference in differences]
+    observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(sizes)
     if count <= MAX_EXACT_TASKS:
-        return sum(abs(_flipped(differences, bits)) >= observed for bits in range(2**count)) / 2**count
-    rng = random.Random(0)
-    extreme = sum(abs(_flipped(differences, rng.getrandbits(count))) >= observed for _ in range(RANDOM_FLIPS))
-    return (extreme + 1) / (
-        RANDOM_FLIPS + 1
-    )  # the observed order counts as one of the flips, so that the share is never zero
-
-
-def _flipped(differences: Sequence[float], bits: int) -> float:
-    return sum(-d if bits >> i & 1 else d for i, d in enumerate(differences))
+        sums = (math.fsum(-d if bits >> i & 1 else d for i, d in enumerate(sizes)) for bits in range(2**count))
+        return sum(abs(total) >= observed for total in sums) / 2**count
+    rng, tasks_of = random.Random(0), sorted(Counter(sizes).items())
+    sums = (  # of tasks with the same size only the number of flips matters
+        math.fsum(size * (tasks - 2 * rng.getrandbits(tasks).bit_count()) for size, tasks in tasks_of)
+        for _ in range(RANDOM_FLIPS)
+    )
+    # The observed order counts as one of the flips, so that the share is never zero.
+    return (sum(abs(total) >= observed for total in sums) + 1) / (RANDOM_FLIPS + 1)
 
 
 def _check(attempts: int, successes: int, k: int) -> None:

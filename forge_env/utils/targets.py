@@ -61,13 +61,11 @@ def _load(target: str) -> Any:
 
 
 def load_source(target: str) -> ModuleType:
-    """Import the module or the file of a target, whatever its attribute is."""
     source, _ = split_target(target)
     return _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Split a target into its module or file, and its attribute."""
     source, separator, attribute = target.rpartition(":")
     if not separator or not attribute or not source:
         raise UserError(
@@ -83,12 +81,10 @@ def is_file(source: str) -> bool:
 
 
 def is_path(source: str) -> bool:
-    """Whether the first part of a target is a file of any kind."""
     return source.endswith((".py", by_value.SUFFIX))
 
 
 def source_of(value: Any) -> str:
-    """Return the target by which an object can be imported."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or "<" in name:
         raise UserError(f"{value!r} cannot be imported by a name: define it at the top of a module, not in a function")

@@ -39,7 +39,6 @@ def call_on(instance: Any, function: Callable[..., Any], /, *args: Any, **kwargs
 
 
 def call_in(gate: Gate, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-    """Return a call as `call_on` does, by the gate of the instance."""
     return _made(gate, function, args, kwargs) if inside.get() is gate else _inside(gate, function, args, kwargs)
 
 

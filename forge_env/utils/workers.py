@@ -213,5 +213,4 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def start(call: Call, *, in_new_thread: bool = False) -> None:
-    """Make a call in a thread."""
     (_Workers() if in_new_thread else _workers).start(call)

@@ -28,7 +28,6 @@ _SCALARS = (
 
 
 def read_yaml(text: str, settings_of: str = "") -> Any:
-    """Return the data of a YAML text; for settings of a file, see `strict_loader`."""
     import yaml
 
     return yaml.load(text, Loader=strict_loader(settings_of) if settings_of else loader())

@@ -125,6 +125,7 @@ class Zygote:
             _preimport(name, control)
 
     def serve(self) -> NoReturn:
+        self._has_threads = snippet.has_threads()  # of the preimported packages; nothing here starts one
         os.environ.clear()
         os.environ.update(_ENVIRONMENT)
         sys.argv = [""]
@@ -289,7 +290,7 @@ class Zygote:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-            self._after_fork()
+            self._after_fork(self._has_threads)
             os.setsid()  # an ordinary user's zygote has the same user: kill(0, 9) must not reach it
             if "groups" in message:
                 _join_groups(fds[-message["groups"] :])

@@ -19,7 +19,7 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 
 NEWCGROUP = 0x2000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
-_SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 1
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 23, 24, 28
 # NOROOT: user 0 gets no capabilities by being user 0. KEEP_CAPS stays off, and NO_CAP_AMBIENT_RAISE. All locked.
@@ -109,18 +109,10 @@ def unused_ids(first: int, count: int) -> int:
 
 
 def bring_up_loopback() -> None:
-    _set_loopback_flags(_IFF_UP)
+    set_loopback_flags(_IFF_UP)
 
 
-def take_down_loopback() -> None:
-    """Take down the loopback of this network namespace, and its address with it, so that no address can be reached."""
-    _set_loopback_flags(0)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        none = struct.pack("16sHH4s16x", b"lo", socket.AF_INET, 0, bytes(4))
-        fcntl.ioctl(any_socket, _SIOCSIFADDR, none)
-
-
-def _set_loopback_flags(flags: int) -> None:
+def set_loopback_flags(flags: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags))
 
@@ -132,14 +124,6 @@ def mount_private_tmp(size: int) -> None:
 
 def mount_proc(options: str | None) -> None:
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options)
-
-
-def mount_own_proc() -> None:
-    """Mount a /proc with only processes, if the kernel supports it (5.8)."""
-    try:
-        mount_proc("subset=pid")
-    except OSError:
-        mount_proc(None)
 
 
 def allow_many_open_files() -> None:
@@ -253,46 +237,19 @@ def enter_minimal_root(packages: Sequence[tuple[str, str]], programs: Mapping[st
         packages: pairs of a path and the path below PACKAGES at which it is shown.
     """
     interpreter = _interpreter_paths()
-    _enter_new_root()
+    enter_new_root()
     os.mkdir("/tmp")
     for source, target in interpreter:
-        _bind(source, target)
+        bind(source, target)
     for source, target in packages:
-        _bind(source, f"{PACKAGES}/{target}")
+        bind(source, f"{PACKAGES}/{target}")
     for target, program in programs.items():
         Path(target).write_bytes(program)
         os.chmod(target, 0o755)
-    _leave_old_root()
+    leave_old_root()
 
 
-def enter_program_root(shown: Sequence[str], folder: str, tmp_bytes: int) -> None:
-    """Replace the root of this mount namespace by a read-only one with the system's programs.
-
-    Args:
-        shown: further files and folders, read-only, at their paths outside.
-        folder: the only writable folder beside the private /tmp.
-        tmp_bytes: size of /tmp in bytes.
-    """
-    named = [(os.path.realpath(path), path) for path in (*shown, folder)]
-    _enter_new_root()
-    os.mkdir("/tmp")
-    mount_private_tmp(tmp_bytes)
-    for name, descriptor in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{descriptor}", f"/dev/{name}")
-    os.mkdir("/dev/pts")  # terminals of its own: several agents run their commands in one
-    mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666")
-    os.symlink("pts/ptmx", "/dev/ptmx")
-    # Folders before their contents. Real paths first: then the targets of links exist.
-    for source, target in sorted((real, real) for real, _ in named):
-        _bind(source, target)
-    for source, target in sorted(named, key=lambda pair: pair[1]):
-        _bind(source, target)
-    _leave_old_root()
-    for path in ("/tmp", os.path.realpath(folder)):
-        _set_read_only(path, False)
-
-
-def _enter_new_root() -> None:
+def enter_new_root() -> None:
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     # Mounted over /tmp and pivoted to immediately, so sources below the real /tmp stay reachable in /old.
     mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
@@ -303,20 +260,20 @@ def _enter_new_root() -> None:
     for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         _copy_link_or_bind(name)
     for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
-        _bind(path, path)
+        bind(path, path)
     for name in ("null", "zero", "full", "random", "urandom"):
-        _bind(f"/dev/{name}", f"/dev/{name}")
+        bind(f"/dev/{name}", f"/dev/{name}")
     # POSIX shared memory then counts towards the size of the private /tmp.
     os.symlink("/tmp", "/dev/shm")
 
 
-def _leave_old_root() -> None:
+def leave_old_root() -> None:
     os.mkdir("/proc")
     # A user namespace may mount a /proc only while it sees a complete one; this one shows the zygote's pid namespace.
     mount_proc(None)
     _check(_libc.umount2(b"/old", _MNT_DETACH), "umount")
     os.rmdir("/old")
-    _set_read_only("/", True)
+    set_read_only("/", True)
 
 
 def _interpreter_paths() -> list[tuple[str, str]]:
@@ -332,10 +289,10 @@ def _copy_link_or_bind(name: str) -> None:
     if os.path.islink(f"/old/{name}"):
         os.symlink(os.readlink(f"/old/{name}"), f"/{name}")
     else:
-        _bind(f"/{name}", f"/{name}")
+        bind(f"/{name}", f"/{name}")
 
 
-def _bind(source: str, target: str) -> None:
+def bind(source: str, target: str) -> None:
     source = "/old" + source
     if not os.path.exists(source) or os.path.lexists(target):
         return
@@ -347,7 +304,7 @@ def _bind(source: str, target: str) -> None:
     mount(source, target, None, _MS_BIND | _MS_REC)
 
 
-def _set_read_only(path: str, read_only: bool) -> None:
+def set_read_only(path: str, read_only: bool) -> None:
     """Make all mounts at and below a path read-only, or that one mount writable again."""
     # struct mount_attr: attributes to set, to clear; MOUNT_ATTR_RDONLY is 1, NOSUID 2.
     attributes = (ctypes.c_uint64 * 4)(0x1 | 0x2, 0, 0, 0) if read_only else (ctypes.c_uint64 * 4)(0, 0x1, 0, 0)

@@ -40,25 +40,33 @@ def add_site_builtins() -> None:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
 
 
-def take_fork_hooks() -> Callable[[], None]:
-    """Import `random` and `threading` without their hooks for forks: they take a tenth of a run.
+def take_fork_hooks() -> Callable[[bool], None]:
+    """Import `threading` and `random` without their hooks for forks: they take a tenth of a run.
 
-    Returns what a snippet calls instead. It does what the hooks would do, and sets them.
+    Returns what a snippet calls instead, with whether its parent has other threads; without them the hooks of
+    `threading` have nothing to do. It calls the other hooks, and sets all of them.
     """
     hooks: list[dict[str, Any]] = []
     register, os.register_at_fork = os.register_at_fork, lambda **hook: hooks.append(hook)
-    random, threading = map(importlib.import_module, ("random", "threading"))
+    importlib.import_module("threading")
+    of_threading = len(hooks)
+    importlib.import_module("random")
     os.register_at_fork = register
-    reseed = super(random.Random, random._inst).seed  # `Random.seed` does no more, but in Python
 
-    def after_fork() -> None:
-        reseed()
-        if len(threading._active) > 1:  # a preimported package has started threads
-            threading._after_fork()
+    def after_fork(has_threads: bool) -> None:
+        for hook in hooks if has_threads else hooks[of_threading:]:
+            if "after_in_child" in hook:
+                hook["after_in_child"]()
         for hook in hooks:
             register(**hook)
 
     return after_fork
+
+
+def has_threads() -> bool:
+    """Whether this process has threads of Python beside the main one. Not for a forked child: it takes a lock."""
+    threading = sys.modules.get("threading")
+    return threading is not None and threading.active_count() > 1
 
 
 def report_broken_setup(text: str) -> NoReturn:

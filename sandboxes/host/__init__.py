@@ -1,1 +1,1 @@
-"""The backends "namespace" and "subprocess": what the host does around the code in `sandboxes/guest`."""
+"""The backend "namespace": what the host does around the code in `sandboxes/guest`."""

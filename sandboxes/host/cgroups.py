@@ -69,7 +69,6 @@ class Groups:
         return self._slots[number]
 
     def drop(self, number: int) -> None:
-        """Remove the group of a slot after its processes have ended."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             slot.close()

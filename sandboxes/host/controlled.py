@@ -52,7 +52,6 @@ class Controlled(Generic[End]):
 
     @classmethod
     def _spawn(cls) -> Self:
-        """Start the process. The kernel kills it when the calling thread ends, in whatever way."""
         require_supported_platform()
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with guest_end:
@@ -93,7 +92,6 @@ class Controlled(Generic[End]):
         self._process.wait()
 
     def _refusal(self, answer: dict[str, Any]) -> UserError:
-        """The reason for its not starting."""
         raise NotImplementedError
 
     def _note(self, message: dict[str, Any]) -> None:

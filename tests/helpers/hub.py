@@ -7,8 +7,23 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from trainers.setup.plan import with_hub
+from trainers.setup.run_plan import RunPlan
 
 COMMIT = "c" * 40
+
+
+def read_later(plan: RunPlan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
+    """The plan of a start which finds the config.json of this folder on the hub."""
+    assert plan.model.missing and plan.shape is None
+    with monkeypatch.context() as patched:
+        cached = "trainers.model.find._cached_config"
+        patched.setattr("trainers.setup.plan.fetch_config", lambda _: patched.setattr(cached, lambda _: folder))
+        return with_hub(plan)
 
 
 @contextmanager

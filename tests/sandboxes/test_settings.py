@@ -39,9 +39,9 @@ def test_malformed_settings_are_user_errors(name: str, text: str, monkeypatch: p
 
 def test_the_environment_names_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORGE_ENV_SANDBOX", raising=False)
-    assert chosen("auto") == "auto" and chosen("subprocess") == "subprocess"
-    monkeypatch.setenv("FORGE_ENV_SANDBOX", "subprocess")
-    assert chosen("auto") == "subprocess" and chosen("namespace") == "namespace"
+    assert chosen("auto") == "auto" and chosen("namespace") == "namespace"
+    monkeypatch.setenv("FORGE_ENV_SANDBOX", "namespace")
+    assert chosen("auto") == "namespace"
     monkeypatch.setenv("FORGE_ENV_SANDBOX", "namepsace")
     with pytest.raises(UserError, match="Did you mean namespace"):
         chosen("auto")

@@ -78,24 +78,31 @@ BOTH = (
 @pytest.mark.skipif(not OBSERVED, reason="the timeline says when to kill it")
 @pytest.mark.timeout(900)  # three starts of the engine
 @pytest.mark.parametrize(
-    ("page", "pace"),
-    [("trainers.grpo", ()), ("trainers.gspo", WINDOWS), ("trainers.grpo", BOTH)],
+    ("page", "pace", "by_itself"),
+    [("trainers.grpo", (), True), ("trainers.gspo", WINDOWS, False), ("trainers.grpo", BOTH, False)],
     ids=["grpo", "windows", "two environments"],
 )
-def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tuple[str, ...], by_itself: bool) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    """All processes die and a command resumes the run, or the trainer dies and the run starts again by itself."""
     killed = start(page, *OPTIONS, *pace)
     _wait(lambda: has_begun(killed), killed)
     _wait(lambda: steps_of(killed.output), killed)
     trace = killed.output / "trace.json"
     spans = len(trace.read_bytes().splitlines()) + random.Random().randrange(6)
     _wait(lambda: len(trace.read_bytes().splitlines()) >= spans, killed)
-    kill(killed)
-    done = max(steps_of(killed.output))
+    in_windows, again = pace == WINDOWS, killed
+    if by_itself:
+        os.kill(json.loads((killed.output / "logs" / "pids.json").read_text())["trainer"][0], signal.SIGKILL)
+        console = killed.end()
+        done = json.loads((killed.output / "run.json").read_text())["restarts"][0]["step"]
+        assert f"started again from step {done}, restart 1 of 1" in console
+    else:
+        kill(killed)
+        done = max(steps_of(killed.output))
+        assert not in_windows or done % 2 == 0, "a checkpoint is written between two windows"
+        again = start(page, "--output", str(killed.output), "--resume")
+        console = again.end()
     assert 1 <= done < STEPS
-    in_windows = pace == WINDOWS
-    assert not in_windows or done % 2 == 0, "a checkpoint is written between two windows"
-    again = start(page, "--output", str(killed.output), "--resume")
-    console = again.end()
     assert again.process.returncode == 0, console
     assert f"goes on after step {done}" in console
     again.assert_nothing_left()

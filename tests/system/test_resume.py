@@ -38,14 +38,24 @@ def _wait(done: Callable[[], object], run: Started | None = None) -> None:
         time.sleep(0.02)
 
 
-def ended_by_sigterm(start, tmp_path: Path, *more: str) -> tuple[Started, str]:  # type: ignore[no-untyped-def]  # noqa: F811
-    """Supervised training that a signal has ended in its steps, and its console."""
+def ended_by_sigterm(  # type: ignore[no-untyped-def]
+    start,  # noqa: F811
+    tmp_path: Path,
+    *more: str,
+    is_ready: Callable[[Path], object] = Path.is_dir,
+) -> tuple[Started, str]:
+    """Supervised training that a signal has ended in its steps, and its console.
+
+    Args:
+        is_ready: asked with the run's folder before the signal.
+    """
     ended = start(
         "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--steps", "100000",
         "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512",
         *MEASURED, *more,
     )  # fmt: skip
     _wait(lambda: (ended.output / "metrics.jsonl").is_file() and len(_steps(ended.output)) >= 2, ended)
+    _wait(lambda: is_ready(ended.output), ended)
     os.killpg(ended.process.pid, signal.SIGTERM)  # of the whole group, as a terminal's Ctrl-C is
     console = ended.end()
     assert ended.process.returncode == 143, console

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -650,12 +650,15 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
     a_signal_ends_everything(start, number, code)
 
 
-def a_signal_ends_everything(start, number: signal.Signals, code: int, *more: str) -> Path:  # type: ignore[no-untyped-def]
-    """Returns the run's folder."""
+def a_signal_ends_everything(  # type: ignore[no-untyped-def]
+    start, number: signal.Signals, code: int, *more: str, is_ready: Callable[[Path], object] = Path.is_dir
+) -> Path:
+    """Returns the run's folder, with which `is_ready` is asked before the signal."""
     options = (*more, *MEASURED, "--training.signal_error", "0")
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
     run.read_until("grpo ")
     run.read_until("grpo ")
+    wait_until(lambda: is_ready(run.output), "the run is ready for the signal")
     os.killpg(run.process.pid, number)  # as a terminal does
     console = run.end()
     assert run.process.returncode == code, console
@@ -695,7 +698,7 @@ def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def
 @pytest.mark.slow
 def test_a_killed_trainer_ends_the_run(start) -> None:  # type: ignore[no-untyped-def]
     """The run says in one sentence which process died, and leaves nothing; other services are started again."""
-    run = start("trainers.grpo", "--env", "math", "--steps", "100000", *UNTRAINED)
+    run = start("trainers.grpo", "--env", "math", "--steps", "100000", "--launcher.restarts", "0", *UNTRAINED)
     run.read_until("held-out success before")
     logs = (run.output / "logs" / "trainer.log").resolve()
     pid = next(pid for pid in run.processes() if _stdout_of(pid) == str(logs))

@@ -22,7 +22,7 @@ from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.setup.checks import output_folder
 from trainers.setup.checks.output_folder import check_output, claim_folder, clear, new_folder
-from trainers.setup.checks.resume_checks import check_fits, checkpoint_of, locked
+from trainers.setup.checks.resume_checks import check_fits, locked
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_tasks import data_digests
@@ -281,13 +281,13 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
 
 
 def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path) -> None:
-    assert checkpoint_of(make_plan(Config(), GRPO)) is None
+    assert make_plan(Config(), GRPO).checkpoint is None
     config = config_with(resume=True, output=str(tmp_path), training__steps=40)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         make_plan(config, GRPO)
     new = with_values(config, {"resume": False, "output": ""})
     save(tmp_path, 40, make_plan(new, GRPO).config)
-    assert checkpoint_of(make_plan(config, GRPO)) is not None  # killed while it was measured
+    assert make_plan(config, GRPO).checkpoint is not None  # killed while it was measured
     (tmp_path / "summary.json").write_text('{"steps": 40}')
     with pytest.raises(UserError, match="is complete, with all its 40 steps, and none is left to take after"):
         make_plan(config, GRPO)
@@ -295,9 +295,9 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path
     of_40 = with_values(config, {"checkpoint.step": 40})
     with pytest.raises(UserError, match=r"with all its 80 steps, and none is left .* .*/step_000040: raise"):
         make_plan(of_40, GRPO)
-    assert checkpoint_of(make_plan(with_values(of_40, {"training.steps": 80}), GRPO)) is not None
+    assert make_plan(with_values(of_40, {"training.steps": 80}), GRPO).checkpoint is not None
     config = with_values(config, {"training.steps": 41})
-    assert checkpoint_of(make_plan(config, GRPO)) is not None
+    assert make_plan(config, GRPO).checkpoint is not None
 
 
 def test_a_plan_refuses_what_a_resumed_run_would_miss(tmp_path: Path, tiny_model: Path) -> None:

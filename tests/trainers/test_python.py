@@ -95,10 +95,7 @@ def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            {"settings": {"training.batch_sise": 8}},
-            "did you mean --training.batch_size?",
-        ),
+        ({"settings": {"training.batch_sise": 8}}, "did you mean --training.batch_size?"),
         ({"settings": {"training": {"batch_size": "many"}}}, "--training.batch_size is 'many'; it must be a whole"),
         ({"settings": {"training.batch_size": 0}}, "--training.batch_size is 0; it must be at least 1"),
         ({"settings": {"training.learning_rate": math.nan}}, "--training.learning_rate is nan; it must be a finite"),

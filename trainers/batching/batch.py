@@ -160,9 +160,9 @@ class MicroBatch:
     routes: Tensor | None = None
     """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 if the router chooses them: in
     padding, and if the engine returned none. None if no row has any, or they are not asked for."""
-    observed: Tensor = field(default_factory=lambda: _tensor(np.zeros(0, dtype=np.float32)))
+    observed: Tensor = field(default_factory=lambda: tensor_of(np.zeros(0, dtype=np.float32)))
     """(M,) float32: the weight of each observed target, one over the number of them in its episode."""
-    teacher_logprobs: Tensor = field(default_factory=lambda: _tensor(np.zeros((0, 0), dtype=np.float32)))
+    teacher_logprobs: Tensor = field(default_factory=lambda: tensor_of(np.zeros((0, 0), dtype=np.float32)))
     """(N, K) float32: the teacher's of its K tokens."""
     rows_read: tuple[int, int] = (0, 0)
     """With `routes`: the number of tokens without the padding, and of those for which the router chooses the
@@ -276,55 +276,6 @@ def pack(
     return [_build(reads, layout, format_) for layout in layouts]
 
 
-def empty_batch(length: int) -> MicroBatch:
-    """A micro-batch of one sequence of padding and no samples, for a rank that has run out of its own."""
-    index = _tensor(np.zeros(1, dtype=np.int64))
-    zero = _tensor(np.zeros((1, 1), dtype=np.float32))
-    return MicroBatch(
-        samples=(),
-        tokens=_tensor(np.zeros((1, length), dtype=np.int64)),
-        positions=None,
-        source=index[None],
-        selected=index,
-        slots=index,
-        targets=index,
-        target_index=index,
-        loss_mask=_tensor(np.zeros((1, 1), dtype=bool)),
-        generator_logprobs=zero,
-        reference_logprobs=None,
-        old_logprobs=None,
-        advantages=zero,
-        units=(0, 0),
-    )
-
-
-def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[MicroBatch]:
-    """Micro-batches without samples: two small ones that differ in every size that differs between the batches of a
-    run, and with `full` a long one.
-
-    Args:
-        multiple: what the length of a sequence is a multiple of.
-        sequences: 1 where rows are packed into sequences, and more where each row is a sequence.
-        full: the most tokens that the long one, of packed rows, may have; none is made if it has to be as short as the
-            others.
-    """
-    unit = round_up(11, multiple)  # odd if possible: code for even lengths only would be compiled again
-    batches = []
-    wanted = [[unit, 2 * unit], [unit, unit, 3 * unit]]
-    if (repeats := (full // sum(wanted[1]) - 1) // 2 * 2 + 1) > 1:  # odd, as the unit
-        wanted.append(wanted[1] * repeats)
-    for number, rows in enumerate(wanted):
-        length = sum(rows)
-        positions = _tensor(np.concatenate([np.arange(row) for row in rows]).reshape(1, -1))  # strides as in a run
-        batch = empty_batch(length)
-        if sequences > 1:
-            batch = dataclasses.replace(batch, tokens=batch.tokens.expand(sequences + number, length).contiguous())
-        else:
-            batch = dataclasses.replace(batch, positions=positions)
-        batches.append(batch)
-    return batches
-
-
 def _lengths(index: int, sample: Sample, observed: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     """Of each row, how many inputs the model has to read, those up to the last target; and its sampled targets."""
     lengths, counts = [], []
@@ -344,23 +295,38 @@ def _lengths(index: int, sample: Sample, observed: Sequence[np.ndarray]) -> tupl
     return lengths, counts
 
 
-def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBatch:
-    """Write each row of the layout at its two places: in a sequence of the model, and in its episode's loss row."""
+class _Written(NamedTuple):
+    """The rows of a layout, each at its two places: in a sequence of the model, (B, L), and in its episode's loss row,
+    (E, T)."""
+
+    tokens: np.ndarray  # (B, L)
+    positions: np.ndarray  # (B, L)
+    routes: np.ndarray | None  # (B, L, layers, K)
+    holes: int  # tokens without routes
+    source: np.ndarray  # (E, T)
+    targets: np.ndarray  # (E, T)
+    sampled: np.ndarray  # (E, T)
+    generator_logprobs: np.ndarray  # (E, T)
+    seen_places: np.ndarray  # (M,) in the flattened (B, L), of observed targets
+    seen_ids: np.ndarray  # (M,)
+    seen_weights: np.ndarray  # (M,)
+
+
+def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Mapping[int, Sequence[int]]) -> _Written:
     longest = max(sum(reads[sample].lengths[row] for sample, row in sequence) for sequence in layout)
     B, L = len(layout), round_up(longest, format_.multiple)
     tokens = np.full((B, L), format_.pad_id, dtype=np.int64)
     positions = np.zeros((B, L), dtype=np.int64)
     routes = None if format_.routes is None else np.full((B, L, *format_.routes), -1, dtype=np.int16)
     holes = 0
-    rows_of = _rows_of_each(layout)
-    order = list(rows_of)
-    episode_of = {sample: episode for episode, sample in enumerate(order)}
-    shape = len(order), max(sum(reads[s].lengths[row] for row in rows) for s, rows in rows_of.items())  # (E, T)
+    episode_of = {sample: episode for episode, sample in enumerate(rows_of)}
+    shape = len(rows_of), max(sum(reads[s].lengths[row] for row in rows) for s, rows in rows_of.items())  # (E, T)
     source = np.full(shape, -1, dtype=np.int64)
     targets = np.zeros(shape, dtype=np.int64)
     sampled = np.zeros(shape, dtype=bool)
     generator_logprobs = np.zeros(shape, dtype=np.float32)
-    observed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # places, token ids and weights
+    none = np.zeros(0, dtype=np.int64)
+    observed = [(none, none, none.astype(np.float32))]
     for number, sequence in enumerate(layout):
         start = 0
         for sample, row_number in sequence:
@@ -382,51 +348,52 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
                 observed.append((seen + (number * L + start), row.token_ids[seen + 1], np.full(len(seen), weight)))
             start += n
         positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
-    places = [place for sequence in layout for place in sequence]
+    of_observed = map(np.concatenate, zip(*observed, strict=True))
+    return _Written(tokens, positions, routes, holes, source, targets, sampled, generator_logprobs, *of_observed)
+
+
+def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBatch:
+    rows_of = _rows_of_each(layout)
+    rows = _write(reads, layout, format_, rows_of)
     # If the generator logprob of a sampled token is not finite, it has no ratio: it leaves the mask and every count.
-    loss_mask = sampled & np.isfinite(generator_logprobs)
-    slots = np.flatnonzero(sampled)
-    here = {sample: reads[sample].targets(rows) for sample, rows in rows_of.items()}
+    loss_mask = rows.sampled & np.isfinite(rows.generator_logprobs)
+    slots = np.flatnonzero(rows.sampled)
+    here = {sample: reads[sample].targets(numbers) for sample, numbers in rows_of.items()}
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
-        values[name] = _in_loss_layout([_here(reads[s], name, chosen) for s, chosen in here.items()], shape, slots)
-    given = [(reads[s].sample.teacher_ids, max(sum(reads[s].counts), 1)) for s in here]
-    per_target = max((len(ids) // targets for ids, targets in given if ids is not None), default=0)
-    of_teacher = [_of_teacher(reads[s], chosen, per_target) for s, chosen in here.items()]
-    is_valid = loss_mask.any(-1)
-    none = np.zeros(0, dtype=np.int64)
-    seen_places, seen_ids, weights = map(
-        np.concatenate, zip((none, none, none.astype(np.float32)), *observed, strict=True)
-    )
-    target_ids = np.concatenate([targets.ravel()[slots], seen_ids])
-    teacher_ids, teacher_logprobs = map(np.concatenate, zip(*of_teacher, strict=True))
+        own = [_here(reads[s], name, chosen) for s, chosen in here.items()]
+        values[name] = _in_loss_layout(own, loss_mask.shape, slots)
+    targets = np.concatenate([rows.targets.ravel()[slots], rows.seen_ids])
+    teacher_ids, teacher_logprobs = _of_teachers(reads, here)
     if teacher_ids.shape[1]:  # at observed targets, which no teacher judges, the target again
-        again = np.repeat(seen_ids[:, None], teacher_ids.shape[1], axis=1)
-        target_ids = np.column_stack([target_ids, np.concatenate([teacher_ids, again])])
-    starts = np.append(np.flatnonzero(positions == 0), positions.size)
+        again = np.repeat(rows.seen_ids[:, None], teacher_ids.shape[1], axis=1)
+        targets = np.column_stack([targets, np.concatenate([teacher_ids, again])])
+    starts = np.append(np.flatnonzero(rows.positions == 0), rows.positions.size)
+    is_valid = zip(rows_of.items(), loss_mask.any(-1), strict=True)
+    read = sum(reads[s].lengths[row] for sequence in layout for s, row in sequence)
     return MicroBatch(
-        samples=tuple(order),
-        tokens=_tensor(tokens),
-        positions=_tensor(positions) if format_.packed else None,
-        starts=_tensor(starts.astype(np.int32)) if format_.packed else None,
+        samples=tuple(rows_of),
+        tokens=tensor_of(rows.tokens),
+        positions=tensor_of(rows.positions) if format_.packed else None,
+        starts=tensor_of(starts.astype(np.int32)) if format_.packed else None,
         longest=int(np.diff(starts).max()),
-        source=_tensor(source),
-        selected=_tensor(np.concatenate([source.ravel()[slots], seen_places])),
-        slots=_tensor(slots),
-        targets=_tensor(target_ids),
-        teacher_logprobs=_tensor(teacher_logprobs),
-        observed=_tensor(weights),
-        target_index=_tensor(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
-        loss_mask=_tensor(loss_mask),
-        generator_logprobs=_tensor(np.where(loss_mask, generator_logprobs, np.float32(0))),
-        advantages=_advantages([_here(reads[s], "advantage", chosen) for s, chosen in here.items()], sampled),
+        source=tensor_of(rows.source),
+        selected=tensor_of(np.concatenate([rows.source.ravel()[slots], rows.seen_places])),
+        slots=tensor_of(slots),
+        targets=tensor_of(targets),
+        teacher_logprobs=tensor_of(teacher_logprobs),
+        observed=tensor_of(rows.seen_weights),
+        target_index=tensor_of(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
+        loss_mask=tensor_of(loss_mask),
+        generator_logprobs=tensor_of(np.where(loss_mask, rows.generator_logprobs, np.float32(0))),
+        advantages=_advantages([_here(reads[s], "advantage", chosen) for s, chosen in here.items()], rows.sampled),
         units=(
             int(np.count_nonzero(loss_mask)),
-            sum(_is_counted(reads[s], rows_of[s], bool(is_valid[episode])) for s, episode in episode_of.items()),
+            sum(_is_counted(reads[s], numbers, bool(valid)) for (s, numbers), valid in is_valid),
         ),
-        is_part=any(rows != reads[s].rows for s, rows in rows_of.items()),
-        routes=None if routes is None else _tensor(routes),
-        rows_read=(0, 0) if routes is None else (sum(reads[s].lengths[row] for s, row in places), holes),
+        is_part=any(numbers != reads[s].rows for s, numbers in rows_of.items()),
+        routes=None if rows.routes is None else tensor_of(rows.routes),
+        rows_read=(0, 0) if rows.routes is None else (read, rows.holes),
         **values,
     )
 
@@ -453,6 +420,15 @@ def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
     return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
 
 
+def _of_teachers(reads: Sequence[_Read], here: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The ids and logprobs (N, K) of teachers' tokens at the chosen targets of samples; K is 0 without a teacher."""
+    ids_of = {s: (reads[s].sample.teacher_ids, max(sum(reads[s].counts), 1)) for s in here}
+    count = max((len(ids) // targets for ids, targets in ids_of.values() if ids is not None), default=0)
+    found = [_of_teacher(reads[s], chosen, count) for s, chosen in here.items()]
+    ids, logprobs = map(np.concatenate, zip(*found, strict=True))
+    return ids, logprobs
+
+
 def _of_teacher(read: _Read, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The ids and logprobs (n, count) of a teacher's tokens at the chosen targets of a sample."""
     ids, logprobs, shape = read.sample.teacher_ids, read.sample.teacher_logprobs, (sum(read.counts), -1)
@@ -471,20 +447,20 @@ def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.
     """Each episode's values of its sampled targets, as (E, T), zero elsewhere."""
     flat = np.zeros(shape[0] * shape[1], dtype=np.float32)
     flat[slots] = np.concatenate(values)
-    return _tensor(flat.reshape(shape))
+    return tensor_of(flat.reshape(shape))
 
 
 def _advantages(values: list[float | np.ndarray], sampled: np.ndarray) -> Tensor:
     """(E, 1), or (E, T) where an episode has one advantage for each of its sampled targets."""
     if not any(isinstance(value, np.ndarray) for value in values):
-        return _tensor(np.array(values, dtype=np.float32)[:, None])
+        return tensor_of(np.array(values, dtype=np.float32)[:, None])
     advantages = np.zeros(sampled.shape, dtype=np.float32)
     for episode, (is_sampled, value) in enumerate(zip(sampled, values, strict=True)):
         advantages[episode, is_sampled] = value
-    return _tensor(advantages)
+    return tensor_of(advantages)
 
 
-def _tensor(values: np.ndarray) -> Tensor:
+def tensor_of(values: np.ndarray) -> Tensor:
     """A tensor with the memory of an array."""
     import torch  # slow import, which a controller and a plan do without
 

@@ -157,6 +157,7 @@ class Learner:
             "groups_run_again": float(sum(service.client.retries for service in run.rollouts.envs.values())),
             **{f"ended_by/{limit}": number / len(episodes) for limit, number in ended.items()},
             **run.kinds.training_metrics(episodes),
+            **run.cheats.metrics(episodes),
         }
         run.record.metrics("train", step, values)
         run.record.point(step, values)
@@ -178,6 +179,11 @@ class Learner:
         """
         if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):
             await self.save(state, asynchronous=self.run.plan.config.checkpoint.asynchronous)
+
+    async def end_at(self, steps: int) -> None:
+        """The run has another number of steps from now on."""
+        await self.run.trainer.end_at(steps, self.run.plan.rate)
+        self.run.record.console.set_total("train", steps)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
         """Save a checkpoint of the run."""

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import ForgeError, InvariantError, ReplicaDied, ServiceError, UserError, first_error
@@ -26,6 +27,7 @@ from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
 from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import has_signal
+from trainers.run.controls import Controls
 
 if TYPE_CHECKING:  # tests run the loop without actors
     from forge_env.rollout.rollout import GroupSpec
@@ -42,6 +44,7 @@ class Loop:
     Args:
         learner: chooses the tasks, takes optimizer steps on groups, and records them.
         state: from a checkpoint; the loop owns it from now on.
+        controls: what a person asks of it meanwhile.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Loop:
         weights: WeightSync,
         settings: LoopSettings,
         state: LoopState | None = None,
+        controls: Controls | None = None,
     ) -> None:
         state = state or LoopState()
         self.rollouts, self.learner, self.weights = rollouts, learner, weights
@@ -67,7 +71,8 @@ class Loop:
         self._restored = frozenset(self._ready)
         """Groups of the checkpoint: the user's reward function is asked about their episodes anew."""
         self._groups_back = 0  # groups that came back
-        self._news = asyncio.Event()
+        self.controls = controls or Controls()
+        self._news = self.controls.news
         self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
         self._is_held = False
         self._is_stopping = False
@@ -100,6 +105,7 @@ class Loop:
         """Train until `settings.steps` optimizer steps are done, or until `stop`."""
         if self.steps_done >= self.settings.steps:
             return  # before any group is admitted
+        self.controls.steps, self.controls.queue = self.settings.steps, self._queue
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -107,6 +113,8 @@ class Loop:
                 tasks.create_task(self.training()).add_done_callback(lambda _: sampling.cancel())
         except* Exception as errors:
             raise first_error(errors) from None
+        finally:
+            self.controls.queue = None
         if self.ended_by is not None and self.steps_done < self.settings.steps:
             raise self.ended_by
 
@@ -123,9 +131,7 @@ class Loop:
         prompts = self.ledger.prompts()
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._when(
-                    lambda: (not self._is_held and self._schedule.admits(self.weights.engine_steps)) or None
-                )
+                await self._when(lambda: self._may_begin() or None)
                 if self.settings.in_waves:
                     await self._wave(prompts)
                 else:
@@ -133,9 +139,13 @@ class Loop:
 
     async def training(self) -> None:
         """Train on the groups that the schedule takes, and put the new weights into the engines."""
-        for step in range(self.steps_done + 1, self.settings.steps + 1):
+        while self.steps_done < self.settings.steps:
+            step, is_first = self.steps_done + 1, not self._window
+            if is_first:
+                await self._set_steps()
+            else:
+                await self._hold()
             started = time.perf_counter()
-            is_first = not self._window
             if is_first:
                 for _ in range(self._window_size()):
                     if not (numbers := await self._take(may_stop=not self._window)):
@@ -178,6 +188,47 @@ class Loop:
             if self._is_stopping and not self.is_in_window:
                 return
             await self.learner.after_step(step, None if self.is_in_window else self.state)
+
+    def _may_begin(self) -> bool:
+        is_held = self._is_held or self.controls.is_paused
+        return not is_held and self._schedule.admits(self.weights.engine_steps)
+
+    async def _set_steps(self) -> None:
+        """Take over the number of steps that the controls say, before any group of the next window is taken."""
+        if self.controls.steps != self.settings.steps:
+            await self.learner.end_at(self.controls.steps)
+            self.settings = replace(self.settings, steps=self.controls.steps)
+        self.controls.begun = self.steps_done + self._window_size()
+
+    @property
+    def _holds(self) -> bool:
+        return self.controls.holds and not self._is_stopping
+
+    async def _hold(self) -> None:
+        """Wait as long as the controls hold the next step, and evaluate if they say so."""
+        while self._holds:
+            if self.controls.evaluates:
+                self.controls.evaluates = False
+                if self._pull is not None:
+                    await self._pull  # its metrics are for the next update
+                await self._evaluate(self.weights.engine_steps)
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    def _queue(self) -> dict[str, Any]:
+        """The groups under way and the prompts, for people."""
+        schedule = self._schedule
+        return {
+            "open": schedule.open,
+            "ready": schedule.ready,
+            "groups_per_step": self.settings.batch_size,
+            "most_behind": self.settings.staleness,
+            "engine_steps": self.weights.engine_steps,
+            "steps_done": self.steps_done,
+            "waited_for": sorted(schedule.overdue()),
+            "prompts": self.ledger.counts,
+        }
 
     @property
     def _counts(self) -> dict[str, float]:
@@ -357,10 +408,14 @@ class Loop:
         def stuck() -> str:
             return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"
 
-        async with fail_if_stalled(moved, seconds=self.settings.patience, sentence=stuck):
-            taken = await self._when(
-                lambda: [] if self.ended_by or (may_stop and self._is_stopping) else self._schedule.take()
-            )
+        def is_over() -> bool:
+            return bool(self.ended_by or (may_stop and self._is_stopping))
+
+        taken: list[int] = []
+        while not taken and not is_over():
+            await self._hold()
+            async with fail_if_stalled(moved, seconds=self.settings.patience, sentence=stuck):
+                taken = await self._when(lambda: [] if is_over() or self._holds else self._schedule.take())
         self._news.set()  # there may be room for others
         return sorted(taken)
 

@@ -99,7 +99,7 @@ async def _begin(run: Run) -> _Start:
             tool_off = await run.evaluations.evaluate("tool_off", of=with_tools, use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
     if steps:
-        await run.trainer.begin(run.plan.rate)
+        await run.trainer.end_warmup()
     return _Start(before=before, tool_off=tool_off, state=LoopState(ledger=_ledger(run)))
 
 
@@ -128,7 +128,7 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     if approximations(plan.engine.engine_args):
         shown.append("mean_abs_logprob_difference")
     run.record.follow("train", title=plan.algorithm.name, total=plan.steps, names=shown, since=learner.started)
-    loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state)
+    loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state, run.controls)
     if learner.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await learner.evaluate(loop.steps_done)
     try:

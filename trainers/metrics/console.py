@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,6 +100,10 @@ class RunConsole:
     def follow(self, phase: str, *, title: str, total: int, names: Sequence[str], since: float) -> None:
         """Show the progress of a phase from now on, with these of its values."""
         self._followed[phase] = Followed(title=title, total=total, names=tuple(names), since=since)
+
+    def set_total(self, phase: str, total: int) -> None:
+        """The phase has another number of steps from now on."""
+        self._followed[phase] = replace(self._followed[phase], total=total)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         if (followed := self._followed.get(phase)) is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.model_folder import check_hub_id, find_model
 from forge_env.core.errors import UserError
+from forge_env.records.run_weights import run_of
 from trainers.families.gpt_oss import is_quantized
 from trainers.families.shape import ModelShape
 from trainers.families.table import FAMILIES, KNOWN_SHAPES, family_of, read_config
@@ -28,6 +29,8 @@ class FoundModel:
     """The folder or the hub id that the user names; "" for a model made on the spot."""
     size: str = "tiny"
     """The size of a model made on the spot."""
+    is_quantized: bool = False
+    """Whether its experts are in MXFP4, of which the run writes a copy in bfloat16."""
     unread: int = 0
     """Tensors of the folder that no one reads, such as those that guess further tokens."""
     untrained: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -47,8 +50,9 @@ class FoundModel:
 
 
 def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> FoundModel:
-    """Find the sizes of the model at `path`, in a local folder, the hub's cache or the known names; without a path
-    those of `size`. Nothing is downloaded, and a local folder is complete. `option` named it, for error messages.
+    """Find the sizes of the model at `path`, in a local folder, a training run, the hub's cache or the known names;
+    without a path those of `size`. Nothing is downloaded, and a local folder is complete. `option` named it, for error
+    messages.
     """
     if not path:
         return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
@@ -57,8 +61,11 @@ def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> Fou
             f"--model.size is {size}, which is for a model made on the spot, and --model is {path}: leave one of them "
             "out"
         )
-    if Path(path).expanduser().exists():
-        return _found(find_model(path, option=option), f"the folder {path}", path)
+    is_of_run = run_of(path) is not None
+    if is_of_run or Path(path).expanduser().exists():
+        folder = find_model(path, option=option)
+        name = str(folder) if is_of_run else path
+        return _found(folder, f"the folder {name}", name)
     check_hub_id(path)
     cached = _cached_config(path)
     if cached is not None:
@@ -74,7 +81,8 @@ def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> Fou
 def _found(folder: Path, where: str, path: str) -> FoundModel:
     config = read_config(folder)
     copied = "; its experts are in MXFP4, and the run writes a copy in bfloat16" if is_quantized(config) else ""
-    return FoundModel(shape=family_of(config).shape(config), where=where + copied, path=path)
+    shape = family_of(config).shape(config)
+    return FoundModel(shape=shape, where=where + copied, path=path, is_quantized=bool(copied))
 
 
 def made_model(size: str) -> str:

@@ -49,11 +49,7 @@ class RewardParts:
     """Of one part in one group."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
-        """The sums of a group's valid episodes, in order. A part that a limit has ended before it was scored counts 0.
-
-        Raises:
-            UserError: an episode that was scored has not all parts.
-        """
+        """The sums of a group's valid episodes, in order. A part that a limit ended before its score counts 0."""
         for episode in episodes:
             missing = [name for name in self.parts if name not in episode.rewards]
             if missing and episode.outcome is Outcome.SCORED:
@@ -81,9 +77,6 @@ def make_parts(
         option: its name.
         advantages: of one part in one group.
         others: settings that need a single number as the reward, by option; empty or false where they are not set.
-
-    Raises:
-        UserError: for an unknown field, a value out of bounds, weights that are all 0, and with one of `others`.
     """
     kinds, parts = get_type_hints(Part, include_extras=True), dict[str, Part]()
     for name, settings in given.items():

@@ -82,6 +82,7 @@ class Evaluations:
     async def evaluate_step(self, step: int) -> None:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
         if step in await invoke(lambda: self.by_step):  # the file grows with the run
+            self.record.say(f"the weights after {step} steps are evaluated already")
             return
         result = await self.evaluate(_phase(step), step=step)
         self.record.say(f"held-out success after {step} steps: {result}")

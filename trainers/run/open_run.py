@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.model_folder import INITIAL, config_of, fetch_config, find_model
+from agents.model_folder import INITIAL, find_model
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
@@ -25,11 +25,11 @@ from forge_env.utils.disks import full_disk
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint
-from trainers.families.gpt_oss import is_quantized
 from trainers.metrics.startup import Startup
 from trainers.model.find import made_model
 from trainers.model.make import count_parameters, make_model
 from trainers.model.new_rows import make_folder
+from trainers.run.audit import audit_tasks
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run, model_facts
@@ -38,10 +38,10 @@ from trainers.run.start import start_parts
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import demonstrate
 from trainers.setup.checks.output_folder import check_output, claim_folder, clear, is_free, new_folder
-from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
+from trainers.setup.checks.resume_checks import check_data, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.held_out import HeldOutSet
-from trainers.setup.plan import TEACHER, tasks_of, with_folder, with_model, with_teachers
+from trainers.setup.plan import TEACHER, tasks_of, with_folders
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import data_digests
 
@@ -75,7 +75,7 @@ async def open_run(
         plan: of the run. Without an environment, the trainer is the only service.
         caller: hears of the run, and may stop it.
     """
-    startup, checkpoint = Startup(), checkpoint_of(plan)
+    startup, checkpoint = Startup(), plan.checkpoint
     config, algorithm = plan.config, plan.algorithm
     folder = Path(config.output or new_folder(algorithm.name, config.env.name))
     made = [] if checkpoint else claim_folder(str(folder))
@@ -92,12 +92,14 @@ async def open_run(
             about = [text for share in plan.environments for text in share.about(tasks[share.label].about)]
             for sentence in (f"{what}; everything is written to {folder}", *about):
                 record.say(sentence)
+            tasks, audit, cheats = await audit_tasks(plan, tasks, record)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
             folders = {name: find_model(name, option=TEACHER) for name in plan.teachers}
-            plan = with_teachers(with_folder(plan, model), folders, model)
+            plan = with_folders(plan, model, folders)
             model = _with_new_rows(plan, record, model)
-            _write_facts(plan, record, model_facts(plan, folder, model, parameters))
+            _write_facts(plan, record, model_facts(plan, folder, model, parameters) | audit)
+            record.add_restarts(map(asdict, caller.restarts))
             if data is None:
                 records = {label: of_env.record for label, of_env in tasks.items() if of_env.record}
                 record.add_fact("data", files | records.get("", records))
@@ -138,6 +140,7 @@ async def open_run(
                 setup_seconds=setup_seconds,
                 caller=caller,
                 train_tasks=train_tasks,
+                cheats=cheats,
                 demonstrations=demonstrations,
                 checkpoint=checkpoint,
             )
@@ -160,6 +163,8 @@ def _open_record(plan: RunPlan, stack: AsyncExitStack, state: _FolderState, star
     stack.enter_context(_left_as_it_was(state))
     record = stack.enter_context(RunRecord(folder, asdict(plan.config), startup))
     record.add(state.caller)
+    if restarts := state.caller.restarts:
+        record.warn(f"{restarts[-1]}, restart {len(restarts)} of {plan.restarts}")
     stack.enter_context(_with_what_is_kept(record, command))
     return record
 
@@ -233,9 +238,7 @@ async def _prepare_model(
 ) -> tuple[Path, int]:
     """The folder of the model that the run begins with, and its number of parameters."""
     if plan.model.path:
-        if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
-            with_model(plan, fetch_config(plan.model.path))
-        model = _in_bfloat16(record, find_model(plan.model.path))
+        model = _in_bfloat16(plan, record, find_model(plan.model.path))
         record.say(f"model {model}")
         return model, count_parameters(model)
     model = record.folder / INITIAL
@@ -255,9 +258,9 @@ async def _prepare_model(
     return model, parameters
 
 
-def _in_bfloat16(record: RunRecord, model: Path) -> Path:
+def _in_bfloat16(plan: RunPlan, record: RunRecord, model: Path) -> Path:
     """The folder of the model, or of a copy in bfloat16 if its experts are in MXFP4."""
-    if not is_quantized(config_of(model)):
+    if not plan.model.is_quantized:
         return model
     from trainers.run.mxfp4 import write_bfloat16  # slow import, which no other run needs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
@@ -13,9 +14,9 @@ from typing import Any
 from agents.generator.policy import PolicyActor
 from envs.actors.env import EnvActor
 from forge_env.core.episode import Group
-from forge_env.core.errors import ServiceError
+from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, why_faulty
-from forge_env.core.types import Task
+from forge_env.core.types import EpisodeLimits, Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.service import Service
@@ -23,6 +24,18 @@ from forge_env.utils.progress import fail_if_stalled
 from trainers.run.run_record import RunRecord
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.run_plan import RunPlan
+
+
+@dataclass(slots=True)
+class Flight:
+    """A group that is played."""
+
+    call: asyncio.Task[Group]
+    since: float
+    """`time.monotonic()` at its beginning."""
+    version: int
+    """Of the weights in the engines at that time."""
+    is_requeued: bool = False
 
 
 @dataclass(kw_only=True)
@@ -36,6 +49,10 @@ class Rollouts:
     weights: WeightSync
     record: RunRecord
     tokens_generated: int = 0
+    limits: EpisodeLimits | None = None
+    """Groups that begin from now on have them; None are the limits of the start."""
+    in_flight: dict[str, Flight] = field(default_factory=dict, init=False)
+    """The groups that are played, by id, without the groups of waves."""
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def spec(
@@ -60,6 +77,7 @@ class Rollouts:
             seed=random.Random(f"{self.plan.config.training.seed}/{group_id}").randrange(2**31),
             group_id=group_id,
             env_options=env_options or {},
+            limits=self.limits,
             is_measured=is_measured,
         )
 
@@ -71,9 +89,35 @@ class Rollouts:
     async def run_group(self, spec: GroupSpec) -> Group:
         """Run one group. It has no deadline: the caller waits within `moving`, or in the loop."""
         with self._span([spec]):
-            group = await (await self._sent(lambda: self.envs[spec.env].route(EnvActor.run_group, spec)))
+            while (group := await self._played(spec)) is None:
+                pass
         self._count([group])
         return group
+
+    async def _played(self, spec: GroupSpec) -> Group | None:
+        """Play a group; None if it is to be played again."""
+        call = await self._sent(lambda: self.envs[spec.env].route(EnvActor.run_group, spec))
+        flight = self.in_flight[spec.group_id] = Flight(call, time.monotonic(), self.weights.in_engines)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not flight.is_requeued or (task is not None and task.cancelling()):
+                raise
+            return None
+        finally:
+            del self.in_flight[spec.group_id]
+
+    def requeue(self, group_id: str) -> None:
+        """Give up what was played of a group, and play it again from its first prompt; its prompt stays open.
+
+        Raises:
+            UserError: no such group is played.
+        """
+        flight = self.in_flight.get(group_id)
+        if flight is None or not flight.call.cancel():
+            raise UserError(f"no group {group_id!r} is played now; forge-env live RUN lists those that are")
+        flight.is_requeued = True
 
     async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
         """Run groups in lockstep, in one process; of several environments one after another, so that runs repeat."""

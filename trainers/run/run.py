@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,18 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
+from forge_env.records.run_files import CONFIG
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
+from forge_env.utils.atomic import replace_file
 from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Span
+from trainers.run.audit import Cheats
+from trainers.run.controls import Controls
 from trainers.run.evaluations import Evaluations, best_text
 from trainers.run.rollouts import Rollouts
-from trainers.run.run_record import RunRecord, versions
+from trainers.run.run_record import RunRecord, config_text, versions
 from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
@@ -60,8 +64,12 @@ class Run:
     """Supervised steps that the run has taken before reinforcement learning."""
     caller: TrainingRun = field(default_factory=TrainingRun)
     """Hears of the run, and may stop it."""
+    controls: Controls = field(default_factory=Controls)
+    """What may be asked of its loop while it trains."""
     train_tasks: Mapping[str, Sequence[Task]]
     """Of each environment, by its label."""
+    cheats: Cheats = field(default_factory=Cheats)
+    """Knows the episodes that look like a known cheat."""
     checkpoint: Checkpoint | None
     """The checkpoint that the run resumes from; None for a new run."""
     demonstrations: Sequence[Episode] = ()
@@ -82,6 +90,14 @@ class Run:
     def replaced(self) -> int:
         """Processes that died or hung, and were replaced."""
         return sum(len(service.deaths) for service in self.services.values())
+
+    def change(self, plan: RunPlan) -> None:
+        """Go on with another plan, which a resumed run has too. Groups that begin later have its limits."""
+        self.plan = self.rollouts.plan = plan
+        if plan.environments and not plan.has_several:
+            self.rollouts.limits = plan.environments[0].config.env.limits()
+        replace_file(self.record.folder / CONFIG, config_text(asdict(plan.config)))
+        self.record.add_fact("steps", plan.steps)
 
     @asynccontextmanager
     async def first_step(self) -> AsyncIterator[None]:

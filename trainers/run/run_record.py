@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from forge_env.records.run_files import CONFIG
+from forge_env.records.run_files import CONFIG, FACTS, read_object
 from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.secret_values import keep, masked, masked_text
@@ -39,6 +39,12 @@ class RunRecord(Report):
         """Add an entry to run.json."""
         add_fact(self.folder, name, value)
 
+    def add_restarts(self, restarts: Iterable[Mapping[str, Any]]) -> None:
+        """Add to run.json those starts by itself that it has not yet."""
+        before = read_object(self.folder / FACTS).get("restarts", [])
+        if others := [restart for restart in restarts if restart not in before]:
+            self.add_fact("restarts", [*before, *others])
+
 
 def write_facts(
     folder: Path,
@@ -64,7 +70,7 @@ def write_facts(
         "started": before["started"],
         **masked(facts),
         "code": before.get("code") or dict(code or {}),
-        **({"data": before["data"]} if "data" in before else {}),
+        **{name: before[name] for name in ("data", "restarts") if name in before},
         "machine": machine(),
         "versions": versions(),
     }

@@ -16,12 +16,10 @@ from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
-from forge_env.utils.settings import values_of
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.placement import FROZEN, ReplicaPlace
 from trainers.setup.run_plan import EnvShare, RunPlan
-from trainers.titan.settings import RateSettings, TitanSettings
 
 
 def make_trainer(plan: RunPlan, launcher: Launcher, model: str, store: WeightStore | None) -> AllRanks[TrainerActor]:
@@ -29,7 +27,7 @@ def make_trainer(plan: RunPlan, launcher: Launcher, model: str, store: WeightSto
     return spawn_trainer(
         launcher,
         model,
-        _trainer_settings(plan),
+        plan.trainer_at_start,
         procs=plan.config.services.trainer.procs,
         store=store,
         store_dtype=plan.engine.dtype,
@@ -112,13 +110,6 @@ def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seco
     )
 
 
-def _trainer_settings(plan: RunPlan) -> TitanSettings:
-    """The trainer begins with the run's first phase. An engine that sleeps while the trainer steps is awake while it
-    loads: the memory of a step is not there then."""
-    rate = values_of(plan.warmup_rate if plan.has_warmup else plan.rate, RateSettings)
-    return replace(plan.trainer, **rate, total_steps=plan.steps, compile_full=not plan.engine.sleep)
-
-
 def _agents(plan: RunPlan, share: EnvShare, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     engines = ActorPolicy(policy)
     asked: Policy = LockstepPolicy(engines) if plan.config.training.deterministic else engines
@@ -133,8 +124,9 @@ def _agents(plan: RunPlan, share: EnvShare, model: str, policy: ServiceClient[Po
         name: ("agents.token_agent:TokenAgent", {**rendered, "policy": asked, **settings})
         for name, settings in sampling.items()
     }
-    if hasattr(share.factory.env_class, "expert"):
-        expert = {"env": share.config.env.name, **rendered}
+    script = share.config.warmup.expert or "expert"
+    if script != "expert" or hasattr(share.factory.env_class, "expert"):
+        expert = {"env": share.config.env.name, "script": script, **rendered}
         agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 

@@ -42,11 +42,7 @@ class Teachers:
             self._renderer = Renderer(model, thinking=config.env.thinking, tools=config.renderer.tools)
 
     async def __call__(self, groups: Sequence[Group]) -> list[Any]:
-        """The answer of each valid episode's teacher, in order; None for one without a teacher, or without a hint.
-
-        Raises:
-            UserError: a hint fails, or is no text; or the chat template has no place for it.
-        """
+        """The answer of each valid episode's teacher, in order; None for one without a teacher, or without a hint."""
         asked: dict[str, dict[int, Sample]] = {}
         answers: list[Any] = []
         for group in groups:

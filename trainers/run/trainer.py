@@ -66,9 +66,16 @@ class Trainer:
         self._plan, self._weights, self._record, self._model = plan, weights, record, model
         self._kept = record.folder / REFERENCE  # the weights that the reference model is given, if there are some
 
-    async def begin(self, rate: RateSettings) -> None:
-        """Begin another phase of training, with a fresh optimizer and a learning rate."""
-        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(TrainerActor.begin, rate)
+    async def end_warmup(self) -> None:
+        """Begin the training after a warm-up, with a fresh optimizer and the plan's learning rate."""
+        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(
+            TrainerActor.begin, self._plan.rate
+        )
+
+    async def end_at(self, steps: int, rate: RateSettings) -> None:
+        """Change the total number of steps, see `TitanTrainer.end_at`."""
+        trainer = self.ranks.deadline(self._plan.deadlines.base, "the trainer")
+        await trainer.call_one(TrainerActor.end_at, steps, rate)
 
     async def step(
         self,

@@ -121,6 +121,7 @@ class TrainerActor(ForgeActor):
     idempotent = frozenset({"logprobs", "top_logprobs"})
     trainer: TitanTrainer
     begin = _in_thread(TitanTrainer.begin)
+    end_at = _in_thread(TitanTrainer.end_at)
     step = _in_thread(TitanTrainer.train_step)
     logprobs = _in_thread(TitanTrainer.logprobs)
     top_logprobs = _in_thread(TitanTrainer.top_logprobs)

@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ class Callback:
         """Take the record of an evaluation; its "step" is 0 before the training."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """A start of a run by itself, after the death of a process that nothing replaces."""
+
+    step: int
+    """The checkpoint that it goes on from; 0 is the beginning."""
+    cause: str
+    """As "the trainer process died of SIGKILL (signal 9)"."""
+    at: str
+    """UTC, in ISO 8601."""
+
+    def __str__(self) -> str:
+        cause = self.cause + (", likely out of memory" if "SIGKILL" in self.cause else "")
+        return f"{cause}: started again from {f'step {self.step}' if self.step else 'the beginning'}"
+
+
 class TrainingRun:
     """A run of `train`: under way, as its callbacks have it, or ended.
 
@@ -55,6 +72,8 @@ class TrainingRun:
         self.stopped = False
         """Whether it ended before its last step, by `stop` or Ctrl-C; `resume=True` goes on with it."""
         self.is_stopping = False
+        self.restarts: list[Restart] = []
+        """The starts after the first one that the run made by itself."""
         self.methods = {"train": STEP, "evaluation": EVALUATION}
         """The methods of callbacks by the phases of metrics; supervised training on demonstrations is a warm-up."""
         self._callbacks = callbacks

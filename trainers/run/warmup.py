@@ -144,8 +144,10 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Mapping[str, Sequence[Tas
 
 async def _demonstrate(rollouts: Rollouts, share: EnvShare, train_tasks: Mapping[str, Sequence[Task]]) -> list[Episode]:
     started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
-    phase, can_demonstrate, env = "demonstrations", share.factory.env_class.can_demonstrate, share.config.env
-    tasks = [task for task in demonstrated(train_tasks[share.label], share.config.warmup) if can_demonstrate(task)]
+    phase, warmup, env = "demonstrations", share.config.warmup, share.config.env
+    can_demonstrate = share.factory.env_class.can_demonstrate
+    shown = demonstrated(train_tasks[share.label], warmup)
+    tasks = [task for task in shown if warmup.expert or can_demonstrate(task)]
     if not share.weight:
         return []
     async with rollouts.moving(phase):
@@ -162,11 +164,11 @@ async def _demonstrate(rollouts: Rollouts, share: EnvShare, train_tasks: Mapping
         ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
         reason = reason or "".join(ended)
         raise UserError(f"the expert of {env.name} solved none of its own tasks; the warm-up has no data{reason}")
-    shown = within_limits(env.name, solved, env.limits())
-    if len(shown) < len(solved):
-        left_out = f"{len(solved) - len(shown)} of {len(solved)} demonstrations"
+    within = within_limits(env.name, solved, env.limits())
+    if len(within) < len(solved):
+        left_out = f"{len(solved) - len(within)} of {len(solved)} demonstrations"
         record.warn(f"warning: {left_out} are left out: they are longer than --env.max_turn_tokens or --env.max_tokens")
-    return shown
+    return within
 
 
 def within_limits(env: str, episodes: Sequence[Episode], limits: EpisodeLimits) -> list[Episode]:

@@ -32,9 +32,6 @@ def read_names(text: str) -> dict[str, Named]:
     math math 1.0
     Cat pets.py:Cat 0.5
     math_2 math 1.0
-
-    Raises:
-        UserError: for a weight that is negative or not finite, and for weights that sum to 0.
     """
     given = [read_name(part) for part in text.split(JOINT)]
     if not math.fsum(named.weight for named in given) > 0:

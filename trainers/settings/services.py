@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Interval
+from annotated_types import Ge, Gt, Interval
 
 from agents.generator.engine_args import read_engine_args
 from agents.generator.settings import EngineOptions, StallOption
@@ -71,11 +71,7 @@ class ServicesConfig:
     """The frozen model of --distill.teacher, which is started only with it. It is spread as the reference model is."""
 
     def check(self) -> None:
-        """Check that each service can have the processes that are asked for.
-
-        Raises:
-            UserError: otherwise.
-        """
+        """Check that each service can have the processes that are asked for."""
         if self.trainer.num_replicas > 1:
             raise UserError(
                 f"--services.trainer.num_replicas is {self.trainer.num_replicas}, and there is one trainer, whose "
@@ -111,6 +107,9 @@ class LauncherConfig(HostSettings):
     """Generator, trainer and reference model use the same GPUs. "auto" shares them if the run is on one machine with
     fewer GPUs than they ask for together. "yes" also puts several engines on one GPU, if the machine has fewer GPUs
     than the engines ask for."""
+    restarts: Annotated[int, Ge(0)] = 1
+    """How often the run starts again by itself, from its newest checkpoint, after the death of a process that nothing
+    replaces, as the trainer's. 0 is never; a run of another `kind` than "local" never does."""
 
     def check(self) -> None:
         """Check which hosts are named, and whether a run may be on several."""

@@ -10,7 +10,8 @@ from annotated_types import Ge, Gt, Interval
 from forge_env.core.errors import UserError
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, SEVERAL, values_of
+from forge_env.registry.contrib import rows
+from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, SEVERAL, Or, values_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,22 @@ class DatasetConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Known cheats are tried on training tasks before the first step."""
+
+    tasks: Annotated[int, Ge(0), Or(-1, "for 4 where tasks have workspaces, and else none")] = -1
+    """Training tasks that are attacked; 0 is none. A task that rewards a cheat in full is left out of the training. If
+    all of them do, the run is refused. -1 is 4 for environments with workspaces, and 0 for others."""
+    seconds: Annotated[float, Gt(0)] = 120.0
+    """Time for all attacks; a task without a verdict by then is trained on."""
+
+    def check(self) -> None:
+        """Raise UserError if no part attacks tasks."""
+        if self.tasks > 0 and not rows("audits"):
+            raise UserError(f"--audit.tasks is {self.tasks}, and no part that attacks tasks is installed: set it to 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvName:
     """Which environment."""
 
@@ -93,10 +110,10 @@ class RendererConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(EpisodeLimits, EnvName):
-    max_turns: Annotated[int, OR_BY_CASE] = BY_CASE
+    max_turns: Annotated[int, OR_BY_CASE, MAY_CHANGE] = BY_CASE
     """-1: what the environment declares, or else 3 with a model made on the spot, and 8
     with a given one, as in `forge-env eval`."""
-    max_turn_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
+    max_turn_tokens: Annotated[int, OR_BY_CASE, MAY_CHANGE] = BY_CASE
     """-1: training.seq_len, or what the environment declares, or else 32 with a
     model made on the spot, and 512 with a given one."""
     max_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
@@ -129,11 +146,7 @@ class EnvConfig(EpisodeLimits, EnvName):
     """What the training rewards of the environment are multiplied with."""
 
     def check(self) -> None:
-        """Check the budget of thinking against the limit of a turn.
-
-        Raises:
-            UserError: for a budget that leaves no room for an answer, or without thinking.
-        """
+        """Check the budget of thinking against the limit of a turn."""
         if self.max_thinking_tokens and self.thinking == "off":
             raise UserError(
                 f"--env.max_thinking_tokens is {self.max_thinking_tokens}, and --env.thinking is off, so that there is "
@@ -169,6 +182,9 @@ class WarmupConfig:
     probe_tasks: Annotated[int, Ge(1)] = 96
     """Training tasks of one probe, at most half of all training tasks. No demonstration shows them."""
     demonstrations: Annotated[int, Ge(1)] = 1024
+    expert: str = ""
+    """A function of the messages so far that demonstrates, "module:function" or "file.py:function", since an agent
+    program has no expert. Empty is the environment's expert."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Demonstrations of one optimizer step."""
     balance: Literal["none", "length", "answer"] = "length"

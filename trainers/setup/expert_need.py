@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
-from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.model.expert import solved_by_expert, too_few_turns
@@ -40,10 +40,12 @@ class Need(NamedTuple):
     """Of its longest turn, as an estimate: the tokenizer may not be made yet."""
 
 
-def with_room_for_expert(config: C, defaults: Mapping[str, Default]) -> tuple[C, dict[str, Default]]:
+def with_room_for_expert(
+    config: C, defaults: Mapping[str, Default], factory: EnvFactory
+) -> tuple[C, dict[str, Default]]:
     """Raise the default limits of an episode to what the environment's expert needs."""
     found = dict(defaults)
-    if (need := _need_of(config)) is None:
+    if config.dataset.path or (need := _need_of(factory, config.training.seed)) is None:
         return config, found
     turns = config.env.max_turns
     is_shown = not config.model.path or config.warmup.steps > 0 or config.algorithm is None
@@ -56,18 +58,14 @@ def with_room_for_expert(config: C, defaults: Mapping[str, Default]) -> tuple[C,
     return with_values(config, {name: int(found[name].value) for name in found if found[name] != defaults[name]}), found
 
 
-def _need_of(config: RunConfig) -> Need | None:
+def _need_of(factory: EnvFactory, seed: int) -> Need | None:
     """What the expert needs; None if it is not known without starting anything, or within `SECONDS`."""
-    if not config.env.name or config.dataset.path:
+    if not hasattr(factory.env_class, "expert") or factory.env_class.shared or factory.effects():
         return None
-    try:
-        factory = make(config.env.name, **config.env.options)
-        if not hasattr(factory.env_class, "expert") or factory.env_class.shared or factory.effects():
-            return None
-    except UserError:
-        return None  # the checks of the environment report it
+    # The thread may outlive its time, so it has a factory of its own.
+    own = EnvFactory(factory.env_class, name=factory.name, **factory.options)
     results: list[Need | None] = []
-    thread = threading.Thread(target=lambda: results.append(_played(factory, config.training.seed)), daemon=True)
+    thread = threading.Thread(target=lambda: results.append(_played(own, seed)), daemon=True)
     thread.start()
     thread.join(SECONDS)
     return results[0] if results else None

@@ -59,12 +59,7 @@ def listed(environments: Sequence[Any]) -> dict[str, Any]:
 
 
 def views(config: C) -> dict[str, C]:
-    """The config as each environment has it, by label; {} for a run without an environment.
-
-    Raises:
-        UserError: for settings of an environment that is not there, or that it cannot have, and for an environment
-            twice with the same settings.
-    """
+    """The config as each environment has it, by label; {} for a run without an environment."""
     named = read_names(config.env.name)
     if unknown := sorted(config.mixture.keys() - named.keys()):
         there = f"{nearest(unknown[0], named)}" if len(named) > 1 else "The run has one environment: use --env.OPTION."

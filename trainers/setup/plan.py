@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from agents.model_folder import fetch_config
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.data.rows import find_file
 from forge_env.runtime.host_settings import slurm_nodes
@@ -15,7 +16,6 @@ from forge_env.utils.settings import with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.families.shape import ModelShape
-from trainers.families.table import read_shape
 from trainers.model.find import find_shape
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
@@ -28,13 +28,7 @@ from trainers.setup.checks import engine_checks, machine_checks, model_checks, r
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.mixture import of, views, with_views
-from trainers.setup.options.defaults import (
-    LARGER_MICRO_BATCHES,
-    MICRO_BATCH,
-    Default,
-    take_defaults,
-    without_defaults,
-)
+from trainers.setup.options.defaults import LARGER_MICRO_BATCHES, MICRO_BATCH, Default, take_defaults
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
@@ -50,40 +44,37 @@ ALMOST = 0.9
 USUAL = 16384
 """Tokens above which the logits must be kept, too: a GPU is busy with so many, and would compute them again."""
 
-OF_SETTINGS: tuple[Check, ...] = (
+CHECKS: tuple[Check, ...] = (
     lambda plan: check_sets(*([share.config for share in plan.environments] or [plan.config])),
-    run_checks.check_folder,
     model_checks.check_shape,
     lambda plan: plan.config.parallelism.check_procs(plan.config.services.trainer.procs),
     machine_checks.check_trainer,
-    machine_checks.check_context,
     run_checks.check_deterministic,
     model_checks.check_thinking,
-    model_checks.check_own_teacher,
     lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
     engine_checks.check_sleep,
+    model_checks.check_length,
+    engine_checks.check_engine,
 )
-OF_SIZES: tuple[Check, ...] = (model_checks.check_length, model_checks.check_shape, engine_checks.check_engine)
-"""Checks that the sizes of the model decide."""
 OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.check_host_memory)
 """Checks of what this machine has room for."""
 
 
-def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
-    """Make the plan of a run. What this machine lacks for it becomes its `problems`."""
-    check_ours()
-    check_bounds(config)
-    config = model_checks.with_model_of_run(config.resolved())
+def plan_settings(config: RunConfig, algorithm: Algorithm) -> RunPlan:
+    """The plan as far as the settings decide it, of a run on any machine: it has no tasks and no memory."""
+    check_bounds(given := config)
+    config = config.resolved()
     model = find_shape(config.model.path, config.model.size)
+    config = with_values(config, {"model.path": model.path})
     config, defaults, environments = _with_environments(config, model.shape)
     objective = plan_objective(config, algorithm)
-    config.check()
-    for share in environments:
-        with of(share.label):
-            share.config.check()
+    for label, each in {"": config, **{share.label: share.config for share in environments}}.items():
+        with of(label):
+            each.check()
     if objective is not None:
         objective, environments = _with_group_sizes(objective, environments, algorithm)
-    plan = RunPlan(
+    return RunPlan(
+        given=given,
         config=config,
         defaults=defaults,
         algorithm=algorithm,
@@ -93,18 +84,26 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         environments=environments,
         steps=max(0, config.training.steps),
     )
-    for check in (*OF_SETTINGS, *OF_SIZES):
+
+
+def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
+    """Make the plan of a run. What this machine lacks for it becomes its `problems`."""
+    check_ours()
+    plan = plan_settings(config, algorithm)
+    config, model, objective = plan.config, plan.model, plan.objective
+    plan = replace(plan, checkpoint=run_checks.check_folder(plan))
+    for check in CHECKS:
         check(plan)
     if model.folder is not None:
         plan = replace(plan, model=model_checks.check_folder(plan, model.folder))
     for name, teacher in plan.teachers.items():
         if teacher.folder is not None:
             model_checks.check_teacher(plan, name, teacher.folder, model.folder)
-    config.check_data(model.folder)
-    environments = [_with_local_tasks(share, objective) for share in environments]
+    about_data = config.check_data(model.folder)
+    environments = [_with_local_tasks(share, objective) for share in plan.environments]
     about = [text for share in environments if share.tasks for text in share.about(share.tasks.about)]
-    about += config.describe_data()
-    plan = replace(plan, card=machine_checks.card_size(plan), environments=environments, about_data=about)
+    card, about = machine_checks.card_size(plan), [*about, *about_data]
+    plan = replace(plan, card=card, environments=environments, about_data=about)
     plan = _with_micro_batch(with_sizes(plan))
     return replace(plan, problems=_problems(plan))
 
@@ -115,12 +114,14 @@ def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[
     for label, view in (views(config) or {"": config}).items():
         with of(label):
             check_bounds(view)
-            view, defaults = with_room_for_expert(*take_defaults(view, shape))
+            view, defaults = take_defaults(view, shape)
             source = own_data(view) or view.dataset.path
-            made[label] = view = give_dataset(resolve_sources(model_checks.with_model_of_run(view)))
+            view = give_dataset(resolve_sources(model_checks.with_teacher_of_run(view)))
             if (factory := run_checks.make_environment(view)) is not None:
+                view, defaults = with_room_for_expert(view, defaults, factory)
                 share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)
                 environments.append(replace(share, weight=named[label].weight))
+            made[label] = view
     config = with_views(resolve_sources(config), made)
     if len(made) > 1:
         config, defaults = take_defaults(config, shape)
@@ -168,26 +169,6 @@ def _with_group_sizes(
     return objective, [replace(share, group_size=parts[share.label].group_size) for share in environments]
 
 
-def with_model(plan: RunPlan, folder: Path) -> RunPlan:
-    """The plan with the sizes of the model in a folder; the same object if it has them already."""
-    if plan.shape is not None:
-        return plan
-    shape = read_shape(folder)
-    of_views = {share.label: without_defaults(share.config, share.defaults) for share in plan.environments}
-    config = with_views(without_defaults(plan.config, plan.defaults), of_views)
-    config, defaults, made = _with_environments(config, shape)
-    pairs = zip(made, plan.environments, strict=True)
-    environments = [replace(new, group_size=old.group_size, tasks=old.tasks) for new, old in pairs]
-    model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
-    plan = replace(plan, config=config, defaults=defaults, environments=environments, model=model)
-    for check in OF_SIZES:
-        check(plan)
-    plan = _with_micro_batch(with_sizes(plan))
-    for check in OF_MEMORY:
-        check(plan)
-    return plan
-
-
 def _with_micro_batch(plan: RunPlan) -> RunPlan:
     """The plan with the largest micro-batch by default that fits on the card beside the same engine."""
     is_by_case, card = plan.defaults[MICRO_BATCH].is_taken, plan.card
@@ -222,29 +203,33 @@ def _problems(plan: RunPlan) -> list[str]:
     return problems
 
 
-def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
-    """The plan with the facts of the model's files; the same object if they were here when it was made."""
-    if plan.model.folder is not None:
-        return plan
-    plan = with_model(plan, folder)
-    return replace(plan, model=model_checks.check_folder(plan, folder)) if plan.model.path else plan
-
-
-def with_teachers(plan: RunPlan, folders: Mapping[str, Path], model: Path) -> RunPlan:
-    """The plan with the folders of its teachers and their sizes. Each is checked against the folder of the model."""
-    found = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in folders.items()}
-    unknown = [name for name, teacher in found.items() if teacher.shape is None]
-    for name in unknown:
-        where = f"the folder {folders[name]}"
-        found[name] = replace(found[name], shape=read_shape(folders[name]), where=where, missing="")
-    plan = replace(plan, teachers=found)
-    if unknown:
-        plan = with_sizes(plan)
-        for check in OF_MEMORY:
-            check(plan)
-    for name, folder in folders.items():
-        model_checks.check_teacher(plan, name, folder, model)
+def ready(plan: RunPlan) -> RunPlan:
+    """The plan that is executed, which this machine can start."""
+    plan.check()
+    plan = with_hub(plan)
+    plan.check()
     return plan
+
+
+def with_hub(plan: RunPlan) -> RunPlan:
+    """The plan, made again with the sizes of its models on the hub; the same object without one.
+
+    Only their config.json is downloaded: what cannot be trained here is refused before any weights come.
+    """
+    missing = [model.path for model in (plan.model, *plan.teachers.values()) if model.missing]
+    for name in missing:
+        fetch_config(name)
+    return make_plan(plan.given, plan.algorithm) if missing else plan
+
+
+def with_folders(plan: RunPlan, model: Path, teachers: Mapping[str, Path]) -> RunPlan:
+    """The plan with what the folders of the model and its teachers say, if they were downloaded for the start."""
+    if plan.model.path and plan.model.folder is None:
+        plan = replace(plan, model=model_checks.check_folder(plan, model))
+    for name, folder in teachers.items():
+        model_checks.check_teacher(plan, name, folder, model)
+    found = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in teachers.items()}
+    return replace(plan, teachers=found)
 
 
 def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOutSet]]]:

@@ -2,7 +2,7 @@
 
     config = read_config(Config, options)
     plan = make_plan(config, GRPO)  # trainers/setup/plan.py; starts nothing
-    plan.check()                    # that this machine can start it
+    plan = ready(plan)              # that this machine can start
     await run_policy_gradient(plan)
 
 `--dry-run` prints the plan, and a run executes the same object. Its fields are what it is made from, and what
@@ -10,8 +10,9 @@
 fact a second time. The user's own loss, advantages and reward are made once, with the plan; the loss is made a second
 time in the trainer's process, which imports it by its target.
 
-What can only be measured while a run starts is not in the plan, with two exceptions that make a new plan from this one:
-the sizes of a model that is downloaded (`trainers.setup.plan.with_model`), and the number of steps of supervised
+A model on the hub may have unknown sizes: `trainers.setup.plan.with_hub` downloads its config.json, and makes the plan
+again. What can only be measured while a run starts is not in the plan, with two exceptions that make a new plan from
+this one: what a downloaded folder says (`trainers.setup.plan.with_folders`), and the number of steps of supervised
 training on data.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import values_of
 from trainers.algorithm import Algorithm
+from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.families.shape import ModelShape
 from trainers.lora import Lora
@@ -81,6 +83,8 @@ class EnvShare:
 class RunPlan:
     """The settings of a run, and what follows from them."""
 
+    given: RunConfig
+    """The settings as the user gave them: -1 takes a default."""
     config: RunConfig
     """The complete settings."""
     defaults: Mapping[str, Default]
@@ -95,6 +99,8 @@ class RunPlan:
     """None for supervised training on data without an environment. Of several, `config.env` has the largest limits."""
     steps: int = 0
     """Optimizer steps; 0 if they are counted when the data is read."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that the run goes on from; None for a new run."""
     about_data: Sequence[str] = ()
     """Sentences on the data: what was read, how it is divided, and which rows were left out."""
     card: float | None = None
@@ -270,6 +276,13 @@ class RunPlan:
             threads=self.config.services.trainer.threads,
         )
 
+    @property
+    def trainer_at_start(self) -> TitanSettings:
+        """What the trainer begins with, the run's first phase. An engine that sleeps while the trainer steps is awake
+        while it loads: the memory of a step is not there then."""
+        rate = values_of(self.warmup_rate if self.has_warmup else self.rate, RateSettings)
+        return replace(self.trainer, **rate, total_steps=self.steps, compile_full=not self.engine.sleep)
+
     def frozen(self, service: ServiceConfig) -> TitanSettings:
         """What a reference model or a teacher takes: it computes logprobs as the trainer does.
 
@@ -331,6 +344,11 @@ class RunPlan:
     def hosts(self) -> HostSettings | None:
         """How the hosts are reached; None if this machine is the only one."""
         return None if self.config.launcher.kind == "local" else self.config.launcher
+
+    @property
+    def restarts(self) -> int:
+        """How often the run starts again by itself; somebody else watches a run on several hosts."""
+        return 0 if self.hosts else self.config.launcher.restarts
 
     @property
     def has_engine(self) -> bool:

@@ -59,21 +59,15 @@ class Config(RunConfig):
         steps = DEMONSTRATION_STEPS if training.steps == BY_CASE else training.steps
         return with_values(self, {"env.name": name, "training.steps": steps})
 
-    def describe_data(self) -> Sequence[str]:
+    def check_data(self, model: Path | None) -> Sequence[str]:
         if not self.sft.data or find_file(self.sft.data) is None:
             return ()
-        from trainers.sft.source import open_source
-
-        return (open_source(self.sft).summary(),)
-
-    def check_data(self, model: Path | None) -> None:
-        if not self.sft.data or find_file(self.sft.data) is None:
-            return
         from trainers.sft.data import SFTData
 
         data = SFTData(self.sft, training=self.training, env=self.env, model_size=self.model.size)
         if model is not None or not self.model.path:
             data.check(model)
+        return (data.source.summary(),)
 
     def _refuse_settings_of_data(self) -> None:
         for name, instead in INSTEAD.items():

@@ -63,8 +63,8 @@ class SFTData:
     ) -> None:
         self._sft, self._training, self._env, self._model_size = sft, training, env, model_size
         self._tools_form: ToolsForm = tools
-        self._source: Source = open_source(sft)
-        self.about = self._source.about
+        self.source: Source = open_source(sft)
+        self.about = self.source.about
         self.held_out: list[Sample] = []
         self.left_out = LeftOut()
         self._counts: dict[str, Any] = {}  # of `record`
@@ -84,7 +84,7 @@ class SFTData:
         """Make a model with a tokenizer for the data's text; returns its number of parameters."""
         from trainers.model.tiny_model import make_tiny_model
 
-        examples = list(itertools.islice((e for _, e in self._source if isinstance(e, Example)), CORPUS))
+        examples = list(itertools.islice((e for _, e in self.source if isinstance(e, Example)), CORPUS))
         if not examples:
             raise UserError(self._nothing_left())
         tools = {tool["function"]["name"]: tool for example in examples for tool in example.tools}
@@ -103,7 +103,7 @@ class SFTData:
             self._open(model)
             is_empty = next(self._read(self.left_out), None) is None
         else:
-            is_empty = not any(isinstance(example, Example) for _, example in self._source)
+            is_empty = not any(isinstance(example, Example) for _, example in self.source)
         if is_empty:
             raise UserError(self._nothing_left())
 
@@ -203,7 +203,7 @@ class SFTData:
 
     def _read(self, left_out: LeftOut) -> Iterator[tuple[tuple[str, ...], Sample]]:
         """Go through the data once; each sample has the keys that its copies share, see `copy_keys`."""
-        for where, example in self._source:
+        for where, example in self.source:
             if not isinstance(example, Example):
                 left_out.add(where, str(example))
                 continue

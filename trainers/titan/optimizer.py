@@ -83,11 +83,16 @@ def go_on(
     optimizers: OptimizersContainer, schedulers: LRSchedulersContainer, settings: TitanSettings, steps: int
 ) -> None:
     """Go on from a loaded state, after this number of steps, with the hyperparameters of the settings."""
+    set_rate(schedulers, settings)
+    restore_state_dtype(optimizers, settings.optimizer_state)
+    forget_empty_moments(optimizers, steps)
+
+
+def set_rate(schedulers: LRSchedulersContainer, settings: TitanSettings) -> None:
+    """Take the hyperparameters of the settings, and the learning rate of the schedule."""
     for scheduler in schedulers:
         for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             set_hyperparameters(group, settings.hyperparameters, lr)
-    restore_state_dtype(optimizers, settings.optimizer_state)
-    forget_empty_moments(optimizers, steps)
 
 
 def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:
@@ -96,10 +101,14 @@ def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any
     group.update(hyperparameters, lr=held.fill_(lr) if isinstance(held, Tensor) else lr)
 
 
-def begin_again(optimizers: OptimizersContainer, hyperparameters: Mapping[str, Any]) -> None:
-    """Forget all moments and the schedule, and take these hyperparameters."""
+def forget_moments(optimizers: OptimizersContainer) -> None:
     for optimizer in optimizers.optimizers:
         optimizer.state.clear()
+
+
+def set_first_rate(optimizers: OptimizersContainer, hyperparameters: Mapping[str, Any]) -> None:
+    """Forget the schedule, and take these hyperparameters."""
+    for optimizer in optimizers.optimizers:
         for group in optimizer.param_groups:
             set_hyperparameters(group, hyperparameters, hyperparameters["lr"])
             group.pop("initial_lr", None)  # otherwise a new schedule would take the last one's value

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forge_env.core.errors import InvariantError, UserError
-from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, pack
+from trainers.batching.empty import empty_batch
 from trainers.batching.packing import flops_crossover
 from trainers.batching.routes import highest_expert, routes_shape
 from trainers.titan.model import TitanModel

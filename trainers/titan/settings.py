@@ -158,11 +158,7 @@ class ParallelismConfig:
         return degree if degree > 0 else max(1, procs // self.other_degrees)
 
     def check_procs(self, procs: int) -> None:
-        """Check the degrees against the number of the trainer's processes.
-
-        Raises:
-            UserError: the degrees do not multiply to it, or experts cannot be spread over the processes.
-        """
+        """Check the degrees against the number of the trainer's processes."""
         shards = -(-procs // self.other_degrees) if self.data_parallel_shard_degree == -1 else self.shards(procs)
         needed = self.other_degrees * shards
         if procs != needed:
@@ -178,11 +174,7 @@ class ParallelismConfig:
             )
 
     def check_shape(self, shape: ModelShape) -> None:
-        """Check that the matrices of a model can be cut and its experts spread.
-
-        Raises:
-            UserError: otherwise.
-        """
+        """Check that the matrices of a model can be cut and its experts spread."""
         if shape.linear:
             for option in ("tensor_parallel_degree", "context_parallel_degree"):
                 if getattr(self, option) > 1:
@@ -256,11 +248,7 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
         return {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
 
     def choose_attention(self, *, is_on_gpu: bool) -> str:
-        """The attention kernel: `attention`, or the default on this device.
-
-        Raises:
-            UserError: the trainer cannot use the kernel that is asked for.
-        """
+        """The attention kernel: `attention`, or the default on this device."""
         dtype, context = self.dtype_on(is_on_gpu), self.context_parallel_degree
         wanted = f"--training.attention is {self.attention}"
         if not self.attention:
@@ -306,11 +294,7 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
             )
 
     def check_model(self, shape: ModelShape) -> None:
-        """Check that a model of this shape can be trained so.
-
-        Raises:
-            UserError: otherwise.
-        """
+        """Check that a model of this shape can be trained so."""
         self.check_shape(shape)
         if shape.shares_by_fsdp_only:
             self._check_module()

@@ -35,6 +35,7 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -55,7 +56,8 @@ from forge_env.core.errors import UserError
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
 from forge_env.utils.settings import values_of
-from trainers.batching.batch import MicroBatch, Sample, batches_to_compile
+from trainers.batching.batch import MicroBatch, Sample
+from trainers.batching.empty import batches_to_compile
 from trainers.objective.distillation import distillation_loss
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
@@ -68,7 +70,15 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import begin_again, build_adamw, forget_empty_moments, go_on, take_step
+from trainers.titan.optimizer import (
+    build_adamw,
+    forget_empty_moments,
+    forget_moments,
+    go_on,
+    set_first_rate,
+    set_rate,
+    take_step,
+)
 from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.passes import Passes
 from trainers.titan.rank_batches import RankBatches, StepWork
@@ -156,7 +166,21 @@ class TitanTrainer:
             self.settings = dataclasses.replace(self.settings, **values_of(rate, RateSettings))
         self.step = 0
         self._state.close()
-        begin_again(self._optimizer, self.settings.hyperparameters)
+        forget_moments(self._optimizer)
+        self._begin_schedule()
+
+    def end_at(self, steps: int, rate: RateSettings) -> None:
+        """Change the total number of steps, and the learning rate with it, as if both had been so from the start."""
+        self.settings = dataclasses.replace(self.settings, total_steps=steps, **values_of(rate, RateSettings))
+        self._state.close()  # an asynchronous save has the schedule of before
+        self._begin_schedule()
+        with warnings.catch_warnings():  # torch warns when the schedule recomputes its learning rate
+            warnings.simplefilter("ignore", UserWarning)
+            self._scheduler.load_state_dict({"last_epoch": self.step})
+        set_rate(self._scheduler, self.settings)
+
+    def _begin_schedule(self) -> None:
+        set_first_rate(self._optimizer, self.settings.hyperparameters)
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,

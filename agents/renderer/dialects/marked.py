@@ -111,7 +111,6 @@ class Marked:
         return before_marks(text, [self.open, *(mark.strip() for mark in self.section if mark)])
 
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        """The parts of a call of one tool, for a grammar; None if no grammar can say them."""
         inner = self.body.pieces(function)
         start, end = self.section
         return inner and [f"{start}{self.open}{self.pad}", *inner, f"{self.pad}{self.close}{end}"]

@@ -6,7 +6,7 @@ import json
 import re
 
 from contrib.apis.http.client import ApiResponse
-from forge_env.core.json_text import read, write
+from contrib.common.json_text import read, write
 from forge_env.core.types import ToolFailure
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'

@@ -16,9 +16,10 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
+from contrib.common.json_text import write
 from contrib.common.patterns import linear_pattern
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import ARGUMENTS, write
+from forge_env.core.json_text import ARGUMENTS
 
 _ROUNDS = 5  # a converted value may show further errors, once for each level of JSON text in JSON text
 _MAX_PROBLEMS, _MAX_TEXT = 3, 200

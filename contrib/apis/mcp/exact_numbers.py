@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from contrib.common.http_clients import decoded
-from forge_env.core.json_text import marked_text, unmarked
+from contrib.common.json_text import marked_text
+from forge_env.core.json_text import unmarked
 
 ENCODING = "json_lines_with_marked_numbers"
 """The text encoding of a connection over standard input and output: UTF-8."""

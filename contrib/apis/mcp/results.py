@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from contrib.common.json_text import restored, write
 from contrib.common.media import Medium
-from forge_env.core.json_text import restored, write
 
 OUTPUT_SCHEMA = "forge_env/outputSchema"
 """Key in the `_meta` of a listed tool: its outputSchema, with which the library would refuse results."""

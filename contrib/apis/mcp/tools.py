@@ -17,8 +17,9 @@ from contrib.apis.mcp.pages import all_pages
 from contrib.apis.mcp.results import OUTPUT_SCHEMA
 from contrib.apis.mcp.transport import Stderr, Transport, command_of, stdio, streamable_http
 from contrib.apis.tool_names import free_name
+from contrib.common.json_text import write
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.core.json_text import marked, write
+from forge_env.core.json_text import marked
 from forge_env.core.tools import Tool, ToolOptions, without_titles
 from forge_env.core.types import ToolFailure
 from forge_env.utils.deadlines import queued

@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from contrib.apis.openapi.operations import FORM, TEXT, Body, Operation, Parameter
-from forge_env.core.json_text import ExactFloat, write
+from contrib.common.json_text import write
+from forge_env.core.json_text import ExactFloat
 
 _SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 _PATH_SAFE = "/:@!$&'()*+,;=~%"

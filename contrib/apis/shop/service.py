@@ -119,10 +119,7 @@ async def cancel_order(db: Database, order_id: OrderId, idempotency_key: Idempot
 
 @router.post("/orders/{order_id}/refund", operation_id="refund_order", responses=_REFUSALS)
 async def refund_order(
-    db: Database,
-    order_id: OrderId,
-    refund: Annotated[Refund, Body()] = _WHOLE,
-    idempotency_key: IdempotencyKey = None,
+    db: Database, order_id: OrderId, refund: Annotated[Refund, Body()] = _WHOLE, idempotency_key: IdempotencyKey = None
 ) -> Order:
     """Refund a delivered order: all of it, or only one product."""
     return _do(db, idempotency_key, "refund_order", order_id=order_id, **refund.model_dump())

@@ -157,9 +157,7 @@ KINDS: Mapping[str, Kind] = {
         numbers=range(FIRST_NEW_ADDRESS, 2 * FIRST_NEW_ADDRESS),
         text="Change the address of {email} to: {address}",
         focus=lambda c, rng: Focus(customer=c.subject),
-        writes=lambda f: [
-            ("update_address", {"customer_id": f.customer_id, "address": address(f.content.number)}),
-        ],
+        writes=lambda f: [("update_address", {"customer_id": f.customer_id, "address": address(f.content.number)})],
     ),
     "cancel_latest": Kind(
         level=2,

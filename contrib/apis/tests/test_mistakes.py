@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import pytest
-
 from agents.scripted import ScriptedAgent
 from benchmarks.gpu.mistakes import mistakes
 from contrib.apis.shop.expert import expert
-from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory
@@ -19,10 +16,6 @@ from forge_env.rollout.rollout import GroupSpec, run_group
 
 def number_of_calls(messages: list[Message]) -> int:
     return sum(message["role"] == "tool" for message in messages)
-
-
-def right(messages: list[Message]) -> Message:
-    return expert(messages)
 
 
 def of_another_product(messages: list[Message]) -> Message:
@@ -45,21 +38,16 @@ def too_early(messages: list[Message]) -> Message:
     return {"role": "assistant", "content": "Done."}
 
 
-@pytest.mark.parametrize(
-    ("script", "counts"),
-    [
-        (right, {}),
+async def test_a_failed_episode_counts_at_its_first_turn_that_the_expert_does_otherwise() -> None:
+    cases: list[tuple[Callable[[list[Message]], Message], dict[str, dict[str, int]]]] = [
+        (expert, {}),
         (of_another_product, {"buy": {"turn 3, create_order: items": 1}}),
         (of_another_tool, {"buy": {"turn 2, search_products": 1}}),
         (too_early, {"buy": {"turn 1, find_customer": 1}}),
-    ],
-)
-async def test_a_failed_episode_counts_at_its_first_turn_that_the_expert_does_otherwise(
-    script: Callable[[list[Message]], Message], counts: dict[str, dict[str, int]]
-) -> None:
+    ]
     async with EnvFactory(env_class("tool_api"), name="tool_api", level=2) as factory:
         task = next(task for task in factory.tasks("train", count=20) if task.kind == "buy")
-        spec = GroupSpec(task=task, count=1, seed=0, group_id="one")
-        group = await run_group(factory, ScriptedAgent(script), spec, limits=EpisodeLimits(max_turns=6))
-    episodes: list[Episode] = list(group.episodes)
-    assert mistakes("tool_api", episodes) == counts
+        for script, counts in cases:
+            spec = GroupSpec(task=task, count=1, seed=0, group_id="one")
+            group = await run_group(factory, ScriptedAgent(script), spec, limits=EpisodeLimits(max_turns=6))
+            assert mistakes("tool_api", list(group.episodes)) == counts

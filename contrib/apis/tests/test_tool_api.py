@@ -162,7 +162,7 @@ def called_by_the_expert(task: Task) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_operations_that_a_kind_is_said_to_need_are_those_that_it_needs(kind: str) -> None:
-    tasks = ToolApi.tasks(count=60, level=KINDS[kind].level, operations=_NEEDED[kind])
+    tasks = ToolApi.tasks(count=24, level=KINDS[kind].level, operations=_NEEDED[kind])
     called = [called_by_the_expert(task) for task in tasks if task.metadata["kind"] == kind]
     assert set().union(*called) == set(_NEEDED[kind])
 
@@ -459,7 +459,7 @@ async def test_the_operations_of_a_document_are_tools(service: str, capitals: st
 async def test_a_service_that_stops_answering_is_not_the_model_s_failure(
     limit: dict[str, float], outcome: Outcome, words: str, capitals: str
 ) -> None:
-    """The episode ends without a reward within the deadline, and its sibling task is not held up."""
+    """The episode ends without a reward within the deadline, and its sibling, with its own limits, is not held up."""
     app = FastAPI()
     asked: list[str] = []
 
@@ -472,15 +472,16 @@ async def test_a_service_that_stops_answering_is_not_the_model_s_failure(
 
     with serve(app) as url:
         async with factory(tools=f"openapi:{url}/openapi.json", data=capitals) as opened:
-            limits = EpisodeLimits(**limit)
-            async with asyncio.timeout(30):
-                episodes = await asyncio.gather(
-                    *(
-                        run_episode(opened, ScriptedAgent(looks_up), task, seed=0, episode_id="", limits=limits)
-                        for task in opened.tasks("all", count=2)
+            limits = {"Rome": EpisodeLimits(**limit), "Paris": EpisodeLimits()}
+            episodes = await asyncio.gather(
+                *(
+                    run_episode(
+                        opened, ScriptedAgent(looks_up), task, seed=0, episode_id="", limits=limits[task.target]
                     )
+                    for task in opened.tasks("all", count=2)
                 )
-    assert sorted(asked) == ["France", "Italy"]
+            )
+    assert "France" in asked  # on a busy machine the time may be up before Italy is asked for
     by_answer = {episode.task.target: episode for episode in episodes}
     assert (by_answer["Paris"].outcome, by_answer["Paris"].reward) == (Outcome.SCORED, 1.0)
     assert (by_answer["Rome"].outcome, by_answer["Rome"].reward) == (outcome, None)
@@ -554,11 +555,7 @@ def test_an_instance_is_made_by_its_factory() -> None:
 
 @pytest.mark.parametrize(
     ("level", "kinds"),
-    [
-        (1, "cancel restock"),
-        (2, "cancel_latest refund_latest buy"),
-        (3, "buy_cheapest refund_if settle buy_if"),
-    ],
+    [(1, "cancel restock"), (2, "cancel_latest refund_latest buy"), (3, "buy_cheapest refund_if settle buy_if")],
 )
 def test_every_task_has_the_kind_that_it_was_drawn_as(level: int, kinds: str) -> None:
     tasks = ToolApi.tasks("train", count=60, seed=0, level=level)

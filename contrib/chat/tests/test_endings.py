@@ -12,9 +12,9 @@ import pytest
 from contrib.chat.agent import ChatAgent
 from contrib.chat.client import Usage
 from contrib.chat.refusals import says_context_full
+from contrib.common.json_text import write
 from envs.math import Math
 from forge_env.core.errors import PolicyError
-from forge_env.core.json_text import write
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory

@@ -104,7 +104,7 @@ def _show_audit(report: AuditReport) -> None:
         rows.append((task.name, _VERDICTS[task.ok], *earned, f"{task.verifier_seconds:.2f} s"))
     show_table(("task", "result", "solution", "empty", "cheats paid", "verifier"), rows)
     for task in report.tasks:
-        for problem in (*task.problems, *(f"it pays a cheat: {name}" for name in task.paid)):
+        for problem in (*task.problems, *(f"it pays a cheat: {hole}" for hole in task.holes)):
             say(f"{task.name}: {problem}")
     failed = sum(not task.ok for task in report.tasks)
     left = f"; not audited: {', '.join(report.not_audited)}" if report.not_audited else ""

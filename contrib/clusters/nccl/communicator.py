@@ -51,11 +51,7 @@ class Rendezvous:
             # A TCPStore tries again until the deadline, although a dead controller never comes back.
             socket.create_connection((self.address, self.port), seconds).close()
             return TCPStore(
-                self.address,
-                self.port,
-                is_master=False,
-                timeout=timedelta(seconds=seconds),
-                wait_for_workers=False,
+                self.address, self.port, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False
             )
         except (OSError, RuntimeError) as error:
             raise ServiceError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from contrib.common.http_server import RequestRefused
+from contrib.common.json_text import read, write
 from contrib.external.dialects.dialect import Dialect, Histories, event
 from contrib.external.dialects.fields import Fields, check_kind, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import anthropic_choice, constraint_of, schema_of
@@ -14,7 +15,6 @@ from contrib.external.dialects.reading import call_of, limit, stops, text_of, to
 from contrib.external.dialects.reading import tools_are_off as are_off
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
-from forge_env.core.json_text import read, write
 from forge_env.core.types import Message, ToolSpec
 
 _ERRORS = {
@@ -71,12 +71,7 @@ class AnthropicMessages(Dialect):
         )
 
     def body(self, reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
-        return {
-            **_head(reply, request),
-            "content": list(_blocks(reply.message)),
-            **_end(reply),
-            "usage": _usage(reply),
-        }
+        return {**_head(reply, request), "content": list(_blocks(reply.message)), **_end(reply), "usage": _usage(reply)}
 
     def events(self, reply: ProgramReply, request: ProgramRequest) -> Iterator[bytes]:
         unfinished = {"stop_reason": None, "stop_sequence": None}
@@ -168,12 +163,7 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
         yield {"type": "text", "text": message["content"]}
     for call in message.get("tool_calls", ()):
         function = call["function"]
-        yield {
-            "type": "tool_use",
-            "id": call["id"],
-            "name": function["name"],
-            "input": read(function["arguments"]),
-        }
+        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": read(function["arguments"])}
 
 
 def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from contrib.common.http_server import RequestRefused
+from contrib.common.json_text import write
 from contrib.external.dialects.fields import Fields
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
-from forge_env.core.json_text import write
 from forge_env.core.types import Message
 
 Histories = Mapping[str, tuple[Message, ...]]

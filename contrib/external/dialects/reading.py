@@ -135,7 +135,4 @@ def call_of(id_: Any, name: str, arguments: Any) -> dict[str, Any]:
 
 def tool_of(name: str, description: Any, parameters: Any) -> ToolSpec:
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": str(description or ""), "parameters": schema},
-    }
+    return {"type": "function", "function": {"name": name, "description": str(description or ""), "parameters": schema}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import json
 import os
 import shlex
@@ -13,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agents.renderer.rendering import Renderer
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Episode
 from forge_env.core.protocols import Agent
@@ -42,7 +43,7 @@ class SaysPolicy(ScriptedPolicy):
     """Writes one message after another as the model would have, and remembers what it was asked."""
 
     def __init__(self, model: Path, messages: Sequence[Message | str]) -> None:
-        renderer = Renderer(model)
+        renderer = _agent_of(model).renderer
         content_of = [{"role": "assistant", "content": m} if isinstance(m, str) else m for m in messages]
         answers = iter([renderer.write(message) for message in content_of])
         super().__init__(lambda prompt: next(answers))
@@ -57,7 +58,20 @@ class SaysPolicy(ScriptedPolicy):
 
 def says(model: Path, *messages: Message | str) -> TokenAgent:
     """A TokenAgent whose model says these, in order."""
-    return TokenAgent(str(model), SaysPolicy(model, messages))
+    return with_policy(model, SaysPolicy(model, messages))
+
+
+def with_policy(model: Path, policy: ScriptedPolicy) -> TokenAgent:
+    """A TokenAgent of a policy."""
+    agent = copy.copy(_agent_of(model))
+    agent._policy = policy
+    return agent
+
+
+@functools.cache
+def _agent_of(model: Path) -> TokenAgent:
+    """One for all tests: to read a chat template takes a tenth of a second."""
+    return TokenAgent(str(model), ScriptedPolicy(lambda prompt: ()))
 
 
 def calls(name: str, **arguments: Any) -> Message:
@@ -117,7 +131,8 @@ async def playing(
     try:
         address = await asyncio.wait_for(asyncio.to_thread(start.read_text), 60)
         base_url, token = address.split()
-        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, timeout=30) as client:
+        plain = DefaultAsyncHttpxClient(verify=False, timeout=30)  # to read certificates takes longer than a test
+        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, http_client=plain) as client:
             yield Playing(base_url, token, client, end, episode, factory)
     finally:
         episode.cancel()

@@ -150,3 +150,12 @@ def test_what_a_grammar_takes_otherwise_than_the_schema_is_refused(schema: dict[
             grammar_of(constraint, [], form, no_marks)
     else:
         compiled(grammar_of(constraint, [], form, no_marks), [])
+
+
+@pytest.mark.parametrize("limit", [{"minLength": 1}, {"maxLength": 9}, {"pattern": "^[^x]+$"}])
+def test_a_string_with_a_limit_fits_its_schema_and_has_no_escapes(limit: dict[str, Any]) -> None:
+    """The last may change with XGrammar: then the docstring of `grammar_of` is to be changed too."""
+    constraint = Constraint(schema=json.dumps({"type": "string"} | limit))
+    matcher = compiled(grammar_of(constraint, [], AnswerForm(dialect="hermes"), dict[str, int]().get), [])
+    assert accepts(matcher, '"a 1"') and not accepts(matcher, '"xxxxxxxxxx"' if limit != {"minLength": 1} else '""')
+    assert not any(accepts(matcher, json.dumps(text)) for text in ('a"b', "a\\b", "a\nb"))

@@ -110,12 +110,7 @@ async def test_what_is_wrong_with_a_request_is_the_sdks_own_error_and_the_episod
             await sdk.ask(client)
         episode = await program.end()
     assert (len(episode.turns), episode.reward) == (1, 1.0)
-    assert episode.info["refused_requests"] == {
-        "unknown_parameter": 1,
-        sdk.content: 1,
-        "HTTP 413": 1,
-        "not_found": 1,
-    }
+    assert episode.info["refused_requests"] == {"unknown_parameter": 1, sdk.content: 1, "HTTP 413": 1, "not_found": 1}
 
 
 async def test_another_version_of_the_api_is_refused(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:

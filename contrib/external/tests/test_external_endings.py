@@ -279,34 +279,24 @@ async def test_the_example_makes_do_with_what_there_is(tiny_model: Path, tmp_pat
 # ---- the figures of an evaluation ----
 
 
-def test_an_evaluation_shows_what_was_refused_and_what_was_ignored(
+def test_an_evaluation_shows_what_was_refused_what_was_ignored_and_why_rows_began(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "says.py").write_text("def model(messages):\n    return {'role': 'assistant', 'content': 'a'}\n")
     line = ["eval", "--env", "external", "--agent", f"scripted:{tmp_path}/says.py:model", "--tasks", "2"]
-    line += ["--command", command("refused", '[{"n": 2}, {"seed": 3}]'), "--out", str(tmp_path / "out")]
+    line += ["--command", command("refused", '[{"n": 2}, {"seed": 3}, {}]'), "--out", str(tmp_path / "out")]
     assert main([*line, "--json"]) == 0
     out, err = capfd.readouterr()
     result = json.loads(out)
     assert (result["refused_requests"], result["ignored_fields"]) == ({"n": 2}, {"seed": 2})
     assert "2 requests of the programs were refused: n (2)" in err
     assert err.count("answered without these fields, with the number of requests: seed (2)") == 1
-    assert "began for the reason" not in err
+    example = result["row_began"]["repeated"]["example"]
+    assert result["row_began"] == {"repeated": {"count": 2, "example": example}}
+    assert example.endswith("turn 1: it repeats 1 message of an earlier conversation, and adds nothing")
+    assert f"2 rows began for the reason repeated, for example in {example}" in err
     line[line.index("--command") + 1], line[-1] = command("refused", '[{"n": 2}]'), str(tmp_path / "faults")
     assert main([*line, "--json"]) == 1
     result = json.loads(capfd.readouterr().out)
     assert result["refused_requests"] == {"n": 2}, "those of the faults as well"
     assert "n is 2" in next(iter(result["first_errors"].values()))
-
-
-def test_an_evaluation_shows_why_rows_began(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "says.py").write_text("def model(messages):\n    return {'role': 'assistant', 'content': 'a'}\n")
-    line = ["eval", "--env", "external", "--agent", f"scripted:{tmp_path}/says.py:model", "--tasks", "2"]
-    line += ["--command", command("refused", "[{}, {}]"), "--out", str(tmp_path / "out"), "--json"]
-    assert main(line) == 0
-    out, err = capfd.readouterr()
-    result = json.loads(out)
-    example = result["row_began"]["repeated"]["example"]
-    assert result["row_began"] == {"repeated": {"count": 2, "example": example}}
-    assert example.endswith("turn 1: it repeats 1 message of an earlier conversation, and adds nothing")
-    assert f"2 rows began for the reason repeated, for example in {example}" in err

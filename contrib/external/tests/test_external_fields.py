@@ -184,6 +184,7 @@ def test_every_field_of_a_dialect_is_checked(path: str) -> None:
         "temperature",
         "top_p",
         "seed",
+        "usage",
     }
     accounting = {"metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
     more = {"safety_identifier", "service_tier", "store", "presence_penalty", "frequency_penalty", "client_metadata"}

@@ -336,10 +336,7 @@ async def test_a_token_opens_its_own_session_and_nothing_else(
     factory: EnvFactory, tiny_model: Path, tmp_path: Path
 ) -> None:
     one, two = says(tiny_model, "for one"), says(tiny_model, "for two")
-    async with (
-        playing(factory, one, tmp_path, seed=1) as first,
-        playing(factory, two, tmp_path, seed=2) as second,
-    ):
+    async with playing(factory, one, tmp_path, seed=1) as first, playing(factory, two, tmp_path, seed=2) as second:
         assert first.base_url == second.base_url and first.token != second.token
         answers = await asyncio.gather(second.chat("hi"), first.chat("hi"))
         assert [a.choices[0].message.content for a in answers] == ["for two", "for one"]

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from agents.scripted import ScriptedAgent
-from agents.token_agent import TokenAgent
-from contrib.external.tests.external_playing import LIMITS, SaysPolicy, calls, opened, playing, says
+from contrib.external.tests.external_playing import LIMITS, SaysPolicy, calls, opened, playing, says, with_policy
 from contrib.external.tests.test_external_gateway import check
 from contrib.external.tests.test_external_parallel import Meeting
 from forge_env.core.episode import Turn
@@ -61,7 +60,7 @@ async def test_a_title_and_a_sub_agent_are_rows_of_a_tree_and_no_loss_is_over_th
     agent: Any = {"type": "function", "function": {"name": "agent", "parameters": {"type": "object"}}}
     policy = MeetsFrom(tiny_model, "a title", asks, "both", "both", "the end")
     limits = replace(LIMITS, max_turns=4)
-    async with playing(factory, TokenAgent(str(tiny_model), policy), tmp_path, limits=limits) as program:
+    async with playing(factory, with_policy(tiny_model, policy), tmp_path, limits=limits) as program:
         await program.chat(TITLE, "go", extra_headers=ROOT)
         first = (await program.chat(WORK, "go", extra_headers=ROOT, tools=[agent])).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "It runs."}
@@ -100,7 +99,7 @@ async def test_auxiliary_requests_may_come_after_the_last_turn_and_do_not_decide
 ) -> None:
     limits = replace(LIMITS, max_turns=1, max_turn_tokens=8)
     policy = SaysPolicy(tiny_model, ["ok", "a very long title that is cut off at the limit of a turn " * 3])
-    async with playing(factory, TokenAgent(str(tiny_model), policy), tmp_path, limits=limits) as program:
+    async with playing(factory, with_policy(tiny_model, policy), tmp_path, limits=limits) as program:
         await program.chat("go")
         await program.chat(TITLE, "go", extra_headers=OPENCODE)
         episode = await program.end()

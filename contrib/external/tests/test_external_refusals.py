@@ -10,11 +10,16 @@ REFUSED = {
     "--env external": "the environment external needs the option command, which has no default",
     "--env external --command true": (
         "the environment external has no expert, whose demonstrations the warm-up and the tiny model are made from, "
-        "and there is no --model: train a --model that can do some of it already, with --warmup.steps 0"
+        "and there is no --model: train a --model that can do some of it already, with --warmup.steps 0, or name a "
+        "--warmup.expert"
     ),
     "--env external --command true --model who/knows --warmup.steps 5": (
         "the environment external has no expert, whose demonstrations the warm-up and the tiny model are made from, "
-        "and --warmup.steps is 5: train a --model that can do some of it already, with --warmup.steps 0"
+        "and --warmup.steps is 5: train a --model that can do some of it already, with --warmup.steps 0, or name a "
+        "--warmup.expert"
+    ),
+    "--env external --command true --model who/knows --warmup.steps 5 --warmup.expert none:expert": (
+        "--warmup.expert 'none:expert': there is no module 'none'"
     ),
 }
 

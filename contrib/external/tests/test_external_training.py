@@ -13,10 +13,18 @@ from contrib.external.tests.coding_agents import in_sandbox
 from contrib.external.tests.external_playing import make_long_model
 from contrib.records.audit import audit
 from contrib.records.decoding import open_decoder
+from envs.math.env import Math
 from forge_env.core.episode import read_jsonl
+from forge_env.core.types import Message
 from tests.system.test_runs import DEADLINE, SHORT, UNTRAINED, start  # noqa: F401 (a fixture)
+from tests.trainers.setup.test_recipes import FOLDER, says_how_it_is_started, would_start
 
 PROGRAM = Path(__file__).with_name("external_program.py")
+
+
+def counts(messages: list[Message]) -> Message:
+    """Demonstrate math through a program, which gives the model no tools."""
+    return Math.expert([{"role": "system", "content": ""}, *messages])
 
 
 @pytest.mark.slow
@@ -25,18 +33,30 @@ def test_a_program_is_trained_as_it_is(start, tiny_model: Path) -> None:  # type
     run = start(
         "trainers.grpo", "--env", "external", "--command", f"{sys.executable} -S {PROGRAM} ask", "--steps", "2",
         "--env.options.tasks", "math", "--model", str(tiny_model), *UNTRAINED, *SHORT, "--dataset.held_out", "4",
-        "--grpo.n_samples", "4", "--training.batch_size", "2",
+        "--grpo.n_samples", "4", "--training.batch_size", "2", "--warmup.steps", "2", "--warmup.until_success", "1",
+        "--warmup.demonstrations", "4", "--warmup.expert", f"{__file__}:counts",
         "--training.entropy_coef", "0.01",  # so that its episodes are computed, whatever their rewards
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
     run.assert_nothing_left()
-    train = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
+    train, shown = (list(read_jsonl(run.output / "episodes" / f"{name}.jsonl")) for name in ("train", "demonstrations"))
+    assert [episode.reward for episode in shown] == [1.0] * 4
     assert len(train) == 2 * 2 * 4
     assert all(episode.is_trainable and episode.env == "external" for episode in train)
     assert all(len(episode.rows) == 1 and len(episode.turns) == 1 for episode in train)
     lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
     assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in lines if line["phase"] == "train")
+
+
+@pytest.mark.parametrize("recipe", ["135m_bug_fix", "135m_mini_swe_agent"])
+def test_a_recipe_of_a_coding_agent_would_start_and_says_how(recipe: str, tiny_model: Path, tmp_path: Path) -> None:
+    make_long_model(tiny_model, tmp_path / "model", positions=8192)
+    options = ["--model", str(tmp_path / "model")]
+    if recipe == "135m_mini_swe_agent":
+        options += ["--env.options.files", str(tmp_path)]
+    would_start(FOLDER / f"{recipe}.yaml", *options)
+    says_how_it_is_started(FOLDER / f"{recipe}.yaml", *options)
 
 
 @pytest.mark.slow

@@ -61,11 +61,7 @@ class GymnasiumText(Env):
     render: ClassVar[Callable[[gymnasium.Env[Any, Any], Any], str] | None] = None
 
     def __init__(
-        self,
-        *,
-        penalty: float = 0.01,
-        reward_scale: float = 1.0,
-        make_options: str | Mapping[str, Any] = "{}",
+        self, *, penalty: float = 0.01, reward_scale: float = 1.0, make_options: str | Mapping[str, Any] = "{}"
     ) -> None:
         """Make an instance.
 

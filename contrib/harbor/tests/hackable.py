@@ -67,9 +67,7 @@ HACKABLE: Mapping[str, Hackable] = {
         },
     ),
     "exit_code": Hackable(
-        cheat="every program ends with 0",
-        test=f"python3 -I /tests/check.py {_REWARD}",
-        toml=_SEPARATE + _ENVIRONMENT,
+        cheat="every program ends with 0", test=f"python3 -I /tests/check.py {_REWARD}", toml=_SEPARATE + _ENVIRONMENT
     ),
     "left_process": Hackable(
         cheat="every program leaves a process that writes the reward",

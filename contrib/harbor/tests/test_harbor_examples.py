@@ -40,8 +40,9 @@ def test_instructions_differ_so_that_each_names_its_solution(tasks: list[HarborT
     assert all((task.part(step, "solution") / "solve.sh").is_file() for task in tasks for step in task.steps)
 
 
-def test_all_tasks_have_the_same_judge() -> None:
-    assert len({path.read_text() for path in EXAMPLES.rglob("judge.py")}) == 1
+@pytest.mark.parametrize("name", ["judge.py", "programs.py", "calls.py"])
+def test_what_tasks_share_is_the_same_file(name: str) -> None:
+    assert len({path.read_text() for path in EXAMPLES.rglob(name)}) == 1
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents.scripted import ScriptedAgent
+from contrib.common.usage import Usage
 from contrib.judges.users import ConversationEnv, ScriptedUser, UserTurn, transcript
 from contrib.judges.users.user import without_thoughts
 from forge_env.core.env import Env
@@ -17,7 +18,6 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, InfraError, UserError
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
-from forge_env.core.usage import Usage
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 
@@ -254,11 +254,7 @@ async def test_make_user_that_returns_no_user_is_named() -> None:
     assert "make_user returned 'Ada', and no user" in (await play(Wrong, "bye")).error
 
 
-SCRIPTS: dict[str, Any] = {
-    "one text": "Hello",
-    "an empty line": ["a", ""],
-    "no text": ["a", 3],
-}
+SCRIPTS: dict[str, Any] = {"one text": "Hello", "an empty line": ["a", ""], "no text": ["a", 3]}
 
 
 @pytest.mark.parametrize("case", SCRIPTS)

@@ -7,9 +7,7 @@ import pytest
 from contrib.judges.judge import read_verdict
 from tests.test_readers import SIZES, slow_attacks
 
-READERS = {
-    "a verdict": lambda text: read_verdict(text, 10),
-}
+READERS = {"a verdict": lambda text: read_verdict(text, 10)}
 
 
 @pytest.mark.parametrize("size", SIZES)

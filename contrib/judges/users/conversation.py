@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from contrib.common.usage import record_usage
 from contrib.judges.users.user import User, UserTurn
 from forge_env.core.env import StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.own_copies import own_copy
 from forge_env.core.types import Action, Message, Task
-from forge_env.core.usage import record_usage
 from forge_env.core.user_code import guard
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.threads import call_on, gated

@@ -8,10 +8,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from contrib.chat.agent import ChatAgent
+from contrib.common.usage import Usage
 from contrib.judges.users.user import without_thoughts
 from forge_env.core.errors import InfraError, ServiceError
 from forge_env.core.protocols import ContextFull
-from forge_env.core.usage import Usage
 
 
 class SharedEndpoint:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from contrib.chat.agent import ChatAgent
+from contrib.common.usage import Usage, record_usage
 from contrib.judges.users.endpoint import SharedEndpoint
 from contrib.judges.users.user import UserTurn, visible
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
-from forge_env.core.usage import Prices, Usage, record_usage
+from forge_env.core.usage import Prices
 from forge_env.utils.deadlines import queued
 
 _SYSTEM = """\

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from contrib.common.usage import Usage
 from forge_env.core.types import Message
-from forge_env.core.usage import Usage
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 

@@ -49,6 +49,9 @@ HEALTHY: Mapping[str, float] = {
 FAILED = {"success": 0.0, "training_reward": 0.0, "training_reward_std": 0.0, "signal/failed": 12, "signal/solved": 0}
 
 
+CHEATED = {"cheats/known": 0.1, "cheats/rewarded": 0.12, "cheats/rewarded/os._exit": 0.12}
+
+
 def found(*steps: Mapping[str, float], facts: RunFacts = FACTS, before: float = 0.0) -> list[Finding]:
     """What is found in a run of these steps; with `before`, after an evaluation of that success."""
     diagnosis = Diagnosis(facts)
@@ -155,6 +158,15 @@ def test_a_reward_that_never_changes_is_found_whoever_gives_it() -> None:
     assert finding.measured.endswith("had the reward 0.3, and the environment's success was 0.50")
     assert kinds(found(*[same] * 3)) == ["rewards_constant"]
     assert kinds(found(*[{**FAILED, "training_reward": -1.0}] * 3)) == ["rewards_constant"]
+
+
+def test_rewarded_episodes_that_end_like_a_cheat_are_found_once_they_are_often() -> None:
+    assert found(*[{**CHEATED, "cheats/rewarded/os._exit": 0.04}] * 9) == []
+    (finding,) = found(*[{}] * 5, *[CHEATED] * 5)
+    assert (finding.kind, finding.step) == ("cheats", 7)
+    assert finding.measured == (
+        "12% of the rewarded episodes of the last 5 steps end like the cheat 'os._exit'; in the first 5 steps it was 0%"
+    )
 
 
 def test_episodes_that_a_limit_on_tokens_cuts_off_are_found_with_the_limit() -> None:

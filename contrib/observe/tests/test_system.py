@@ -130,7 +130,7 @@ def sample(value: float) -> dict[str, float]:
     return {"run/memory_bytes": value, "gpu/0/power_watts": 2 * value, "gpu/0/memory_total_bytes": 9.0}
 
 
-def test_a_run_is_measured_while_its_processes_are_up(tmp_path: Path) -> None:
+async def test_a_run_is_measured_while_its_processes_are_up(tmp_path: Path) -> None:
     with Report(tmp_path) as report:
         plan = SimpleNamespace(
             config=SimpleNamespace(metrics=MetricsConfig(system_seconds=0.001)),

@@ -214,13 +214,18 @@ def test_an_evaluation_shows_its_figures(tmp_path: Path) -> None:
     assert (row["evaluation/step"], row["evaluation/pass@1"]) == (0, result.success)
 
 
+def offline_files(output: Path) -> list[Path]:
+    """A signal before there is one leaves W&B `FINISH_SECONDS` to start, which is too short on a busy machine."""
+    return list((output / "wandb").glob("offline-run-*/*.wandb"))
+
+
 def test_supervised_training_that_a_signal_ended_leaves_nothing_behind(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    ended, _ = ended_by_sigterm(start, tmp_path, "--metrics.sinks", "wandb:offline")
-    assert list((ended.output / "wandb").glob("offline-run-*/*.wandb"))
+    ended, _ = ended_by_sigterm(start, tmp_path, "--metrics.sinks", "wandb:offline", is_ready=offline_files)
+    assert offline_files(ended.output)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    output = a_signal_ends_everything(start, number, code, "--metrics.sinks", "wandb:offline")
-    assert list((output / "wandb").glob("offline-run-*/*.wandb"))
+    options = "--metrics.sinks", "wandb:offline"
+    assert offline_files(a_signal_ends_everything(start, number, code, *options, is_ready=offline_files))

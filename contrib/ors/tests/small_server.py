@@ -15,11 +15,7 @@ from starlette.routing import Route
 
 SPLITS = [{"name": "train", "type": "train"}, {"name": "exam", "type": "test"}]
 TOOLS = {
-    "submit": {
-        "type": "object",
-        "properties": {"answer": {"type": "string"}},
-        "required": ["answer"],
-    },
+    "submit": {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
     "look": None,
 }
 

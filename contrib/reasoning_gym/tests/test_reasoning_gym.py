@@ -250,17 +250,7 @@ def test_a_dataset_whose_scorer_takes_anything_says_so() -> None:
         draw("game_of_life_halting", count=1)
 
 
-HOSTILE = [
-    "9" * 5000,
-    "(" * 3000,
-    "[" * 3000,
-    "\x00",
-    "\ud800",
-    "1/0",
-    "[1, 'a', None]",
-    "lambda: 0",
-    "ⅷ",
-]
+HOSTILE = ["9" * 5000, "(" * 3000, "[" * 3000, "\x00", "\ud800", "1/0", "[1, 'a', None]", "lambda: 0", "ⅷ"]
 
 
 @pytest.mark.parametrize("name", ["bitwise_arithmetic", "countdown", "spiral_matrix", "simple_integration"])

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 def replay(
     run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run, or a .jsonl file.")],
     episode: Annotated[
-        str,
-        typer.Argument(help="Its id, the beginning of its id, or its line number; PHASE:... for a training run."),
+        str, typer.Argument(help="Its id, the beginning of its id, or its line number; PHASE:... for a training run.")
     ],
     env: Annotated[str, typer.Option(help="The environment, if it is not the one that the run names.")] = "",
     option: Annotated[list[str], typer.Option(help="Option of the environment that overrides the run's.")] = [],  # noqa: B006 (typer reads it, nobody changes it)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from contrib.common.json_text import portable
 from forge_env.core.episode import Episode
-from forge_env.core.json_text import portable
 from forge_env.core.turn import Turn
 from forge_env.core.types import NOT_SAMPLED, Message
 

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from contrib.common.json_text import portable
 from contrib.records.exports.conversation import conversations, with_weight
 from contrib.records.exports.select import Selected
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import portable
 
 GROUP_ROWS, GROUP_BYTES = 512, 16 << 20
 """Size of a row group, which is in memory while it is filled; bytes are counted of the rows as JSON."""

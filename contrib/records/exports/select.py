@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contrib.records.run_settings import all_files, episode_line
+from contrib.records.trained import read_trained
 from forge_env.core.episode import Episode
 from forge_env.core.errors import InvariantError, UserError, nearest
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
 
-TRAINED = "trained.jsonl"
 _EVALUATION = re.compile(r"evaluation_(\d+)(?:\..*)?")
 """Phase of an evaluation during training, after its number of steps."""
 
@@ -86,7 +85,7 @@ class Selection:
     def __init__(self, run: Path, wanted: Wanted) -> None:
         self.files = all_files(run)
         self._wanted = wanted
-        self._steps = _steps_of(run.expanduser() / TRAINED)
+        self._steps = {episode: step for step, episode, _ in read_trained(run)}
         if wanted.steps and not self._steps and not any(map(_EVALUATION.fullmatch, self.files)):
             raise UserError(f"--step asks for steps of a training run, and {run} records none")
         self.left_out: dict[str, int] = {}
@@ -119,22 +118,6 @@ class Selection:
                         self.cut.append(f"{path}:{number}")
                         return
                     raise UserError(f"{path}:{number}: {error}") from None
-
-
-def _steps_of(trained: Path) -> dict[str, int]:
-    """Episode -> the last optimizer step that trained on it: one number for each, the only thing kept of a run."""
-    steps: dict[str, int] = {}
-    if not trained.is_file():
-        return steps
-    with trained.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                steps[str(record["episode"])] = int(record["step"])
-            except (ValueError, KeyError, TypeError) as error:
-                if line.endswith(b"\n"):
-                    raise UserError(f"{trained}:{number}: {type(error).__name__}: {error}") from None
-    return steps
 
 
 def _steps(text: str) -> tuple[int, int] | None:

@@ -200,11 +200,7 @@ class Rows:
         if not (starts or is_same):
             raise BadRecord("its prompt does not go on from the tokens before it, as what forge_env has kept says")
         self._row = [*prompt, *tokens]
-        return {
-            "starts_row": starts,
-            "prompt_ids": prompt[0 if starts else known :],
-            "token_ids": tokens,
-        }
+        return {"starts_row": starts, "prompt_ids": prompt[0 if starts else known :], "token_ids": tokens}
 
 
 def check_ids(*lists: Sequence[Any]) -> None:

@@ -118,10 +118,7 @@ def test_siblings_are_compared_again(tmp_path: Path, command: Command) -> None:
     write_tasks(tmp_path, first="red", second="broken")
     [phase] = command("score", f"{tmp_path}/run", "--again")["phases"]
     now = [(change["now"]["reward"], change["now"]["rewards"]) for change in phase["changed"]]
-    assert sorted(now, key=str) == [
-        (1.5, {"right": 1.0, "all_alike": 0.5, "first": 0.0}),
-        *[(None, {})] * 2,
-    ]
+    assert sorted(now, key=str) == [(1.5, {"right": 1.0, "all_alike": 0.5, "first": 0.0}), *[(None, {})] * 2]
 
 
 def test_episodes_of_several_environments_are_judged_each_by_its_own(

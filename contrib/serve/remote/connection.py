@@ -17,11 +17,11 @@ import httpcore
 import httpx
 
 from contrib.common.http_clients import Retries, proxy_of, ssl_context
+from contrib.common.json_text import write
 from contrib.serve.remote import wire
 from contrib.serve.remote.server_address import Busy, ServerAddress, check_response, describe
 from contrib.serve.remote.wire import Answer
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.core.json_text import write
 
 CONNECT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0

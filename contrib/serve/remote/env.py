@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from contrib.common.usage import set_usage
 from contrib.serve.remote import wire
 from contrib.serve.remote.server_address import ServerAddress, result_of
 from contrib.serve.remote.wire import About, Answer
 from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, ForgeError, InfraError
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
-from forge_env.core.usage import set_usage
 from forge_env.utils.deadlines import queued, seconds_left, spend
 
 if TYPE_CHECKING:

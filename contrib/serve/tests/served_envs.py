@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contrib.common.usage import Usage, record_usage
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import SandboxError
 from forge_env.core.protocols import NextTurn, RowBegan
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Action, Message, Outcome, Task
-from forge_env.core.usage import Usage, record_usage
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.deadlines import queued
 

@@ -323,10 +323,7 @@ async def test_a_killed_server_is_a_fault() -> None:
 
 
 async def test_faults_come_back_as_faults(odd: Served, counter: Served) -> None:
-    for server, turn, outcome in (
-        (odd, "raise", Outcome.ENV_FAULT),
-        (counter, ("broken", {}), Outcome.INFRA_FAULT),
-    ):
+    for server, turn, outcome in ((odd, "raise", Outcome.ENV_FAULT), (counter, ("broken", {}), Outcome.INFRA_FAULT)):
         async with make(f"openenv:{server.url}", token_env="FORGE_ENV_TOKEN") as factory:
             task = factory.tasks("test", count=1)[0]
             episode = await run_episode(factory, playing(turn), task, seed=1, episode_id="e")

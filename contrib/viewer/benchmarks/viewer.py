@@ -1,12 +1,18 @@
-"""How fast `forge-env view` opens a run of 50,000 episodes in a real browser.
+"""How fast `forge-env view` opens a run of 50,000 episodes, and compares 200,000 of two evaluations, in a real browser.
 
-    python -m contrib.viewer.benchmarks.viewer [--episodes N] [--json FILE]
+    python -m contrib.viewer.benchmarks.viewer [--episodes N] [--compared N] [--json FILE]
 
 A run is made with a script: groups of 8 episodes of two to five turns with tool calls, tokens, logprobs and versions.
 Then, from a new process:
 
     usable    from the start of the command until the list of episodes is drawn in Chromium
     index     from the start of the command until every episode is in the index
+
+And of the comparison, in the same way, and in a page that is opened when everything is in the index:
+
+    paint     from the address until the tasks are drawn, the worst regression first
+    figures   from the address until the paired differences are drawn, too
+    memory    of the viewer's process at most
 """
 
 from __future__ import annotations
@@ -113,14 +119,25 @@ def make_run(folder: Path, episodes: int) -> None:
                 trained.write(json.dumps(line) + "\n")
 
 
+def make_evaluation(folder: Path, episodes: int, seed: int) -> Path:
+    """The folder of a complete evaluation; two of them differ in what was sampled."""
+    folder.mkdir()
+    rng = random.Random(seed)
+    write_jsonl(folder / "episodes.jsonl", (make_episode(rng, number) for number in range(episodes)))
+    (folder / "plan.json").write_text(json.dumps({"env": "code_exec", "tasks": episodes // GROUP, "n": GROUP}))
+    (folder / "eval.json").write_text(json.dumps({f"avg@{GROUP}": 0.5}))
+    return folder
+
+
 @contextmanager
-def viewing(run: Path) -> Iterator[tuple[str, float]]:
+def viewing(*runs: Path) -> Iterator[tuple[str, float, int]]:
+    """The address of a viewer, when its command began, and its process."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "forge_env", "view", str(run)]
+    command = [sys.executable, "-m", "forge_env", "view", *map(str, runs)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
-        yield re.search(r"http\S+", process.stdout.readline())[0], started  # type: ignore[index]
+        yield re.search(r"http\S+", process.stdout.readline())[0], started, process.pid  # type: ignore[index]
     finally:
         process.terminate()
         process.wait(30)
@@ -130,23 +147,62 @@ def measure(browser: Any, run: Path, name: str) -> dict[str, float]:
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto("about:blank")
-    with viewing(run) as (url, started):
+    with viewing(run) as (url, started, _):
         page.goto(f"{url}#/{name}/episodes")
         page.wait_for_selector(".tr.row", timeout=60000)
         usable = time.perf_counter() - started
-        origin = url.partition("/?")[0]
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while not context.request.get(f"{origin}/api/0/state").json()["indexed"]:
-            assert time.monotonic() < deadline, f"the index was not complete after {SETTLE_SECONDS:g} s"
-            time.sleep(0.02)
+        wait_for_index(context, url, 1)
         indexed = time.perf_counter() - started
     context.close()
     return {"usable_seconds": usable, "index_seconds": indexed}
 
 
+def wait_for_index(context: Any, url: str, runs: int) -> None:
+    origin = url.partition("/?")[0]
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not all(context.request.get(f"{origin}/api/{n}/state").json()["indexed"] for n in range(runs)):
+        assert time.monotonic() < deadline, f"the index was not complete after {SETTLE_SECONDS:g} s"
+        time.sleep(0.02)
+
+
+def measure_comparison(browser: Any, first: Path, second: Path) -> dict[str, float]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto("about:blank")
+    with viewing(first, second) as (url, started, process):
+        page.goto(url)
+        page.wait_for_selector(".groups .group", timeout=60000)
+        usable = time.perf_counter() - started
+        wait_for_index(context, url, 2)
+        indexed = time.perf_counter() - started
+        page.close()
+        page = context.new_page()
+        opened = time.perf_counter()
+        page.goto(url)
+        page.wait_for_selector(".groups .group", timeout=60000)
+        paint = time.perf_counter() - opened
+        page.wait_for_selector("#main table", timeout=120000)
+        figures = time.perf_counter() - opened
+        status = Path(f"/proc/{process}/status").read_text()
+    context.close()
+    memory = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+    return {
+        "usable_seconds": usable,
+        "index_seconds": indexed,
+        "paint_seconds": paint,
+        "figures_seconds": figures,
+        "memory_mib": memory,
+    }
+
+
+def median(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=50_000)
+    parser.add_argument("--compared", type=int, default=200_000, help="episodes of both evaluations together")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file for the figures and the machine")
     options = parser.parse_args()
@@ -159,12 +215,15 @@ def main() -> None:
         size = sum(path.stat().st_size for path in run.rglob("*.jsonl"))
         arguments = ["--disable-gpu", *(["--no-sandbox"] if os.getuid() == 0 else [])]
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        rounds = [measure(browser, run, "large") for _ in range(options.rounds)]
+        opened = median([measure(browser, run, "large") for _ in range(options.rounds)])
+        sides = [make_evaluation(Path(temporary) / name, options.compared // 2, i) for i, name in enumerate("ab")]
+        compared = median([measure_comparison(browser, *sides) for _ in range(options.rounds)])
         browser.close()
     load = round(os.getloadavg()[1], 1)  # of the last five minutes: above the number of cores, others were at work too
     result: dict[str, Any] = {"machine": describe(), "load": load}
     result["mib"] = round(size / 2**20, 1)
-    result |= {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]}
+    result |= {"episodes": options.episodes, **opened}
+    result["comparison"] = {"episodes": options.compared, **compared}
     print(json.dumps(result, indent=2))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, a folder of runs, or a .jsonl file.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folder of a run, a folder of runs, or a .jsonl file; two are compared task by task."),
+    ],
     export: Annotated[Path | None, typer.Option(help="Write one HTML file that needs no server, and exit.")] = None,
     episodes: Annotated[int, typer.Option(help="Maximum number of episodes in the exported file.")] = 200,
     model: Annotated[str, typer.Option(help="Folder of the model that wrote the tokens, where the run has none.")] = "",
@@ -26,7 +29,7 @@ def view(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> int:
-    """Show runs in a browser: curves, groups, episodes token by token, faults, timeline."""
+    """Show runs in a browser: curves, groups, episodes token by token, faults, timeline; or compare two."""
     from contrib.viewer.library import Library
 
     folder = Path(model).expanduser() if model else None
@@ -34,9 +37,11 @@ def view(
         raise UserError(f"--model {folder} holds no tokenizer.json: give the folder of a model")
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} is no port: give one from 1 to 65535, or 0 for any free port")
-    with Library(run, model=folder) as library:
+    with Library(*runs, model=folder) as library:
         if export is None:
-            return _serve(library, host, port, open_browser)
+            if len(runs) == 2:
+                library.check_comparable()
+            return _serve(library, host, port, open_browser, is_comparison=len(runs) == 2)
         from contrib.viewer.export import export as write
 
         exported, total = write(library, export, episodes=episodes)
@@ -45,14 +50,15 @@ def view(
         return 0
 
 
-def _serve(library: Library, host: str, port: int, open_browser: bool) -> int:
+def _serve(library: Library, host: str, port: int, open_browser: bool, *, is_comparison: bool) -> int:
     from contrib.viewer.server import ViewServer
 
     with ViewServer(library, host=host, port=port) as server:
-        say(f"{library.path}: {server.url}")
+        url = server.url + (library.comparison_address if is_comparison else "")
+        say(f"{library.place}: {url}")
         note("the server runs until Ctrl-C; whoever has this address can read the runs")
         sys.stdout.flush()
         if open_browser:
-            webbrowser.open(server.url)
+            webbrowser.open(url)
         threading.Event().wait()
     return 0

@@ -42,6 +42,8 @@ class RunData:
     """Episodes of the training; the last ones of a long run."""
     has_all_trained: bool
     """Whether `trained` holds all episodes of the training."""
+    actions: Sequence[Values] = ()
+    """The lines of actions.jsonl, see contrib/live."""
 
     @property
     def is_complete(self) -> bool:
@@ -121,6 +123,7 @@ def read_run(folder: Path) -> RunData:
         facts=stored.read_json("run.json"),
         summary=stored.read_json("summary.json") or None,
         phases=_read_phases(folder / "metrics.jsonl"),
+        actions=[line for line in _read_json_lines(folder / "actions.jsonl") if isinstance(line.get("text"), str)],
         console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
         evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
         trained=trained,

@@ -198,6 +198,17 @@ def finding_parts(run: RunData) -> Iterator[tuple[str, ...]]:
             yield (f"step {steps}", *told)
 
 
+def actions(run: RunData) -> Table | None:
+    """The last actions of people on the run while it went on; None if there are none."""
+    names = ("step", "who", "action", "value", "text")
+    rows = [
+        [duration(float(each.get("seconds") or 0.0)), *(shorten(str(each.get(name, "")), 300) for name in names)]
+        for each in run.actions[-MAX_WARNINGS:]
+    ]
+    columns = {"after": "num", "step": "num", "who": "", "action": "", "value": "", "what follows": ""}
+    return Table(title="Actions", columns=columns, rows=rows) if rows else None
+
+
 def warnings(run: RunData) -> Table | None:
     """The last warnings of the run and the error that ended it; None if there are none."""
     lines = [line for line in run.console if line.get("kind") in ("warning", "error")]

@@ -6,6 +6,9 @@ const LIST_PARAMS = [
   "has", "id", "q", "order",
 ];
 
+// Where an episode, or a pair of them, is listed.
+export const LISTS = { episode: "episodes", pair: "compare" };
+
 export function address(run, view, params) {
   const query = new URLSearchParams(Object.entries(params || {}).filter(([, value]) => value !== "" && value != null));
   const text = query.toString();

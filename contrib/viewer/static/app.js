@@ -1,5 +1,6 @@
-import { address, readAddress } from "./address.js";
+import { LISTS, address, readAddress } from "./address.js";
 import { request } from "./api.js";
+import { showComparison, showPair } from "./compare.js";
 import { showConsole } from "./console.js";
 import { announce, button, fill, h } from "./dom.js";
 import { showEpisode } from "./episode.js";
@@ -8,6 +9,7 @@ import { exported } from "./exported.js";
 import { showFaults } from "./faults.js";
 import { showGroups } from "./groups.js";
 import { helpDialog, listenToKeys } from "./keys.js";
+import { showLive } from "./live.js";
 import { seconds } from "./numbers.js";
 import { showOverview } from "./overview.js";
 import { requestReport } from "./report.js";
@@ -21,11 +23,11 @@ const POLL_WHILE_INDEXING_MS = 400;
 const REDRAW_WHILE_SEARCHING_MS = 500;
 const VIEWS = {
   overview: showOverview, groups: showGroups, episodes: showEpisodes, episode: showEpisode, faults: showFaults,
-  timeline: showTimeline, console: showConsole,
+  timeline: showTimeline, console: showConsole, live: showLive, compare: showComparison, pair: showPair,
 };
 const TITLES = {
   overview: "Overview", groups: "Groups", episodes: "Episodes", faults: "Faults", timeline: "Timeline",
-  console: "Console",
+  console: "Console", live: "Live", ...(exported ? {} : { compare: "Compare" }),
 };
 const THEMES = ["", "light", "dark"];
 
@@ -89,7 +91,7 @@ function isElsewhere(a, b) {
 // What a view gets: the run, the signal that ends its requests, the choices of the filters, the text of an empty list.
 function contextOf(run, signal) {
   return {
-    run, signal,
+    run, signal, runs: shown.runs,
     choices: async () => (shown.choices ||= (await request(`${run.number}/overview`, {}, signal)).choices),
     report: async () => (shown.report ||= { ...await requestReport(run, signal), indexed: shown.state?.indexed }),
     empty: (text) => (shown.state && !shown.state.indexed ? "The run is still being read." : text),
@@ -124,17 +126,18 @@ function restoreSearch(old) {
 function announcePlace(route) {
   scrollTo(0, 0);
   main.focus({ preventScroll: true });
-  announce(TITLES[route.view] || (route.view === "episode" ? "Episode" : "Runs"));
+  announce(TITLES[route.view] || (LISTS[route.view] ? "Episode" : "Runs"));
 }
 
 function drawHeader() {
   const { run, route, runs, state } = shown;
-  const shownOfState = state && [state.indexed, state.done, state.changed < 10, state.index_error, state.step];
+  const shownOfState = state && [state.indexed, state.done, isLive(state), state.index_error, state.step];
   const key = JSON.stringify([run && run.name, route.view, runs.length, shownOfState]);
   if (key === shown.header) return;
   shown.header = key;
-  const currentTab = route.view === "episode" ? "episodes" : route.view || "overview";
-  const tabs = run ? Object.entries(TITLES).map(([view, text]) => h("a", {
+  const currentTab = LISTS[route.view] || route.view || "overview";
+  const titles = Object.entries(TITLES).filter(([view]) => view !== "live" || view === route.view || (state && state.goes_on));
+  const tabs = run ? titles.map(([view, text]) => h("a", {
     href: address(run.name, view), "aria-current": view === currentTab ? "page" : null,
   }, text)) : [];
   const theme = { class: "quiet", "aria-label": "Light or dark", title: "Light or dark (d)" };
@@ -161,8 +164,13 @@ function stateMark() {
     return mark("some", `reading ${percent} %`, { role: "status" });
   }
   if (state.changed === null) return null;
-  if (state.changed < 10) return mark("good live", "live");
+  if (isLive(state)) return mark("good live", "live");
   return h("span", { class: "dim small" }, `written ${seconds(state.changed)} ago`);
+}
+
+// A training run says itself that it goes on; an evaluation writes.
+function isLive(state) {
+  return state.goes_on || (state.changed !== null && state.changed < 10);
 }
 
 function keepState(state) {
@@ -173,7 +181,8 @@ function keepState(state) {
 // A view is redrawn when its stamp changes.
 function stampOf(state, route) {
   const consoleBytes = route && route.view === "console" ? state && state.console_bytes : 0;
-  return state && JSON.stringify([state.stamp, state.step, state.indexed, consoleBytes]);
+  const now = route && route.view === "live" ? Date.now() : 0;
+  return state && JSON.stringify([state.stamp, state.step, state.indexed, consoleBytes, now]);
 }
 
 async function poll() {

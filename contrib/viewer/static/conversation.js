@@ -9,26 +9,60 @@ import { shadeScale, tokenStrip, turnTokens } from "./tokens.js";
 const ROLES = { system: "System", user: "User", assistant: "Model", tool: "Tool" };
 
 export function conversation(detail, shade, describe) {
+  return h("ol", { class: "conversation" }, messagesByTurn(detail, shade, describe));
+}
+
+// The elements of each turn, and then those of the messages after the last one.
+function messagesByTurn(detail, shade, describe) {
   const { turns, tail } = detail.episode;
   const scale = shadeScale(detail);
-  const list = h("ol", { class: "conversation" });
+  const list = [];
   let toolUses = []; // of the turn before
   turns.forEach((turn, n) => {
+    const elements = [];
     const row = (detail.rows || []).findIndex(({ first }) => first === n);
     if (row >= 0) {
-      list.append(h("li", { class: "break", id: `row-${row}`, tabindex: "-1" },
+      elements.push(h("li", { class: "break", id: `row-${row}`, tabindex: "-1" },
         h("div", { class: "row-line" }, h("b", null, `Row ${row + 1}`), rowMarks(detail.rows[row]))));
     } else if (n > 0 && turn.starts_row && turn.kind !== "text") {
-      list.append(h("li", { class: "break" }, "A new row of tokens starts here."));
+      elements.push(h("li", { class: "break" }, "A new row of tokens starts here."));
     }
     const messages = [...inputMessages(turn.observation || [], toolUses),
       modelMessage(detail, turn, n, shade, scale, describe)];
     if (turn.auxiliary) messages.forEach((message) => message.classList.add("auxiliary"));
-    list.append(...messages);
+    list.push([...elements, ...messages]);
     toolUses = turn.tool_uses || [];
   });
-  list.append(...inputMessages(tail || [], toolUses));
-  return list;
+  const last = inputMessages(tail || [], toolUses);
+  return last.length ? [...list, last] : list;
+}
+
+// Episodes beside each other, turn by turn. sides: [{detail, head, mark}]; the detail is null if it is not there.
+export function sideBySide(sides) {
+  const columns = sides.map(({ detail }) => (detail ? messagesByTurn(detail, "off", () => {}) : []));
+  const apart = sides.length === 2 && sides.every(({ detail }) => detail) ? firstDifference(sides) : null;
+  const cell = (side, content) => h("div", { class: "side" },
+    h("span", { class: "side-mark", "aria-label": `Side ${side.mark}` }, side.mark), content);
+  const rows = Array.from({ length: Math.max(...columns.map((column) => column.length)) }, (_, n) => [
+    apart && apart.turn === n ? h("p", { class: "apart" }, `The first difference: ${apart.what} of turn ${n + 1}`) : null,
+    h("div", { class: "sides" }, sides.map((side, i) => cell(side, columns[i][n]
+      ? h("ol", { class: "conversation" }, columns[i][n])
+      : h("p", { class: "dim" }, side.detail ? `It ended after ${columns[i].length} turns.` : "")))),
+  ]);
+  return h("div", { class: "aligned" },
+    h("div", { class: "sides" }, sides.map((side) => cell(side, h("p", null, side.head)))), rows);
+}
+
+// The first turn in which two episodes differ, and what differs; null for equal conversations.
+function firstDifference(sides) {
+  const [a, b] = sides.map(({ detail }) => detail.episode.turns);
+  const isSame = (x, y) => JSON.stringify(x ?? null) === JSON.stringify(y ?? null);
+  for (let turn = 0; turn < Math.max(a.length, b.length); turn++) {
+    if (!a[turn] || !b[turn]) return { turn, what: "one episode lacks the messages" };
+    if (!isSame(a[turn].observation, b[turn].observation)) return { turn, what: "the input" };
+    if (!isSame(a[turn].message, b[turn].message)) return { turn, what: "the model's answer" };
+  }
+  return null;
 }
 
 // The messages of the environment. Its tool messages answer the tool calls of the turn before, in their order.

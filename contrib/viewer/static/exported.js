@@ -9,8 +9,9 @@ export function exportedAnswer(path, params) {
   const [run, view] = path.split("/");
   const data = exported.views[run];
   if (view === "state") {
-    return { stamp: 0, indexed: true, done: 1, total: 1, step: null, changed: null, index_error: "" };
+    return { stamp: 0, indexed: true, done: 1, total: 1, step: null, changed: null, goes_on: false, index_error: "" };
   }
+  if (view === "live") return { state: null, ended: "This file is of a run that has ended.", actions: [] };
   if (view === "timeline") return timelineIn(data.timeline, params);
   if (view === "curves") return curvesNamed(data.curves[params.phase || "train"], params.names);
   if (view === "episode") return episodeDetail(data, params);

@@ -1,4 +1,4 @@
-import { address, listParams, setParams } from "./address.js";
+import { LISTS, address, listParams, setParams } from "./address.js";
 import { button, fill, h } from "./dom.js";
 import { moveRow, turnPage } from "./lists.js";
 import { SHADES } from "./tokens.js";
@@ -16,11 +16,13 @@ const KEYS = [
   ["← →", "along the tokens when they have the focus; along the timeline"],
   ["+ −", "zoom the timeline"],
   ["g r", "runs"], ["g o", "overview of the run"], ["g g", "groups"], ["g e", "episodes"], ["g f", "faults"],
-  ["g t", "timeline"], ["g c", "console"],
+  ["g t", "timeline"], ["g c", "console"], ["g m", "compare"], ["g l", "live"],
   ["d", "light, dark or the system's theme"],
   ["?", "this list"],
 ];
-const VIEWS_BY_KEY = { o: "overview", g: "groups", e: "episodes", f: "faults", t: "timeline", c: "console" };
+const VIEWS_BY_KEY = {
+  o: "overview", g: "groups", e: "episodes", f: "faults", t: "timeline", c: "console", m: "compare", l: "live",
+};
 
 export function helpDialog() {
   const dialog = document.getElementById("help");
@@ -81,7 +83,7 @@ function focusSearch(route) {
 }
 
 function goBack(route) {
-  if (route.view === "episode" && history.length > 1) history.back();
+  if (LISTS[route.view] && history.length > 1) history.back();
   else if (route.view === "episode") location.hash = address(route.run, "episodes", listParams(route.params));
   else if (route.view && route.view !== "overview") location.hash = address(route.run, "overview");
   else location.hash = "#/";

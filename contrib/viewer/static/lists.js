@@ -147,7 +147,6 @@ export function moveRow(step) {
 }
 
 export function turnPage(step) {
-  const label = step > 0 ? "Next page" : "Previous page";
-  const link = document.querySelector(`.pager a[aria-label="${label}"]`);
+  const link = document.querySelector(`.pager a[aria-label^="${step > 0 ? "Next" : "Previous"}"]`);
   if (link) location.hash = link.getAttribute("href");
 }

@@ -1,6 +1,6 @@
 import { address } from "./address.js";
 import { request } from "./api.js";
-import { conversation } from "./conversation.js";
+import { sideBySide } from "./conversation.js";
 import { h, rewardMark, table } from "./dom.js";
 
 // What a training run did, beside its curves: figures, tables, and the same tasks before and after training.
@@ -33,14 +33,12 @@ export function sampleSection(run, { samples = [], details }) {
   return h("section", null, h("h2", null, "Episodes before and after, on the same tasks"),
     samples.map((sample, i) => [
       h("h3", null, [`Task ${i + 1}`, sample.change].filter(Boolean).join(": ")),
-      h("div", { class: "sides" }, ["before", "after"].filter((when) => sample[when]).map((when) =>
-        sampleSide(run, when, sample[when], details.get(sample[when])))),
+      h("div", { class: "sample" }, sideBySide(["before", "after"].filter((when) => sample[when])
+        .map((when) => sampleSide(run, when, sample[when], details.get(sample[when]))))),
     ]));
 }
 
 function sampleSide(run, when, key, detail) {
-  return h("div", null,
-    h("p", null, h("a", { href: address(run.name, "episode", { key, phase: when }) }, `${when} training`), " ",
-      detail ? rewardMark(detail) : null),
-    detail ? conversation(detail, "off", () => {}) : h("p", { class: "note" }, "This episode is too large for the file."));
+  const link = h("a", { href: address(run.name, "episode", { key, phase: when }) }, `${when} training`);
+  return { detail, mark: when, head: [link, " ", detail ? rewardMark(detail) : "This episode is too large for the file."] };
 }

@@ -3,6 +3,7 @@ import { request } from "./api.js";
 import { swatch } from "./chart.js";
 import { curvesSections } from "./curves.js";
 import { fill, h, table } from "./dom.js";
+import { exported } from "./exported.js";
 import { interval, number } from "./numbers.js";
 import { runState } from "./overview.js";
 import { settingsSection } from "./settings.js";
@@ -34,6 +35,9 @@ export async function showRuns(main, route, context) {
   const chosenRuns = runs.filter((run) => chosen.includes(run.number));
   const curves = await curvesSections(route, chosenRuns, context, []);
   fill(main, h("h1", null, "Runs"), h("p", { class: "dim" }, `${runs.length} in ${place}`),
+    chosenRuns.length === 2 && !exported ? h("p", null, h("a", {
+      href: address(chosenRuns[0].name, "compare", { other: chosenRuns[1].name }),
+    }, "Compare the two chosen runs, task by task")) : null,
     table(RUN_COLUMNS, rows), curves, await settingsSection(chosenRuns, context));
 }
 

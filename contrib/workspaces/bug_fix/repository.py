@@ -96,10 +96,10 @@ class Repository:
         return {f"{self.layout.name}/__init__.py": "", **modules, f"{self.layout.name}/report.py": self._report()}
 
     def tests(self, calls: Mapping[str, Calls], *, shows_in_report_only: bool) -> dict[str, str]:
-        """Return path -> text of the pytest suite that comes with the repository."""
+        """Return path -> text of the repository's suite for pytest; that of a module alone is a script too."""
         if not self.layout.is_package:
             chosen = [call for own in calls.values() for call in (*own.showing[:1], *own.hiding[:1])]
-            return {f"test_{self.layout.name}.py": _test_module(chosen)}
+            return {f"test_{self.layout.name}.py": _test_module(chosen, is_script=True)}
         files = {}
         for name, own in calls.items():
             is_shown = name == "report" or not shows_in_report_only
@@ -188,17 +188,20 @@ class Repair(NamedTuple):
 
 
 def find_repair(text: str) -> Repair | None:
-    """Return the shortest repair of a module's text: of a passage, its line, or its function; None without a fault."""
+    """Return the repair of a module's text: of its wrong line, or of the function if that line occurs again.
+
+    The right line is the same for all faults of a line, so what is learned of one helps with the others. None is the
+    repair of a text without a fault.
+    """
     for part in PARTS.values():
         for index in range(len(part.faults)):
             match = part.pattern(index).search(text)
             if match is None:
                 continue
             number = match["n"]
-            for right, wrong in (part.faults[index], part.fault(index)):
-                old, new = (passage.replace(NUMBER, number) for passage in (wrong, right))
-                if text.count(old) == 1:
-                    return Repair(old, new)
+            new, old = (line.replace(NUMBER, number) for line in part.fault(index))
+            if text.count(old) == 1:
+                return Repair(old, new)
             return Repair(match[0], part.text(int(number)))
     return None
 
@@ -220,12 +223,15 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
         return _RAISED
 
 
-def _test_module(calls: list[Call]) -> str:
+def _test_module(calls: list[Call], *, is_script: bool = False) -> str:
     imports = sorted({f"from {call.module} import {call.function}" for call in calls})
     counts: dict[str, int] = {}
-    tests = []
+    tests = {}
     for call in calls:
         counts[call.function] = counts.get(call.function, 0) + 1
         assertion = f"assert {call.function}({call.argument!r}) == {call.expected!r}"
-        tests.append(f"\n\ndef test_{call.function}_{counts[call.function]}():\n    {assertion}\n")
-    return "\n".join(imports) + "\n" + "".join(tests)
+        tests[f"test_{call.function}_{counts[call.function]}()"] = assertion
+    definitions = "".join(f"\n\ndef {name}:\n    {assertion}\n" for name, assertion in tests.items())
+    calls_of_script = "".join(f"    {name}\n" for name in tests)
+    script = f'\n\nif __name__ == "__main__":\n{calls_of_script}' if is_script else ""
+    return "\n".join(imports) + "\n" + definitions + script

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from contrib.common.sizes import size_in_bytes
 from contrib.workspaces.contract import LOOPBACK, CommandResult, Network, NetworkMode, WorkspaceLimits
 from contrib.workspaces.machines.shell import Shell
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.cli.output import note
-from forge_env.cli.sandbox import size_in_bytes
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import ExecStatus
 from forge_env.utils.targets import load

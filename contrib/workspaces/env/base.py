@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from contrib.common.task_audit import KnownCheat
 from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.env.cheats import KNOWN
 from contrib.workspaces.env.obstacles import task_faults
 from contrib.workspaces.env.output import READ_LINES, describe, matches, numbered, replace_once
 from contrib.workspaces.machines.backend import Workspaces
@@ -40,6 +42,7 @@ class WorkspaceEnv(ToolEnv):
 
     shared: ClassVar = {"workspaces": "contrib.workspaces.open:open_workspaces"}
     time_spent_by = "model"
+    known_cheats: ClassVar[Sequence[KnownCheat]] = KNOWN
     workspace_limits: ClassVar[WorkspaceLimits] = WorkspaceLimits()
     network: ClassVar[Network] = LOOPBACK
     command_seconds: ClassVar[float] = 60.0

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contrib.common.task_audit import KnownCheat
 from envs.messages import call, say
 from forge_env.core.types import Message
 
@@ -17,8 +18,21 @@ def read_scripts(path: Path) -> dict[str, str]:
     return {name: f"{shared}\n{script}" for name, _, script in named}
 
 
+def known_cheats(scripts: Mapping[str, str]) -> tuple[KnownCheat, ...]:
+    """What the lines "#= HOLE" and "#~ PATTERN" of scripts say; a script needs no pattern."""
+
+    def line(script: str, mark: str) -> str:
+        return next((line.removeprefix(mark) for line in script.splitlines() if line.startswith(mark)), "")
+
+    return tuple(
+        KnownCheat(name=name, hole=line(script, "#= "), script=script, pattern=line(script, "#~ "))
+        for name, script in scripts.items()
+    )
+
+
 SCRIPTS = read_scripts(Path(__file__).with_name("cheats.sh"))
 """What it does -> the script."""
+KNOWN = known_cheats(SCRIPTS)
 
 
 def named_cheats(submitted: Sequence[str] = ()) -> Mapping[str, Sequence[Message]]:

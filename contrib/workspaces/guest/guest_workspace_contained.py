@@ -9,9 +9,11 @@ ends with the owner: its socket ends then.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import socket
+import struct
 import sys
 
 sys.path.insert(0, sys.argv[2])
@@ -22,6 +24,7 @@ import guest_workspace_init as init  # type: ignore[import-not-found]
 del sys.path[:2]
 
 _MAX_MESSAGE = 256 * 2**10
+_SIOCSIFADDR = 0x8916
 
 
 def main() -> None:
@@ -34,7 +37,7 @@ def main() -> None:
     try:
         _leave_what_the_engine_gave(link)
         if not order["loopback"]:
-            kernel.take_down_loopback()
+            _take_down_loopback()
         listeners = [socket.create_server(("127.0.0.1", port), backlog=128) for port in order["listeners"]]
         lockdown = kernel.Lockdown(base64.b64decode(order["filter"]))
         os.setgroups([])
@@ -44,6 +47,14 @@ def main() -> None:
         link.send(json.dumps({"failed": str(failure), "errno": failure.errno}).encode())
     except Exception as failure:
         link.send(json.dumps({"failed": f"{type(failure).__name__}: {failure}"}).encode())
+
+
+def _take_down_loopback() -> None:
+    """Take down the loopback of this network namespace, and its address with it, so that no address can be reached."""
+    kernel.set_loopback_flags(0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        none = struct.pack("16sHH4s16x", b"lo", socket.AF_INET, 0, bytes(4))
+        fcntl.ioctl(any_socket, _SIOCSIFADDR, none)
 
 
 def _leave_what_the_engine_gave(link: socket.socket) -> None:

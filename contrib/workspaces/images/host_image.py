@@ -6,10 +6,12 @@ read through it. Its digest names what it was made of on this machine; it is not
 
 from __future__ import annotations
 
+import compileall
 import functools
 import hashlib
 import os
 import platform
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from contrib.workspaces.images.cache import cached, images_folder
 from forge_env.core.errors import SandboxUnavailable
 from sandboxes.host.find_packages import find_packages
 
-_VERSION = 1
+_VERSION = 3
 """Part of the digest: increase it when the same inputs make another image."""
 _PROGRAMS = """
     sh bash cat chmod chown cp cut date dirname basename diff du echo env expr false
@@ -110,11 +112,15 @@ def _copy_python(root: Path, shown: Iterable[tuple[str, str]]) -> None:
         shutil.copytree(dynamic, library / "lib-dynload")
     packages = library / "site-packages"
     packages.mkdir(exist_ok=True)
+    (library / "dist-packages").symlink_to("site-packages")  # which Debian's Python reads instead
     for source, target in shown:
         if Path(source).is_dir():
             shutil.copytree(source, packages / target, symlinks=False, dirs_exist_ok=True)
         else:
             _copy(Path(source), packages / target)
+    # A workspace begins without compiled files of its own: each start of a program would compile its packages.
+    modes = {"invalidation_mode": py_compile.PycInvalidationMode.UNCHECKED_HASH, "quiet": 2}
+    compileall.compile_dir(packages, stripdir=str(root), prependdir="/", **modes)  # type: ignore[arg-type]
 
 
 def _ignore(folder: str, names: list[str]) -> set[str]:

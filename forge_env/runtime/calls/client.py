@@ -156,5 +156,4 @@ def update_client(service_id: str, members: Members) -> None:
 
 
 def forget_client(service_id: str) -> None:
-    """The service has ended."""
     _clients.pop(service_id, None)

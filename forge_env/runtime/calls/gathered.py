@@ -30,14 +30,15 @@ class Gathered:
         self._handle, self._gone = handle, gone
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._next: list[Call] = []
+        self._sending: set[asyncio.Task[None]] = set()
         self._port: Any = None
-        gone.add_done_callback(lambda _: self._end(list(self._waiting), ReplicaDied(gone.result())))
+        gone.add_done_callback(self._lose)
 
     async def call(self, call: Call) -> Any:
         """Send a call with the others of this pass, and await its answer."""
         loop = asyncio.get_running_loop()
         if not self._next:
-            loop.call_soon(lambda: asyncio.ensure_future(self._send()))
+            loop.call_soon(self._begin)
         self._next.append(call)
         answer = self._waiting[call[0]] = loop.create_future()
         try:
@@ -45,8 +46,17 @@ class Gathered:
         finally:
             del self._waiting[call[0]]
 
+    def _begin(self) -> None:
+        sending = asyncio.ensure_future(self._send())
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+
     async def _send(self) -> None:
-        calls, self._next = self._next, []
+        # A cancelled call stays here: its `cancel` may have been sent before.
+        calls = [call for call in self._next if call[0] in self._waiting and not self._waiting[call[0]].done()]
+        self._next = []
+        if not calls:
+            return
         try:
             await self._handle.begin_calls.call_one(calls, self._port or self._open())
         except Exception as error:
@@ -70,6 +80,11 @@ class Gathered:
         except Exception as error:  # an answer that cannot be read
             self._port = None
             self._end(list(self._waiting), error)
+
+    def _lose(self, gone: asyncio.Future[str]) -> None:
+        for sending in self._sending:
+            sending.cancel()
+        self._end(list(self._waiting), ReplicaDied(gone.result()))
 
     def _end(self, ids: Iterable[str], error: Exception | None, value: Any = None) -> None:
         for waiting in filter(None, map(self._waiting.get, ids)):

@@ -131,12 +131,17 @@ class BoundEndpoint:
 
     async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Call it on every replica that is up; returns their answers, without those of replicas that died meanwhile."""
-        calls = [self._call(member, args, kwargs) for member in self._client.replicas.values()]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        answers = (await self.answers(*args, **kwargs)).values()
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, ReplicaDied):
                 raise answer
         return [answer for answer in answers if not isinstance(answer, ReplicaDied)]
+
+    async def answers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        """Call it on every replica that is up; returns the answer or the exception of each, by its number."""
+        replicas = dict(self._client.replicas)
+        calls = [self._call(member, args, kwargs) for member in replicas.values()]
+        return dict(zip(replicas, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
     async def call_one(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on the only replica."""

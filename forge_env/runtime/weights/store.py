@@ -147,15 +147,12 @@ def refused(problem: str, *remedies: str) -> str:
 
 
 def in_words(size: int) -> str:
-    """A number of bytes, in words."""
     return f"{size / 2**30:,.2f} GiB" if size >= 2**28 else f"{size / 2**20:,.1f} MiB"
 
 
 def published_already(version: int) -> InvariantError:
-    """The error for publishing a version a second time."""
     return InvariantError(f"version {version} of the weights was published already; a version never changes")
 
 
 def no_version(version: int, present: Iterable[int]) -> str:
-    """The message for a version that is not there, or no longer."""
     return f"the weight store has no version {version}; it has {', '.join(map(str, sorted(present))) or 'none'}"

@@ -53,7 +53,7 @@ def test_nothing_is_tuned_for_kernels_that_a_dense_model_in_bfloat16_has_not() -
 
 
 @pytest.mark.parametrize(
-    "most, largest, count", [(1, 2, 2), (100, 192, 14), (256, 512, 18), (500, 512, 19), (512, 512, 18)]
+    "most, largest, count", [(1, 2, 2), (100, 192, 14), (256, 512, 18), (500, 768, 22), (512, 1024, 22)]
 )
 def test_few_sizes_have_graphs_and_the_largest_batch_is_one(most: int, largest: int, count: int) -> None:
     sizes = engine_arguments(EngineSettings(cuda_graphs=True, max_requests=most), on_gpu=True)[GRAPHS]
@@ -66,7 +66,7 @@ def test_few_sizes_have_graphs_and_the_largest_batch_is_one(most: int, largest: 
     "settings",
     [
         EngineSettings(cuda_graphs=False),
-        EngineSettings(cuda_graphs=True, max_requests=513),
+        EngineSettings(cuda_graphs=True, max_requests=1025),
         EngineSettings(cuda_graphs=True, engine_args={"max_cudagraph_capture_size": 8}),
     ],
 )

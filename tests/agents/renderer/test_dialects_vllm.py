@@ -65,10 +65,7 @@ DIFFERENT: dict[str, tuple[str, frozenset[str]]] = {
         "vLLM makes it text; here a value that has a type keeps it, and the environment says what is wrong",
         frozenset({"mistral", "gemma4", "functiongemma", "deepseek_v32", "deepseek_v4", "kimi_k2", "granite"}),
     ),
-    "white space": (
-        "vLLM drops a line end, though the template adds none around a value",
-        frozenset({"seed_oss"}),
-    ),
+    "white space": ("vLLM drops a line end, though the template adds none around a value", frozenset({"seed_oss"})),
     "one": ("vLLM drops numbers, booleans, lists and objects", frozenset({"functiongemma"})),
     "two": (
         "vLLM makes null in a list the text null (gemma4), reads no nested list (phi4_mini) and one call only "

@@ -191,9 +191,7 @@ def test_an_export_renders_what_was_recorded_turn_by_turn(
     assert Renderer(folder, thinking=thinking).thinks == renderer.thinks
 
 
-def test_a_qwen3_without_thoughts_in_its_template_is_rendered_without_them(
-    make_folder: Callable[[str], Path],
-) -> None:
+def test_a_qwen3_without_thoughts_in_its_template_is_rendered_without_them(make_folder: Callable[[str], Path]) -> None:
     folder = make_folder(QWEN3)
     assert DEFAULT not in INSTRUCT
     (folder / TEMPLATE).write_text(INSTRUCT)

@@ -232,6 +232,19 @@ def test_what_needs_math_verify() -> None:
     ]
 
 
+@pytest.mark.usefixtures("algebra")
+def test_the_bounds_of_what_is_read() -> None:
+    """The last 200,000 characters of a response, the last 2,000 for a formula, 1,000 of a number, 20 brackets deep."""
+    boxed, ones = "\\boxed{7}", "1" + "+1" * 498 + "=42"
+    assert [extract_answer(boxed.ljust(n), ["boxed"]) is not None for n in (200_000, 200_001)] == [True, False]
+    formulas = [extract_answer("$a$".ljust(n, "."), ["text"]) for n in (2000, 2001)]
+    assert [formula is not None and formula.text == "a" for formula in formulas] == [True, False]
+    assert len(ones) == 1000 and same_answer(ones, "42") and not same_answer(" " + ones, "42")
+    nested = ["(" * depth + "x+1" + ")" * depth for depth in (20, 21)]
+    assert [same_answer(answer, "1+x") for answer in nested] == [True, False]
+    assert same_answer("x^{2}-y^{2}", "-y^{2}+x^{2}") and not same_answer("x^{2^{3}}", "x^{8}")
+
+
 # ---- extraction ----
 
 

@@ -63,7 +63,7 @@ class CityQuiz(ToolEnv):
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project and a user of this test's own."""
+    """A project of this test's own."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "tools.py").write_text(TOOLS)
@@ -71,7 +71,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(registry, "_process", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return folder
 
 
@@ -118,10 +117,10 @@ def test_a_class_of_tools_is_registered_under_another_name(run: Run) -> None:
     assert [tool.name for tool in tools_of("corner-shop")] == ["buy"]
 
 
-def test_an_environment_is_registered_for_the_user_and_looked_at(run: Run, project: Path, tmp_path: Path) -> None:
-    data = data_of(run("register", "tools.py:CityQuiz", "--user", "--json"))
+def test_an_environment_is_registered_and_looked_at(run: Run, project: Path) -> None:
+    data = data_of(run("register", "tools.py:CityQuiz", "--json"))
     assert (data["name"], data["kind"]) == ("city_quiz", "env")
-    assert data["registry"] == str(tmp_path / "config/forge_env/registry.yaml")
+    assert data["registry"] == str(project / ".forge_env/registry.yaml")
     assert env_class("city_quiz").tasks(count=1)[0].prompt[0]["content"] == "train 0 0"
     known = data_of(run("info", "city_quiz", "--json"))
     assert {"name": "level", "type": "int", "required": False, "default": 1} in known["options"]
@@ -129,9 +128,8 @@ def test_an_environment_is_registered_for_the_user_and_looked_at(run: Run, proje
     assert [tool["name"] for tool in known["tools"]] == ["look"]
     code, out, err = run("info", "city_quiz")
     assert (code, err) == (0, "")
-    assert [word for word in ("Name a city.", "level", "look", "from: user", "line 26") if word not in out] == []
-    assert "leave" not in run("unregister", "city_quiz")[2]
-    assert data_of(run("unregister", "city_quiz", "--user", "--json"))["target"] == f"{project}/tools.py:CityQuiz"
+    assert [word for word in ("Name a city.", "level", "look", "from: project", "line 26") if word not in out] == []
+    assert data_of(run("unregister", "city_quiz", "--json"))["target"] == f"{project}/tools.py:CityQuiz"
     assert run("info", "city_quiz")[0] == 2
 
 
@@ -158,8 +156,6 @@ def test_a_name_is_taken_once_unless_it_is_replaced(run: Run) -> None:
     assert "'math' is taken by envs.math:Math (built-in)" in run("register", "tools.py:CityQuiz", "--name", "math")[2]
     data_of(run("register", "tools.py:Shop", "--name", "add", "--replace", "--json"))
     assert [tool.name for tool in tools_of("add")] == ["buy"]
-    (remark,) = data_of(run("register", "tools.py:add", "--replace", "--user", "--json"))["notes"]
-    assert "which comes from project" in remark, "the user's entry is hidden by the project's"
 
 
 def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> None:
@@ -220,21 +216,6 @@ def test_a_broken_registry_is_named_with_its_line_and_stays(run: Run, project: P
     assert not (project / "mine").exists()
 
 
-@pytest.mark.slow  # ten writers at once are a quick test of the registry's file
-def test_ten_registrations_at_once_all_land(run: Run, project: Path) -> None:
-    commands = [
-        [sys.executable, "-m", "forge_env", "register", "tools.py:add", "--name", f"add{i}", "--json"]
-        for i in range(10)
-    ]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
-    for process in running:
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err.decode()
-    listed = data_of(run("list", "--kind", "tools", "--json"))["entries"]
-    assert {entry["name"] for entry in listed} == {f"add{i}" for i in range(10)}
-    assert os.listdir(project / ".forge_env") == ["registry.yaml"]
-
-
 def test_a_new_environment_passes_its_own_tests_at_once(run: Run, project: Path) -> None:
     data = data_of(run("new", "word_game", "--path", "games", "--json"))
     folder = project / "games" / "word_game"
@@ -274,12 +255,12 @@ def test_an_outbuilding_that_cannot_be_imported_breaks_its_own_commands_only(
     (project / "half.py").write_text("1 / 0\n")
     broken = Row("paint", f"{project}/half.py:paint", "Paint a wall.", folder="walls")
     real = cli_main.rows
-    monkeypatch.setattr(cli_main, "rows", lambda table: {**real(table), "paint": broken, "sandbox paint": broken})
-    for command in (["paint"], ["paint", "--help"], ["sandbox", "paint"]):
+    monkeypatch.setattr(cli_main, "rows", lambda table: {**real(table), "paint": broken})
+    for command in (["paint"], ["paint", "--help"]):
         code, out, err = run(*command)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert [w for w in ("the outbuilding walls: ", "ZeroDivisionError", "half.py, line 1") if w not in err] == []
-    assert run("list")[0] == run("sandbox", "--help")[0] == 0
+    assert run("list")[0] == 0
 
 
 def test_the_version_is_shown(run: Run) -> None:

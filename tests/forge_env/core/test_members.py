@@ -6,13 +6,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.scripted import ScriptedAgent
-from forge_env.cli.main import main
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
@@ -64,7 +62,6 @@ def shop(**body: Any) -> Any:
         ({"tasks": lambda self, split="train", *, count, seed=0: []}, "Shop.tasks is a method of an instance, and Env"),
         ({"expert": lambda self, messages: {}}, "with @classmethod or @staticmethod above it"),
         ({"made_of": "envs.math"}, "Shop.made_of is 'envs.math', and Env reserves this name for a list"),
-        ({"shared": {"task": "a:b"}}, "Shop.shared sets 'task', a name of ToolEnv"),
     ],
 )
 def test_what_breaks_a_member_is_refused(body: dict[str, Any], words: str) -> None:
@@ -155,19 +152,6 @@ def test_a_constructor_calls_the_one_of_its_parent() -> None:
 
     with pytest.raises(EnvError, match=r"Shop\.__init__ does not call super\(\).__init__\(\): write it"):
         EnvFactory(Shop).make()
-
-
-def test_the_command_line_says_it_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "shop.py"
-    file.write_text(
-        "from forge_env import ToolEnv, tool\n\n\nclass Shop(ToolEnv):\n    @tool\n    def step(self) -> int:\n"
-        '        """Go on."""\n        return 1\n'
-    )
-    assert main(["info", f"{file}:Shop"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert "Shop.step is a tool, and Env reserves this name for a method: call it step_ or otherwise" in err
-    assert f"({file}, line 4)" in err
 
 
 # ---- reset and setup ----

@@ -16,7 +16,7 @@ from forge_env.core.tools import make_tool, tool
 from forge_env.core.types import ToolCall
 from forge_env.registry import registry
 from forge_env.registry.registry import entries, env_class, env_names, load, register, tool_names, tools_of
-from forge_env.registry.registry_file import project_file, user_file
+from forge_env.registry.registry_file import project_file
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
 
@@ -91,11 +91,10 @@ ready_made = make_tool(double, name="twice")
 
 @pytest.fixture(autouse=True)
 def registry_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project and a user of this test's own; what it registers is forgotten after it."""
+    """A project of this test's own; what it registers is forgotten after it."""
     monkeypatch.setattr(registry, "_process", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     project = tmp_path / "project"
     (project / "inner" / "deep").mkdir(parents=True)
     monkeypatch.chdir(project / "inner")
@@ -168,8 +167,6 @@ def test_a_name_is_looked_up_nearest_first(registry_of_this_test: Path, tmp_path
     package(tmp_path / "site", "one", "math = envs.math:FromPackage")
     sys.path.append(str(tmp_path / "site"))
     assert [e.target for e in entries() if e.name == "math"] == ["envs.math:FromPackage"]
-    write_registry(tmp_path / "config/forge_env/registry.yaml", "math: {kind: env, target: 'envs.math:FromUser'}")
-    assert [e.target for e in entries() if e.name == "math"] == ["envs.math:FromUser"]
     write_registry(
         registry_of_this_test / ".forge_env/registry.yaml", "math: {kind: env, target: 'envs.math:FromProject'}"
     )
@@ -195,13 +192,6 @@ def test_the_projects_file_is_the_nearest_one(registry_of_this_test: Path, monke
     assert project_file().path == project / "inner/.forge_env/registry.yaml"
     monkeypatch.setenv("FORGE_ENV_REGISTRY", str(project / "other.yaml"))
     assert project_file().path == project / "other.yaml"
-
-
-def test_the_users_file_is_in_the_folder_for_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert user_file().path == tmp_path / "config/forge_env/registry.yaml"
-    monkeypatch.setenv("XDG_CONFIG_HOME", "relative/paths/do/not/count")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_file().path == tmp_path / ".config/forge_env/registry.yaml"
 
 
 def test_a_working_directory_that_is_gone_hides_no_other_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

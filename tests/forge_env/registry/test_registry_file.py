@@ -23,7 +23,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def file(tmp_path: Path) -> RegistryFile:
-    return RegistryFile(tmp_path / ".forge_env" / "registry.yaml", "project")
+    return RegistryFile(tmp_path / ".forge_env" / "registry.yaml")
 
 
 def an_entry(name: str = "add", target: str = "", **fields: object) -> Entry:
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_back(file: RegistryFile) -> None:
     read = file.read()
     assert list(read) == ["add", "shop"]
     assert read["add"].options == {"timeout": 5.0, "parallel": True}
-    assert (read["add"].description, read["add"].source) == ("Add: two # numbers", "project")
+    assert read["add"].description == "Add: two # numbers"
     assert (read["shop"].kind, read["shop"].target, read["shop"].file) == ("env", "pkg.shop:f", file.path)
 
 
@@ -49,7 +49,7 @@ def test_paths_in_the_project_are_relative_and_others_absolute(file: RegistryFil
     moved = tmp_path / "moved" / ".forge_env" / "registry.yaml"
     moved.parent.mkdir(parents=True)
     moved.write_text(file.path.read_text())
-    assert RegistryFile(moved, "project").read()["inside"].target == f"{tmp_path}/moved/tools/{name}:f"
+    assert RegistryFile(moved).read()["inside"].target == f"{tmp_path}/moved/tools/{name}:f"
 
 
 def test_a_name_is_taken_once_unless_it_is_replaced(file: RegistryFile) -> None:
@@ -139,7 +139,7 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=30).map(lam
 def test_any_sequence_of_changes_does_what_it_says(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, bool, str]]
 ) -> None:
-    file = RegistryFile(tmp_path_factory.mktemp("any") / "names.yaml", "user")
+    file = RegistryFile(tmp_path_factory.mktemp("any") / "names.yaml")
     wanted: dict[str, str] = {}
     for name, add, text in changes:
         if add:
@@ -156,17 +156,11 @@ def test_the_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None
     real.write_text("")
     real.chmod(0o600)
     link.symlink_to(real)
-    RegistryFile(link, "user").add(an_entry())
+    RegistryFile(link).add(an_entry())
     assert link.is_symlink()
     assert "pkg.add:f" in real.read_text()
     assert stat.S_IMODE(real.stat().st_mode) == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.yaml", "real.yaml"]
-
-
-def test_a_folder_that_cannot_be_written_is_a_users_mistake(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(UserError, match="cannot be (written|read)"):
-        RegistryFile(tmp_path / "taken" / "registry.yaml", "project").add(an_entry())
 
 
 def _add_many(file: RegistryFile, prefix: str, count: int) -> None:

@@ -195,22 +195,6 @@ def test_the_record_is_what_the_model_saw_and_wrote() -> None:
     assert saw[1] == messages[:3]
 
 
-@pytest.mark.parametrize(
-    ("env", "rewards"),
-    [
-        (EditsResultOfStep, {"aliases_grow": 1.0}),
-        (SetsMessages, {"all_are_there": 1.0}),
-    ],
-)
-def test_the_messages_of_an_environment_are_the_whole_conversation(env: type[Env], rewards: dict[str, float]) -> None:
-    for episode in play(env, TASK):
-        assert {name: value for name, value in episode.rewards.items() if name != "right"} == rewards
-
-
-def test_what_an_environment_adds_to_a_result_is_seen() -> None:
-    assert play(EditsResultOfStep, TASK)[0].messages[2]["content"] == "{'x': 1} turns left"
-
-
 def test_what_a_script_edits_is_in_no_record() -> None:
     def edits(messages: list[Message]) -> Message:
         messages[0]["content"] += " edited"
@@ -220,15 +204,3 @@ def test_what_a_script_edits_is_in_no_record() -> None:
 
     messages = play(Plain, TASK, agent=edits, count=1)[0].messages
     assert messages[0]["content"] == "Hi" and "edited" not in str(messages)
-
-
-def test_a_script_may_edit_and_return_the_same_message_again() -> None:
-    message = copy.deepcopy(CALL)
-    message["tool_calls"][0]["function"]["arguments"]["at"] = {"x": 0}
-
-    async def counts(messages: list[Message]) -> Message:
-        message["tool_calls"][0]["function"]["arguments"]["at"]["x"] += 1
-        return message
-
-    turns = play(Plain, TASK, agent=counts, count=1)[0].turns
-    assert [turn.tool_calls[0].arguments for turn in turns] == [{"at": {"x": x}} for x in (1, 2, 3)]

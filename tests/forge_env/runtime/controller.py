@@ -48,17 +48,20 @@ def tell(**values: Any) -> None:
 
 async def run(ending: str, logs: Path) -> None:
     rounds = 4 if ending == "again" else 1
+    background = asyncio.create_task(let_end(asyncio.current_task(), logs / "0" / "finishing"))
     for index in range(rounds):
         try:
             await one_run(ending, logs / str(index))
         finally:
             temp = [path.name for path in Path(os.environ["TMPDIR"]).iterdir()]
             tell(children=children(), descriptors=descriptors(), temp=temp)
+    background.cancel()
 
 
 async def one_run(ending: str, logs: Path) -> None:
     async with Launcher(logs) as launcher:
-        worker = launcher.spawn("worker", Worker, finishing=str(logs / "finishing") if ending == "slow" else "")
+        finishing = str(logs / "finishing") if ending == "slow" else ""
+        worker = launcher.spawn("worker", Worker, finishing=finishing)
         launcher.spawn("other", Worker)
         launcher.processes("bare", ForgeActor)
         if ending == "early":  # no actor has answered yet
@@ -77,6 +80,16 @@ async def one_run(ending: str, logs: Path) -> None:
             asyncio.get_running_loop().call_soon(inner.cancel)
         if ending in ("cancelled", "wait", "slow"):
             await launcher.guard(within(600.0, worker.hold.call_one(), "the worker"))
+
+
+async def let_end(main: asyncio.Task[Any] | None, finishing: Path) -> None:
+    """Let the worker end when a second signal has cancelled the main task, and this has had its effect."""
+    assert main is not None
+    while not finishing.exists() or main.cancelling() < 2:
+        await asyncio.sleep(0.01)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    finishing.unlink()
 
 
 def main(ending: str, logs: Path) -> int:

@@ -83,8 +83,9 @@ class Worker(ForgeActor):
     async def on_finish(self) -> None:
         if self._finishing:
             Path(self._finishing).touch()
-            await asyncio.sleep(1.0)
-            Path(self._finishing).unlink()
+            while Path(self._finishing).exists():
+                await asyncio.sleep(0.01)
+            Path(f"{self._finishing}.done").touch()
 
     @concurrent_endpoint
     async def add(self, a: int, b: int) -> int:

@@ -397,7 +397,7 @@ def test_a_second_signal_does_not_break_off_the_cleaning(control: Control) -> No
     controller.process.send_signal(signal.SIGINT)
     (told,) = controller.end()
     assert controller.process.returncode == 130, controller.errors()
-    assert not finishing.exists()  # it was allowed to end
+    assert finishing.with_name("finishing.done").exists()  # it was allowed to end
     assert told["children"] == [] and told["temp"] == []
     controller.assert_nothing_left()
 

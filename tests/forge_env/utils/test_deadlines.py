@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -99,47 +97,6 @@ async def test_work_that_waits_for_tasks_and_time_outs_of_its_own() -> None:
 # In simulated time: on a busy machine, a real clock goes on where the work does not.
 
 
-@pytest.mark.parametrize("waits_before", [False, True])
-def test_waiting_in_a_queue_does_not_count(waits_before: bool) -> None:
-    async def work() -> str:
-        if waits_before:
-            await asyncio.sleep(0)
-        return await in_queue(after(0.15))
-
-    inner, outer = Deadline(0.05), Deadline(0.1)
-    assert simulated(World(), outer.run(inner.run(work()))) == "through"
-    assert not inner.expired and not outer.expired
-
-
-def test_the_clock_goes_on_after_the_queue() -> None:
-    async def work() -> None:
-        await in_queue(after(0.05))
-        await for_ever()
-
-    deadline = Deadline(0.03)
-    with pytest.raises(TimeoutError):
-        simulated(World(), deadline.run(work()))
-    assert deadline.expired
-
-
-def test_time_before_the_queue_counts() -> None:
-    deadline = Deadline(0.2)
-
-    async def work() -> float:
-        await asyncio.sleep(0.02)
-        async with queued():
-            return deadline._left
-
-    assert simulated(World(), deadline.run(work())) == pytest.approx(0.18)
-
-
-def test_two_waits_at_once_stop_the_clock_once() -> None:
-    async def work() -> list[str]:
-        return await asyncio.gather(in_queue(after(0.1)), in_queue(after(0.2)))
-
-    assert simulated(World(), Deadline(0.05).run(work())) == ["through"] * 2
-
-
 async def test_a_wait_that_outlives_its_deadline_starts_no_clock() -> None:
     place = asyncio.Event()
 
@@ -164,24 +121,6 @@ def test_a_deadline_inside_a_queue_runs() -> None:
     with pytest.raises(TimeoutError):
         simulated(World(), outer.run(work()))
     assert inner.expired and not outer.expired
-
-
-def test_every_mix_of_waits_ends_with_its_result() -> None:
-    """Nested deadlines around work of every shape give back what the work gives."""
-
-    async def work(steps: int) -> int:
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        return steps
-
-    async def all_of_them() -> None:
-        for steps in range(4):
-            nested: Coroutine[Any, Any, int] = work(steps)
-            for _ in range(4):
-                nested = Deadline(5.0).run(nested)
-            assert await nested == steps
-
-    asyncio.run(all_of_them())
 
 
 def test_each_of_many_deadlines_fires_at_its_own_time() -> None:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import pytest
 
 from forge_env.utils import workers
-from forge_env.utils.threads import call_alone, invoke
+from forge_env.utils.threads import invoke
 from forge_env.utils.workers import GivenUp
 from tests.helpers.waiting import DEADLINE_S
 
@@ -24,11 +24,6 @@ async def test_both_kinds_of_functions_are_called() -> None:
 
     assert await invoke(slow, 1, b=2) == 3
     assert await invoke(lambda a, *, b: a * b, 3, b=4) == 12
-
-
-async def test_a_call_alone_is_of_no_instance() -> None:
-    product, thread = await call_alone(lambda a, *, b: (a * b, threading.get_ident()), 3, b=4)
-    assert product == 12 and thread != threading.get_ident()
 
 
 async def test_wrong_arguments_raise_where_the_call_is_awaited() -> None:
@@ -69,11 +64,6 @@ async def test_a_plain_function_may_run_a_loop_of_its_own_and_use_the_callers() 
 
     own, callers = await invoke(uses_asyncio, asyncio.get_running_loop())
     assert own != callers == threading.get_ident()
-
-
-async def test_many_blocking_calls_run_at_once() -> None:
-    barrier = threading.Barrier(200)
-    assert len(set(await asyncio.gather(*(invoke(barrier.wait, DEADLINE_S) for _ in range(200))))) == 200
 
 
 @pytest.mark.parametrize("free", [0, 1])
@@ -123,18 +113,6 @@ async def test_calls_above_the_bound_wait_for_a_thread_and_one_that_is_cancelled
     assert len(threads) == 2
 
 
-async def test_a_call_that_gets_no_thread_fails_and_later_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(workers, "_workers", workers._Workers())
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            await invoke(threading.get_ident)
-    assert await invoke(threading.get_ident) != threading.get_ident()
-
-
 async def test_a_call_that_is_given_up_stops() -> None:
     began, stopped = threading.Event(), threading.Event()
 
@@ -153,27 +131,6 @@ async def test_a_call_that_is_given_up_stops() -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     assert await asyncio.to_thread(stopped.wait, DEADLINE_S)
-
-
-async def test_what_comes_after_a_blocking_call_is_not_run() -> None:
-    began, release, left, went_on = [threading.Event() for _ in range(4)]
-
-    def block() -> None:
-        try:
-            began.set()
-            release.wait(DEADLINE_S)
-            went_on.set()
-        finally:
-            left.set()
-
-    call = asyncio.create_task(invoke(block))
-    assert await asyncio.to_thread(began.wait, DEADLINE_S)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    release.set()
-    assert await asyncio.to_thread(left.wait, DEADLINE_S)
-    assert not went_on.is_set()
 
 
 async def test_giving_up_never_hits_the_next_call() -> None:

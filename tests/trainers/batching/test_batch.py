@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError
-from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, by_sample, pack
+from trainers.batching.empty import batches_to_compile, empty_batch
 
 
 def make_row(token_ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> Row:

@@ -205,12 +205,29 @@ def test_split_episodes_waste_little_and_are_balanced(ranks):
     )
 
 
-@pytest.mark.parametrize(("pack_length", "digest"), [(0, "023fed12e7ffa703"), (8192, "1ed1f2d868ecd54d")])
-def test_plans_of_episodes_that_fit_stay_what_they_are(pack_length, digest):
+@pytest.mark.parametrize(
+    ("pack_length", "max_tokens", "multiple", "ranks", "crossover", "digest"),
+    [
+        (0, 8192, 8, 3, 10_000.0, "4b916f499aff21bf"),
+        (0, 3000, 1, 2, 500.0, "025a5e49d0b7f71a"),  # some episodes are split
+        (0, 1500, 64, 4, 10_000.0, "b11c3bba5aba6539"),  # some rows are longer than a micro-batch
+        (8192, 8192, 8, 3, 10_000.0, "dc95ab87bd720258"),
+        (3000, 3000, 1, 2, 500.0, "7a9508ec6f561932"),
+        (1500, 1500, 64, 4, 10_000.0, "671ca4bf6528c90c"),
+        (1000, 8192, 8, 1, 10_000.0, "15c1ec4850527ad1"),  # several sequences, rows longer than one
+        (2100, 8500, 1, 3, 500.0, "fa052a38b0b5d799"),
+    ],
+)
+def test_plans_stay_what_they_are(
+    pack_length: int, max_tokens: int, multiple: int, ranks: int, crossover: float, digest: str
+) -> None:
     """A resumed run repeats its steps bit by bit, also by a later version."""
-    episodes = [[1 + (37 * e * e + 101 * r) % 2000 for r in range(e % 4)] for e in range(200)]
-    given = {"max_tokens": 8192, "multiple": 8, "ranks": 3}
-    plans = plan_packed(episodes, pack_length=pack_length, **given) if pack_length else plan_padded(episodes, **given)
+    given = {"max_tokens": max_tokens, "multiple": multiple, "ranks": ranks, "crossover": crossover}
+    plans = []
+    for count in (200, 9, 30):
+        episodes = [[1 + (37 * e * e + 101 * r) % 2000 for r in range((e + count) % 4)] for e in range(count)]
+        packed = plan_packed(episodes, pack_length=pack_length, **given) if pack_length else None
+        plans.append(packed or plan_padded(episodes, **given))
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == digest
 
 
@@ -263,7 +280,7 @@ def test_the_crossover_is_parameters_over_layers_times_width():
     assert flops_crossover(shape) == (3 * layer + 8 * 100) / (3 * 16)
     experts = replace(shape, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8)
     assert flops_crossover(experts) == flops_crossover(shape), "two experts of 8 are one MLP of 16"
-    assert row_cost(50, 100.0) == 75.0
+    assert row_cost(50, 100.0) == 75.0 and row_cost(10_000) == 20_000.0
 
 
 def test_planning_twice_gives_the_same_plan():

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from forge_env.core.errors import InvariantError
 from forge_env.core.routes import Routes
 from tests.trainers.batching.test_batch import make_row
-from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, pack
+from trainers.batching.empty import empty_batch
 from trainers.batching.routes import highest_expert
 
 LAYERS, ACTIVE = 3, 2

@@ -13,12 +13,7 @@ from trainers.setup.plan import make_plan
 
 
 def metrics(difference: float, kl: float = 0.0) -> dict[str, float]:
-    return {
-        "mean_abs_logprob_difference": difference,
-        "kl": kl,
-        "ratio_min": 0.999,
-        "ratio_max": 1.25,
-    }
+    return {"mean_abs_logprob_difference": difference, "kl": kl, "ratio_min": 0.999, "ratio_max": 1.25}
 
 
 def alarm(dtype: str = "float32", **settings: Any) -> tuple[MismatchAlarm, list[str]]:

@@ -15,6 +15,7 @@ from trainers.config import SHORT_OPTIONS
 from trainers.controller.learner import Learner
 from trainers.grpo import GRPO
 from trainers.reinforce import REINFORCE
+from trainers.run.audit import Cheats
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 
@@ -36,6 +37,7 @@ def test_the_metrics_of_a_step_have_the_parts_of_the_reward() -> None:
         replaced=0,
         rollouts=SimpleNamespace(envs={"": SimpleNamespace(client=SimpleNamespace(retries=0))}),
         kinds=Kinds(names=("a", "b")),
+        cheats=Cheats(),
     )
     groups = [Group(task=episode.task, episodes=(episode,), id=episode.id) for episode in episodes]
     Learner.record_step(SimpleNamespace(run=run), 1, groups, {"seconds/step": 1.0})  # type: ignore[arg-type]

@@ -210,6 +210,9 @@ class Record:
     async def evaluate(self, step: int) -> None:
         await self._do("evaluate", _nothing, step)
 
+    async def end_at(self, steps: int) -> None:
+        await self._do("end_at", _nothing, steps)
+
     async def after_step(self, step: int, state: LoopState | None) -> None:
         await self._do("after_step", _nothing, step, state)
 
@@ -929,12 +932,7 @@ class Bug(Exception):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        ServiceError("the trainer died"),
-        pytest.param(Bug("a bug")),
-    ],
-    ids=["ServiceError", "Bug"],
+    "error", [ServiceError("the trainer died"), pytest.param(Bug("a bug"))], ids=["ServiceError", "Bug"]
 )
 @pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights", "prove_weights"])
 async def test_an_error_of_the_loop_is_raised_unchanged(where: str, error: Exception) -> None:

@@ -112,13 +112,7 @@ def test_the_bound_holds_and_nothing_deadlocks_over_many_groups(staleness: int) 
     in_windows=st.booleans(),
 )
 def test_no_setting_deadlocks(
-    batch_size: int,
-    staleness: int,
-    interval: int,
-    seed: int,
-    drop_share: float,
-    again_share: float,
-    in_windows: bool,
+    batch_size: int, staleness: int, interval: int, seed: int, drop_share: float, again_share: float, in_windows: bool
 ) -> None:
     pace = staleness, min(interval, staleness + 1)
     simulation = Simulation(batch_size, *pace, seed, drop_share, again_share, in_windows)

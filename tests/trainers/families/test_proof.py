@@ -74,10 +74,7 @@ def test_two_steps_of_grpo_train_it(tmp_path: Path, tiny_model: Path, name: str)
     if rope := ({**FAMILIES, **MODULES}[family][1] | changes).get("rope_parameters"):
         changes = {**changes, "rope_parameters": _longer(rope)}
     folder = make_folder(
-        tmp_path / "model",
-        family,
-        tied=tied,
-        **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096},
+        tmp_path / "model", family, tied=tied, **{**changes, "vocab_size": vocabulary, "max_position_embeddings": 4096}
     )
     options = ("--env.thinking", "on") if name == "gpt_oss" else ()
     for step in two_steps_of_grpo(with_tokenizer(folder, like), tmp_path, *options):

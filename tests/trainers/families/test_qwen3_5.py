@@ -26,13 +26,7 @@ from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from agents.model_folder import check_engine_packages, has_linear_attention
 from forge_env.core.errors import UserError
-from tests.helpers.family_proof import (
-    SETTINGS,
-    random_row,
-    transformers_logprobs,
-    two_steps_of_grpo,
-    with_tokenizer,
-)
+from tests.helpers.family_proof import SETTINGS, random_row, transformers_logprobs, two_steps_of_grpo, with_tokenizer
 from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.trainers.titan.folders import FAMILIES, HYBRID, SIZES, make_folder
 from tests.trainers.titan.weights import weights_of

@@ -25,10 +25,7 @@ from trainers.objective.objective import Objective
 def test_advantages_are_recorded_as_in_the_samples(
     tmp_path: Path, credit: str, expected: dict[str, list[float]]
 ) -> None:
-    made = group(
-        episode(turn(5, 6, reward=0.5), turn(7, 8, 9), reward=2.0),
-        episode(turn(5, 6), reward=1.0),
-    )
+    made = group(episode(turn(5, 6, reward=0.5), turn(7, 8, 9), reward=2.0), episode(turn(5, 6), reward=1.0))
     objective = Objective(loss=SFTLoss(), advantages=centred, group_size=2, credit=credit)  # type: ignore[arg-type]
     samples = objective.samples([made])
     trained = Trained(tmp_path / "trained.jsonl")

@@ -6,15 +6,27 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
+from forge_env.core.reward_value import ROUNDING
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
 from trainers.batching.batch import Sample, pack
 from trainers.objective.advantages import Advantages, centred, group_relative, no_baseline, relative_to_mean
-from trainers.objective.credit import by_turn, per_target, returns_to_go, target_logprobs, turn_advantages, turn_targets
+from trainers.objective.credit import (
+    by_step,
+    by_turn,
+    log_ratios,
+    per_target,
+    returns_to_go,
+    target_logprobs,
+    turn_advantages,
+    turn_targets,
+    turn_values,
+)
 from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
 
@@ -59,6 +71,49 @@ def test_returns_fall_by_the_rewards_of_earlier_turns(reward: float, steps: list
         assert returns[k] == pytest.approx(returns[k - 1] - steps[k - 1], abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("reward", "steps", "rest"),
+    [
+        (1.0, [0.25, 0.5], [0.75]),
+        (0.5, [0.25, 0.25, 0.0], [0.25, 0.0]),
+        (1e6 + 0.5 * ROUNDING * 1e6, [1e6, 0.0], [0.0]),  # rounding, of a reward of this size
+        (1.5 * ROUNDING, [0.0, 0.0], [1.5 * ROUNDING]),
+        (0.75 * ROUNDING, [0.0, 0.0], [0.0]),
+        (-1.5 * ROUNDING, [0.0, 0.0], [-1.5 * ROUNDING]),
+        (0.0, [5e5, -5e5, 0.5 * ROUNDING * 5e5], [-5e5, 0.5 * ROUNDING * 5e5]),
+        (2.0, [], []),
+    ],
+)
+def test_the_returns_worked_by_hand(reward: float, steps: list[float], rest: list[float]) -> None:
+    assert returns_to_go(reward, steps) == pytest.approx([reward, *rest][: len(steps)], abs=ROUNDING / 9, rel=1e-12)
+
+
+def test_values_of_steps_and_of_turns() -> None:
+    """A summary is of the step after it; a turn beside the work has no value; a mean of equal values is that value."""
+    turns = [
+        turn(1, 1, 1),
+        replace(turn(2), is_summary=True),
+        turn(3, 3, starts_row=True),
+        turn(9, prompt=0, starts_row=True),
+        turn(4),
+    ]
+    one = episode(*turns)
+    assert by_step([1.0, 2.0, 4.0, 8.0, 16.0], one) == [1.0, 6.0, 8.0, 16.0]
+    assert per_target([1.0, 2.0, 3.0, 4.0], one).tolist() == [1.0] * 3 + [2.0] * 3 + [4.0]
+    values = np.array([0.1, 0.1, 0.1, 5.0, 2.0, 4.0, -1.0])
+    assert turn_values(values, one) == [0.1, 5.0, 3.0, 0.0, -1.0]
+    assert turn_values(3, one) == [3.0] * 5
+    beside = replace(
+        one, turns=(one.turns[0], replace(one.turns[4], auxiliary="title", starts_row=True), *one.turns[2:])
+    )
+    assert turn_values(0.5, beside) == [0.5, 0.0, 0.5, 0.5, 0.5]
+
+
+def test_log_ratios_are_bounded_and_0_where_one_is_missing() -> None:
+    one = episode(turn(1, 2, 3, 4, 5, logprobs=(-1.0, -90.0, -1.0, math.nan, -1.0)))
+    assert log_ratios(one, np.array([-1.5, -1.0, -90.0, -1.0, -math.inf])).tolist() == [0.5, -20.0, 20.0, 0.0, 0.0]
+
+
 # ---- through the objective ----
 
 
@@ -90,9 +145,7 @@ def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
 
 
 @pytest.mark.parametrize("own", [None, lambda e: 10 * e.reward])
-def test_step_rewards_are_subtracted_from_the_environments_reward_only(
-    own: Callable[[Episode], float] | None,
-) -> None:
+def test_step_rewards_are_subtracted_from_the_environments_reward_only(own: Callable[[Episode], float] | None) -> None:
     """A reward of the user's own takes the place of all of it: no turn before has earned a part."""
     two = [episode(turn(1, reward=1.0), turn(2), reward=r) for r in (1.0, 3.0)]
     reward = TrainingReward(user_reward=own, addition=lambda e: 0.5)
@@ -147,6 +200,9 @@ def test_returns_of_each_turn_are_centred_among_those_who_took_it() -> None:
     found = turn_advantages([[1.0, 2.0], [3.0], [2.0, 6.0]], centred)
     assert found == [[-1.0, -2.0], [1.0], [0.0, 2.0]]
     assert math.fsum(value for values in found for value in values) == 0.0
+    alone = [[5.0, 7.0], [3.0]]
+    assert turn_advantages(alone, no_baseline) == [[5.0, 0.0], [3.0]] and turn_advantages([], centred) == []
+    assert turn_advantages(alone, no_baseline, needs_siblings=False) == alone
 
 
 @settings(deadline=None)

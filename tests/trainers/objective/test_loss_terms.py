@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.objective.loss_references import make_batch
-from trainers.losses import (
-    CISPOLoss,
-    DAPOLoss,
-    GRPOLoss,
-    GSPOLoss,
-    ReinforceLoss,
-    SAPOLoss,
-    SFTLoss,
-    SimpleGRPOLoss,
-)
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss, SimpleGRPOLoss
 from trainers.objective.loss_terms import kl_estimate
 
 NAMED = {

@@ -27,14 +27,8 @@ CASES: dict[str, tuple[torch.nn.Module, dict[str, Any]]] = {
     "dapo": (DAPOLoss(beta=0.1), GRPO | {"loss_type": "dapo", "beta": 0.1}),
     "cispo": (CISPOLoss(clip_high=0.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
     "sapo": (SAPOLoss(), {"loss_type": "sapo"}),
-    "gspo": (
-        GSPOLoss(),
-        GRPO | {"epsilon_low": 3e-4, "epsilon_high": 4e-4, "importance_sampling_level": "sequence"},
-    ),
-    "gspo-wide": (
-        GSPOLoss(0.2, 0.28, beta=0.1),
-        GRPO | {"importance_sampling_level": "sequence", "beta": 0.1},
-    ),
+    "gspo": (GSPOLoss(), GRPO | {"epsilon_low": 3e-4, "epsilon_high": 4e-4, "importance_sampling_level": "sequence"}),
+    "gspo-wide": (GSPOLoss(0.2, 0.28, beta=0.1), GRPO | {"importance_sampling_level": "sequence", "beta": 0.1}),
 }
 MODES = ("none", "truncate", "mask", "sequence_truncate", "sequence_mask")
 

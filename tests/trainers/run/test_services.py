@@ -95,9 +95,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
     plan = make_plan(RunConfig(), SFT)
-    assert services._trainer_settings(plan).compile_full
+    assert plan.trainer_at_start.compile_full
     plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
-    assert not services._trainer_settings(plan).compile_full
+    assert not plan.trainer_at_start.compile_full
 
 
 def test_the_placement_names_every_process() -> None:

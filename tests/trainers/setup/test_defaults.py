@@ -10,6 +10,7 @@ import pytest
 
 from forge_env.rollout.factory import make
 from forge_env.utils.settings import with_values
+from tests.helpers.hub import read_later
 from tests.trainers.setup.test_recipes import RECIPES
 from trainers import sft
 from trainers.algorithm import Algorithm
@@ -18,7 +19,7 @@ from trainers.model.sizes import MODEL_SIZES
 from trainers.setup.checks import model_checks
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan, with_model
+from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
 GIVEN = "--model=Qwen/Qwen3-8B"
@@ -118,9 +119,9 @@ def test_the_micro_batch_on_a_gpu_is_what_the_card_has_room_for(arguments: list[
     assert plan.engine.sleep == smaller.engine.sleep, "the engine pays nothing for it"
 
 
-def test_a_model_that_is_read_later_gets_its_micro_batch_then(tmp_path: Path) -> None:
+def test_a_model_that_is_read_later_gets_its_micro_batch_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*ON_A_GPU, "--model=nobody/knows-this", "--launcher.gpu_memory_gib=80", "--env.max_tokens=1024")
-    read = with_model(plan, folder_of(tmp_path / "model", "100m"))
+    read = read_later(plan, folder_of(tmp_path / "model", "100m"), monkeypatch)
     assert read.config.training.max_tokens_per_micro_batch == 65536
 
 
@@ -221,14 +222,14 @@ def has_the_same_limits(name: str) -> None:
     assert plan_of(GIVEN, f"--env={name}").config.env.limits() == make(name).episode_limits()
 
 
-def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None:
+def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {
         "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 1024,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     plan = plan_of("--model=nobody/knows-this")
-    found = with_model(plan, tmp_path)
+    found = read_later(plan, tmp_path, monkeypatch)
     assert (plan.config.env.max_tokens, found.config.env.max_tokens) == (4096, 1024)
     assert found.engine.max_model_len == 1024
     assert "env.max_tokens 1024 (all that the model reads)" in said_of(found)

@@ -85,10 +85,7 @@ def test_sleep_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [
-        ("--generator.engine.block_siz=16", "Did you mean block_size?"),
-        ("--generator.engine.model=x", "it is --model"),
-    ],
+    [("--generator.engine.block_siz=16", "Did you mean block_size?"), ("--generator.engine.model=x", "it is --model")],
 )
 def test_settings_of_vllm_that_the_run_sets_or_nobody_knows_are_refused(option: str, words: str) -> None:
     with pytest.raises(UserError, match=r"^--services\.generator\.engine\..*" + re.escape(words)):

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from agents.generator.local import open_vllm
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
-from agents.served_tokenizer import ServedTokenizer, plain_config
+from agents.served_tokenizer import ServedTokenizer, _read_answer, plain_config
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings
 from tests.helpers.model_folders import change_json, change_weights, make_model_folder
@@ -169,8 +169,28 @@ def test_the_answer_of_transformers_is_kept_until_a_file_of_the_tokenizer_change
     (folder / "tokenizer_config.json").write_text(plain_config(folder))
     with ServedTokenizer(folder) as served:
         assert served.check() == ""
-    (kept, *_) = (tmp_path / "cache" / "forge_env" / "tokenizers").iterdir()
-    assert "ids" in kept.read_text()
+
+
+def test_a_kept_answer_that_cannot_be_read_is_asked_again_and_the_oldest_are_removed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("agents.served_tokenizer.MOST_KEPT", 1)
+    answers = tmp_path / "cache" / "forge_env" / "tokenizers"
+    answers.mkdir(parents=True)
+    (answers / "old").write_text("{}")
+    with ServedTokenizer(folder) as served:
+        assert served.check() == ""
+    (kept,) = answers.iterdir()
+    whole = kept.read_bytes()
+    for part in (b"", b"[]", b"\xff", whole[:-1]):
+        kept.write_bytes(part)
+        assert _read_answer(kept) is None
+    with ServedTokenizer(folder) as served:
+        assert served.check() == ""
+    assert kept.read_bytes() == whole
+    kept.unlink()
+    assert _read_answer(kept) is None
 
 
 def test_a_folder_of_which_transformers_makes_no_tokenizer_is_refused(folder: Path) -> None:

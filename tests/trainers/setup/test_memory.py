@@ -39,7 +39,7 @@ def plan_with(shape: ModelShape, *options: str, tokens: int = 16) -> RunPlan:
     """A run on CPUs with micro-batches of so many tokens."""
     config = read_config(Config, [f"--training.max_tokens_per_micro_batch={tokens}", *options])
     model = FoundModel(shape=shape, where="")
-    return RunPlan(config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
+    return RunPlan(given=config, config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
 
 
 PLANS = Path(__file__).with_name("planned_memory.txt").read_text()

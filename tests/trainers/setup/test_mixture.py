@@ -31,13 +31,7 @@ def plan_of(*options: str) -> RunPlan:
 def seen(plan: RunPlan) -> dict[str, tuple[object, ...]]:
     """What each environment has."""
     return {
-        share.label: (
-            share.config.env,
-            share.config.dataset,
-            share.config.evaluation,
-            share.group_size,
-            share.weight,
-        )
+        share.label: (share.config.env, share.config.dataset, share.config.evaluation, share.group_size, share.weight)
         for share in plan.environments
     }
 

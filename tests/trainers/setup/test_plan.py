@@ -12,6 +12,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
+from tests.helpers.hub import read_later
 from trainers import gspo, sft
 from trainers.algorithm import Algorithm
 from trainers.api import enter
@@ -20,7 +21,7 @@ from trainers.objective.plugins import load_loss
 from trainers.setup.describe import describe_plan, describe_services, describe_settings, dry_run
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Process, gpus_available
-from trainers.setup.plan import make_plan, with_model
+from trainers.setup.plan import make_plan, ready
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import TitanSettings
 
@@ -293,7 +294,7 @@ def test_the_users_own_loss_and_advantages_are_made_once(
 
     async def set_up(plan: RunPlan, _: object) -> None:
         assert plan.objective is not None
-        describe_services(plan), describe_plan(plan), with_model(plan, tmp_path)
+        describe_services(plan), describe_plan(plan), ready(plan)
         assert (plan.old_logprobs, plan.placement.has_reference) == ("generator", True)
 
     assert enter(gspo.GSPO, set_up, options[:5]) == 0
@@ -307,7 +308,9 @@ def test_a_loss_that_comes_with_every_step_is_made_once_in_the_trainer(tmp_path:
     assert (tmp_path / "made").read_text().split() == ["loss", "loss"], "here, and once where it was received"
 
 
-def test_a_model_of_the_hub_is_checked_when_its_config_is_there(tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_checked_when_its_config_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before its weights are downloaded: what it cannot do is refused as with a folder."""
     config = {
         "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -325,7 +328,7 @@ def test_a_model_of_the_hub_is_checked_when_its_config_is_there(tmp_path: Path) 
         plan = plan_of(*arguments)
         assert plan.problems == [] and plan.model.shape is None
         with pytest.raises(UserError, match=re.escape(words)):
-            with_model(plan, tmp_path)
+            read_later(plan, tmp_path, monkeypatch)
 
 
 # ---- routing replay ----
@@ -361,7 +364,9 @@ def test_the_first_step_and_each_after_an_interval_is_measured_without_replay() 
         assert not any(plan_of(*arguments).compares_replay(step) for step in range(1, 30))
 
 
-def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path: Path) -> None:
+def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = {
         "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 1024,
@@ -371,7 +376,7 @@ def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path
     name = "--model=nobody/knows-this"
     arguments = (name, "--generator.with_gpus", "--lora.rank=4", "--lora.targets=q_proj", "--launcher.gpus_per_host=2")
     plan = plan_of(*arguments)
-    found = with_model(plan, tmp_path)
+    found = read_later(plan, tmp_path, monkeypatch)
     assert (plan.replays_routes, found.replays_routes) == (False, True)
     assert (plan.trainer.lora.publish, found.trainer.lora.publish) == ("adapter", "merged")
     assert found.engine.lora_rank == 0

@@ -15,7 +15,7 @@ from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
 
 FOLDER = Path(__file__).parents[3] / "recipes"
-OF_CONTRIB = ("100m_tool_api", "qwen3_1_7b_tools", "tiny_bug_fix")
+OF_CONTRIB = ("100m_tool_api", "135m_bug_fix", "135m_mini_swe_agent", "qwen3_1_7b_tools")
 """Recipes whose environment is none of the heart's; they are tested where it is."""
 RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem not in OF_CONTRIB)
 
@@ -23,8 +23,9 @@ RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem not in OF_C
 def test_the_recipes_are_there() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {
         "tiny_cpu",
-        "tiny_bug_fix",
         "100m_code_exec",
+        "135m_bug_fix",
+        "135m_mini_swe_agent",
         "100m_tool_api",
         "qwen3_0_6b_math",
         "qwen3_1_7b_math",
@@ -40,13 +41,13 @@ def test_a_recipe_would_start_on_a_machine_with_its_gpus(path: Path, capsys: pyt
     assert "training.learning_rate" in capsys.readouterr().out
 
 
-def would_start(path: Path) -> None:
-    plan = make_plan(read_config(Config, ["--config", str(path)]), GRPO)
+def would_start(path: Path, *options: str) -> None:
+    plan = make_plan(read_config(Config, ["--config", str(path), *options]), GRPO)
     enough = plan.placement.gpus_needed <= gpus_available()
     assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []
     assert bool(plan.problems) is not enough
     assert all(memory is not None for _, memory in plan.processes)
-    assert enter(GRPO, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
+    assert enter(GRPO, never, ["--config", str(path), *options, "--dry-run"]) == (0 if enough else 2)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -54,10 +55,10 @@ def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
     says_how_it_is_started(path)
 
 
-def says_how_it_is_started(path: Path) -> None:
+def says_how_it_is_started(path: Path, *options: str) -> None:
     header = "".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#"))
     assert f"python -m trainers.grpo --config recipes/{path.name}" in header
-    placement = make_plan(read_config(Config, ["--config", str(path)]), GRPO).placement
+    placement = make_plan(read_config(Config, ["--config", str(path), *options]), GRPO).placement
     wanted, needed = placement.gpus_wanted, placement.gpus_needed
     if wanted:
         assert f"{needed} GPU{'s' * (needed != 1)}" in header and ("Not run here" in header or "Measured" in header)

@@ -17,7 +17,7 @@ from trainers.grpo import GRPO
 from trainers.setup.describe import describe_plan
 from trainers.setup.memory import frozen_memory
 from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan, with_teachers
+from trainers.setup.plan import make_plan, with_folders
 from trainers.setup.run_plan import RunPlan
 
 
@@ -98,7 +98,7 @@ def test_a_teacher_that_cannot_judge_is_refused(tiny_model: Path, tmp_path: Path
     plan = plan_of(*run, f"--model={tiny_model}", f"--distill.teacher={wide}")
     [shape] = [teacher.shape for teacher in plan.teachers.values()]
     assert shape is not None and shape.hidden_size == 96
-    assert with_teachers(plan, {str(wide): wide}, tiny_model) == plan
+    assert with_folders(plan, tiny_model, {str(wide): wide}) == plan
 
     other = shutil.copytree(wide, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -110,7 +110,7 @@ def test_a_teacher_that_cannot_judge_is_refused(tiny_model: Path, tmp_path: Path
     assert refusal(*run, f"--model={tiny_model}", f"--distill.teacher={other}").startswith(sentence)
     made_here = plan_of(*run[:1], f"--distill.teacher={other}")
     with pytest.raises(UserError, match="another vocabulary"):
-        with_teachers(made_here, {str(other): other}, tiny_model)
+        with_folders(made_here, tiny_model, {str(other): other})
 
     short = shutil.copytree(wide, tmp_path / "short")
     change_json(short / "config.json", max_position_embeddings=64)

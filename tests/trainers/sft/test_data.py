@@ -162,10 +162,7 @@ def test_chats_that_cannot_be_rendered_are_left_out(tiny_model: Path, answer: di
 
 # ---- shapes ----
 
-OPENAI = (
-    {"role": "user", "content": "2 + 2?"},
-    {"role": "assistant", "content": "4"},
-)
+OPENAI = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"})
 TOOL: ToolSpec = {
     "type": "function",
     "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
@@ -333,8 +330,7 @@ def test_the_older_form_of_calls_is_what_the_newer_one_is(tiny_model: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "message",
-    [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}],
+    "message", [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
 )
 def test_a_refusal_is_what_the_assistant_wrote(message: dict[str, Any]) -> None:
     read = find_shape(["messages"], source="test").read({"messages": [ASKED, {"role": "assistant", **message}]})

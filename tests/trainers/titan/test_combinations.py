@@ -23,7 +23,7 @@ from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
 from tests.trainers.titan.test_trainer import make_model, make_samples
 from tests.trainers.titan.weights import check_same, weights_of
-from trainers.batching.batch import empty_batch
+from trainers.batching.empty import empty_batch
 from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanTrainer
@@ -66,9 +66,7 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 FP32_HEAD = {"dtype": "bfloat16", "fp32_head": True}
-QUICK_FP32: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp32 head, hsdp, cp": ("untied", {**HSDP_CP, **SPLIT}),
-}
+QUICK_FP32: dict[str, tuple[str, dict[str, Any]]] = {"fp32 head, hsdp, cp": ("untied", {**HSDP_CP, **SPLIT})}
 SLOW_FP32: dict[str, tuple[str, dict[str, Any]]] = {
     "fp32 head, cp, tied": ("tied", {"context_parallel_degree": 4, "reshard_after_forward": "always"}),
     "fp32 head, cp, tp": ("untied", {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **SPLIT}),

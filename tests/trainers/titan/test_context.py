@@ -19,7 +19,8 @@ from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
 from tests.trainers.titan.test_trainer import make_model, make_samples, observing, taught
 from tests.trainers.titan.weights import check_same, weights_of
-from trainers.batching.batch import Sample, empty_batch, pack
+from trainers.batching.batch import Sample, pack
+from trainers.batching.empty import empty_batch
 from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan import parallel
 from trainers.titan.attention import document_mask

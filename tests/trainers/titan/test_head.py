@@ -79,8 +79,7 @@ def test_gradients_equal_finite_differences():
     hidden, weight, targets, _ = make_inputs(4, 3, 7)
     for which in (0, 1):
         torch.autograd.gradcheck(
-            lambda h, w, i: head_logprobs(h, w, targets, 0.7, with_entropy=True, columns=3)[i],
-            (hidden, weight, which),
+            lambda h, w, i: head_logprobs(h, w, targets, 0.7, with_entropy=True, columns=3)[i], (hidden, weight, which)
         )
 
 

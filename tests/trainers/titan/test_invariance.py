@@ -23,16 +23,7 @@ from torch import Tensor, nn
 
 from forge_env.core.episode import Row
 from trainers.batching.batch import MicroBatch, Sample, by_sample, pack
-from trainers.losses import (
-    CISPOLoss,
-    DAPOLoss,
-    GRPOLoss,
-    GSPOLoss,
-    ReinforceLoss,
-    SAPOLoss,
-    SFTLoss,
-    SimpleGRPOLoss,
-)
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss, SimpleGRPOLoss
 from trainers.objective.loss_call import LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.backward import SplitEpisodes, StepLoss

@@ -22,13 +22,7 @@ from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
-from tests.trainers.titan.test_trainer import (
-    compare_with_one,
-    make_models,
-    make_samples,
-    reference_logprobs,
-    run_cases,
-)
+from tests.trainers.titan.test_trainer import compare_with_one, make_models, make_samples, reference_logprobs, run_cases
 from tests.trainers.titan.weights import weights_of
 from trainers.lora import Lora
 from trainers.losses import SFTLoss

@@ -476,6 +476,18 @@ def test_a_new_phase_is_a_new_trainer_on_the_present_weights(model, make, tmp_pa
     assert all(torch.equal(value, weights(fresh)[name]) for name, value in weights(trainer).items())
 
 
+def test_a_phase_that_is_to_be_longer_goes_on_as_if_it_had_been(model, make):
+    rate = RateSettings(learning_rate=1e-3, lr_schedule="linear", warmup_steps=1)
+    trainer, whole = (make(model, total_steps=n, lr_schedule="linear", warmup_steps=1) for n in (4, 8))
+    for seed in range(5):
+        ours, expected = (t.train_step(make_samples(seed=seed), SFTLoss()) for t in (trainer, whole))
+        assert ours | {"seconds": 0} == expected | {"seconds": 0}
+        if seed == 0:  # the rates are the same so far
+            trainer.end_at(8, rate)
+    trainer.end_at(19, dataclasses.replace(rate, warmup_steps=9))
+    assert trainer.learning_rate == pytest.approx(1e-3 * 6 / 9)
+
+
 def test_a_phase_without_a_rate_has_that_of_the_settings(model, make):
     trainer = make(model, learning_rate=1e-3, warmup_steps=2)
     trainer.train_step(make_samples(), SFTLoss())

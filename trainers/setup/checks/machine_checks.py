@@ -86,18 +86,6 @@ def _group_limits() -> Iterator[float]:
                 yield float(limit) if limit.isdigit() else _NO_LIMIT
 
 
-def check_context(plan: RunPlan) -> None:
-    """Check that the longest row can be cut over the ranks of context parallelism."""
-    degree, longest = plan.config.parallelism.context_parallel_degree, plan.config.env.max_tokens
-    least = 128 if plan.config.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
-    if degree > 1 and degree * least > longest:
-        name = "training.seq_len" if plan.config.training.seq_len else "env.max_tokens"
-        raise UserError(
-            f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
-            f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or less"
-        )
-
-
 def card_size(plan: RunPlan) -> float | None:
     """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known."""
     if not plan.placement.gpus_wanted:

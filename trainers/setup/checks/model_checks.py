@@ -15,22 +15,20 @@ from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.families.family import Family
-from trainers.families.gpt_oss import is_quantized
 from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
-from trainers.settings.distill import SELF
 from trainers.setup.run_plan import RunPlan
 
 C = TypeVar("C", bound=RunConfig)
 
 
-def with_model_of_run(config: C) -> C:
-    """The config with the folders of the model and of its teacher, if they name weights of a training run."""
-    paths = {"model.path": config.model.path, "distill.teacher": config.distill.teacher}
-    of_runs = {name: path for name, path in paths.items() if path and run_of(path) is not None}
-    return with_values(config, {name: str(trained_model(path)) for name, path in of_runs.items()})
+def with_teacher_of_run(config: C) -> C:
+    """The config with the folder of its teacher, if that is named by weights of a training run."""
+    teacher = config.distill.teacher
+    is_of_run = teacher and run_of(teacher) is not None
+    return with_values(config, {"distill.teacher": str(trained_model(teacher))}) if is_of_run else config
 
 
 def check_thinking(plan: RunPlan) -> None:
@@ -59,7 +57,7 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, plan.shape), shapes)
     renderer = checked.renderer
     rows = untrained(folder, renderer)
-    if rows and plan.config.model.new_rows == "on" and is_quantized(model):
+    if rows and plan.config.model.new_rows == "on" and plan.model.is_quantized:
         raise UserError(
             f"--model.new_rows is on, and the experts of {folder} are in MXFP4, of which the run writes a copy in "
             "bfloat16: run with new_rows off once, and name its initial_model with --model"
@@ -91,13 +89,10 @@ def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) ->
         name: of the teacher, as its setting has it.
         folder: of the teacher.
         model: the folder of the model; None if it is not here, or not made yet.
-
-    Raises:
-        UserError: it reads fewer tokens, has another vocabulary, or weights that are not there or in MXFP4.
     """
     longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
-    config, _ = _check_tensors(folder)
-    if is_quantized(config):
+    _check_tensors(folder)
+    if plan.teachers[name].is_quantized:
         raise UserError(
             f"--distill.teacher is {name}, and its experts are in MXFP4: name a copy in bfloat16, such as the "
             "initial_model that a run with --model writes"
@@ -124,17 +119,6 @@ def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) ->
             f"--distill.teacher is {name}, which has another vocabulary than the model {model}: only one of them has "
             f"the token {text!r} as number {number}; take a teacher with the tokenizer of the model"
         )
-
-
-def check_own_teacher(plan: RunPlan) -> None:
-    """Check that the trainer can name its own most likely tokens, if the policy is to teach itself by them."""
-    top_k = plan.config.distill.top_k if SELF in plan.config.teachers else 0
-    for name in ("tensor_parallel_degree", "context_parallel_degree"):
-        if top_k and (degree := getattr(plan.config.parallelism, name)) > 1:
-            raise UserError(
-                f"--distill.top_k is {top_k}, --distill.teacher is {SELF} and --parallelism.{name} is {degree}: a "
-                "trainer in such parts does not rank tokens, so set top_k to 0, or the degree to 1"
-            )
 
 
 def check_packages(plan: RunPlan, family: Family) -> None:

@@ -46,14 +46,18 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     started = "no engine is started: the run has data and no environment"
     yield Rule(not engine, "services.generator.", started)
     yield Rule(not config.training.most_behind, "training.cache_on_update", "--training.staleness is 0")
-    of_warmup = "until_success until_each_kind probe_every probe_tasks demonstrations batch_size balance learning_rate"
+    of_warmup = "until_success until_each_kind probe_every probe_tasks demonstrations expert batch_size balance "
+    of_warmup += "learning_rate learning_rate_warmup"
     has_no_warmup = not plan.is_supervised and not warmup.steps
-    yield Rule(has_no_warmup, _within("warmup", f"{of_warmup} learning_rate_warmup"), "--warmup.steps is 0")
+    yield Rule(has_no_warmup, _within("warmup", of_warmup), "--warmup.steps is 0")
     yield Rule(bool(chat_data(config)), "warmup.", "--sft.data has the demonstrations")
     probed = f"--warmup.until_success is {warmup.until_success}, and nothing is probed"
     yield Rule(warmup.until_success >= 1, _within("warmup", "until_each_kind probe_every probe_tasks"), probed)
     yield Rule(plan.trainer_dtype == "float32", "training.fp32_head", "the trainer computes in float32")
     yield Rule(services.trainer.procs == 1, "training.reshard_after_forward", "one process has all weights")
+    yield Rule(plan.is_supervised, "audit.", "supervised training has no rewards")
+    yield Rule(config.audit.tasks == 0, "audit.seconds", "--audit.tasks is 0")
+    yield Rule(plan.hosts is not None, "launcher.restarts", "a run on several hosts is not started again by itself")
     yield Rule(not plan.has_several, "training.mixture_by", "the run has one environment")
     yield Rule(plan.is_supervised, "env.reward_scale dataset.sampler", "supervised training has no rewards")
     drops = "--env.on_fault is drop: one fault drops a group"

@@ -20,7 +20,7 @@ from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
 _WRITTEN = frozenset(
     {CONSOLE, METRICS, CONFIG, FACTS, SECRETS, INITIAL, REFERENCE, REFERENCE_ADAPTER, ENVIRONMENT}
-    | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl"}
+    | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "live.json", "actions.jsonl"}
     | rows("sinks").keys()
 )
 """What a run may have written before its first optimizer step."""

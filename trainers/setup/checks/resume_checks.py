@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: the same checks for a plan and for its start."""
+"""Whether a run may go on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
 """The file, or the folder of an adapter, that a run keeps of its warmed-up policy, if a KL penalty is against it."""
 
 
-def checkpoint_of(plan: RunPlan) -> Checkpoint | None:
-    """Find the checkpoint that a run resumes from; None for a new run."""
-    if not plan.config.resume:
-        return None
+def checkpoint_of(plan: RunPlan) -> Checkpoint:
+    """Find the checkpoint that a run resumes from."""
     if not plan.config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
     folder = Path(plan.config.output)

@@ -10,6 +10,8 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
+from forge_env.utils.targets import load
+from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.objective.objective import Objective
 from trainers.objective.reward_parts import check_names
@@ -59,13 +61,16 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
 
 
 def _check_expert(config: RunConfig, environment: type[Env]) -> None:
-    if hasattr(environment, "expert"):
+    if config.warmup.expert:
+        load(config.warmup.expert, option="--warmup.expert")
+    if hasattr(environment, "expert") or (config.warmup.expert and config.model.path):
         return
     if config.warmup.steps > 0 or not config.model.path:
         why = f"--warmup.steps is {config.warmup.steps}" if config.model.path else "there is no --model"
         raise UserError(
             f"the environment {config.env.name} has no expert, whose demonstrations the warm-up and the tiny model are "
-            f"made from, and {why}: train a --model that can do some of it already, with --warmup.steps 0"
+            f"made from, and {why}: train a --model that can do some of it already, with --warmup.steps 0, or name a "
+            "--warmup.expert"
         )
 
 
@@ -77,7 +82,8 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
     if chat_data(config):
         return
     given = config.warmup.steps > 0 or config.algorithm is None
-    if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
+    has_expert = bool(config.warmup.expert) or any(map(environment.env_class.can_demonstrate, tasks))
+    if not (given or not config.model.path) or has_expert:
         return
     what = data or "these tasks"
     why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
@@ -137,8 +143,9 @@ def check_deterministic(plan: RunPlan) -> None:
             )
 
 
-def check_folder(plan: RunPlan) -> None:
-    """Check the folder that the run is written to, or goes on from."""
-    checkpoint_of(plan)
-    if not plan.config.resume:
-        check_output(plan.config.output or "outputs/new")
+def check_folder(plan: RunPlan) -> Checkpoint | None:
+    """Check the folder that the run is written to, or goes on from; returns the checkpoint that it goes on from."""
+    if plan.config.resume:
+        return checkpoint_of(plan)
+    check_output(plan.config.output or "outputs/new")
+    return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from operator import attrgetter
@@ -122,11 +122,6 @@ def take_defaults(config: C, shape: ModelShape | None) -> tuple[C, dict[str, Def
     return with_values(
         config, {name: default.value for name, default in defaults.items() if default.is_taken}
     ), defaults
-
-
-def without_defaults(config: C, defaults: Mapping[str, Default]) -> C:
-    """The config with -1 for each setting that has its default, to take it anew once the model's sizes are known."""
-    return with_values(config, {name: BY_CASE for name, default in defaults.items() if default.is_taken})
 
 
 def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, float, str]]:

@@ -212,10 +212,7 @@ def test_what_cannot_be_refunded(shop_server: ShopServer, client: Client, focus:
 
 def test_only_a_placed_order_is_cancelled(delivered: Session) -> None:
     status, detail = delivered.refused("cancel_order", order_id=delivered.order)
-    assert (status, detail) == (
-        409,
-        f"Order {delivered.order} is delivered; only a placed order can be cancelled.",
-    )
+    assert (status, detail) == (409, f"Order {delivered.order} is delivered; only a placed order can be cancelled.")
 
 
 def test_restock_and_address(placed: Session) -> None:
@@ -254,16 +251,7 @@ def test_sessions_do_not_meet(shop_server: ShopServer, client: Client, placed: S
 
 @pytest.mark.parametrize(
     "authorization",
-    [
-        None,
-        "",
-        "Bearer",
-        "Bearer x",
-        "Basic eDp5",
-        "Bearer ../../etc/passwd",
-        "Bearer é",
-        "Bearer " + "a" * 4000,
-    ],
+    [None, "", "Bearer", "Bearer x", "Basic eDp5", "Bearer ../../etc/passwd", "Bearer é", "Bearer " + "a" * 4000],
 )
 def test_without_a_token_there_is_nothing(client: Client, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode()}

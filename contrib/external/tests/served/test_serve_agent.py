@@ -21,6 +21,7 @@ from forge_env.evaluation.folder import read_faults
 from tests.helpers.waiting import wait_until
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "contrib" / "external" / "examples" / "session_agent.py"
+BOUNDS = ("--max-sessions", "3", "--idle-seconds", "600")
 KILLED = """
 import json, os, signal, sys, urllib.request
 def post(url, token, body):
@@ -77,10 +78,30 @@ def check_bounds(server: Server) -> None:
     assert server.take(prompt="left open")["id"]
 
 
-def test_sessions_are_recorded_and_read_by_all_commands(
+def be_killed(folder: Path) -> None:
+    """A server that is killed keeps what was finished."""
+    with serving(folder, *BOUNDS) as server:
+        for _ in range(2):
+            session = server.take(id="t", prompt="p")
+            server.chat(session)
+            assert server.finish(session, reward=1).json()["outcome"] == "scored"
+        server.chat(server.take(id="t", prompt="p"))
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+        assert not marked(server.mark)
+    lines = folder / "run" / "episodes.jsonl"
+    assert [e.id for e in read_jsonl(lines)] == ["t/0", "t/1"]
+    with lines.open("a") as file:
+        file.write('{"reward": 1.0, "ta')  # as a kill within a write leaves it
+
+
+def test_a_killed_server_goes_on_and_its_sessions_are_read_by_all_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(tmp_path, "--max-sessions", "3", "--idle-seconds", "600") as server:
+    be_killed(tmp_path)
+    with serving(tmp_path, *BOUNDS) as server:
+        session = server.take(id="t", prompt="p")
+        server.chat(session)
+        assert server.finish(session, reward=0).json()["episode"] == "t/2"
         check_clients(server)
         check_bounds(server)
         faults = tmp_path / "run" / "faults.jsonl"
@@ -89,23 +110,24 @@ def test_sessions_are_recorded_and_read_by_all_commands(
         assert server.end() == 143
         assert "the finished sessions are in run" in server.errors.read_text()
     episodes = list(read_jsonl(tmp_path / "run" / "episodes.jsonl"))
-    assert [(e.id, e.reward, e.seed, e.success) for e in episodes[:2]] == [
+    assert [(e.id, e.outcome) for e in episodes[:3]] == [(f"t/{i}", Outcome.SCORED) for i in range(3)]
+    assert [(e.id, e.reward, e.seed, e.success) for e in episodes[3:5]] == [
         ("sum/0", 1, 7, True),
         ("sum/1", 0, 7, False),
     ]
-    assert episodes[0].task.target == "3" and episodes[0].info["session"]["answer"] == "three"
+    assert episodes[3].task.target == "3" and episodes[3].info["session"]["answer"] == "three"
     reasons = {e.task.prompt[0]["content"]: e.error for e in read_faults(faults)}
     assert reasons["killed"].startswith("the session was not finished")
     assert reasons["left open"] == "the server was stopped before the session was finished"
     assert reasons["p1"] == "the session's agent gave up: the test is over"
     figures = json.loads((tmp_path / "run" / "eval.json").read_text())
-    assert (figures["episodes"], figures["successes"], figures["faults"]) == (3, 2, {"EnvError": 4})
+    assert (figures["episodes"], figures["successes"], figures["faults"]) == (6, 4, {"EnvError": 4})
 
     (tmp_path / "grade.py").write_text("def grade(answer, target):\n    return float(answer == target)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["score", "run", "--reward", "grade.py:grade", "--json"]) == 0
-    assert '"answers": 3' in capsys.readouterr().out
+    assert '"answers": 6' in capsys.readouterr().out
     for command in (
         ["view", "run", "--export", "page.html"],
         ["export", "run", "--to", "sft", "--out", "sft.jsonl"],
@@ -113,31 +135,8 @@ def test_sessions_are_recorded_and_read_by_all_commands(
     ):
         assert main(command) == 0
     ids = [json.loads(line)["id"] for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
-    assert (len(ids), len(set(ids))) == (4, 3), "a session that asked twice, each time anew, has two conversations"
-
-
-def test_a_killed_server_keeps_what_was_finished_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(tmp_path) as server:
-        for _ in range(2):
-            session = server.take(id="t", prompt="p")
-            server.chat(session)
-            assert server.finish(session, reward=1).json()["outcome"] == "scored"
-        server.chat(server.take(id="t", prompt="p"))
-        assert server.end(signal.SIGKILL) == -signal.SIGKILL
-        assert not marked(server.mark)
-    lines = tmp_path / "run" / "episodes.jsonl"
-    assert [e.id for e in read_jsonl(lines)] == ["t/0", "t/1"]
-    with lines.open("a") as file:
-        file.write('{"reward": 1.0, "ta')  # as a kill within a write leaves it
-    with serving(tmp_path) as server:
-        session = server.take(id="t", prompt="p")
-        server.chat(session)
-        assert server.finish(session, reward=0).json()["episode"] == "t/2"
-        assert server.end(signal.SIGINT) == 130
-    assert [(e.id, e.outcome) for e in read_jsonl(lines)] == [(f"t/{i}", Outcome.SCORED) for i in range(3)]
-    monkeypatch.chdir(tmp_path)
+    assert (len(ids), len(set(ids))) == (7, 6), "a session that asked twice, each time anew, has two conversations"
+    capsys.readouterr()
     monkeypatch.setenv("FORGE_ENV_TOKEN", TOKEN)
     assert main(["serve", "--agent", "scripted:model.py:model", "--out", "run", "--seed", "1"]) == 2
     error = capsys.readouterr().err
@@ -167,7 +166,7 @@ def test_a_server_hands_out_tasks_and_the_example_plays_them(tmp_path: Path) -> 
             timeout=120,
         )
         assert played.stdout == "6 sessions were scored\n", played.stderr
-        assert server.end() == 143
+        assert server.end(signal.SIGINT) == 130
     episodes = list(read_jsonl(tmp_path / "run" / "episodes.jsonl"))
     assert sorted(sum(e.task.id == t for e in episodes) for t in {e.task.id for e in episodes}) == [2, 2, 2, 2]
 

@@ -16,6 +16,7 @@ from contrib.viewer.server import ViewServer
 from contrib.viewer.tests.browser.conftest import Watch, Watched, drawn, index, serving, until, watching
 from contrib.viewer.tests.report.test_tables import write_kinds
 from contrib.viewer.tests.runs import make_episode, training_run, write, write_metrics, write_start
+from contrib.viewer.tests.test_comparison import FIRST, SECOND, evaluation
 from forge_env.cli.main import main
 from forge_env.core.types import Outcome
 
@@ -112,6 +113,40 @@ def test_runs_have_their_agents_their_results_and_the_settings_that_differ(tmp_p
         "0.25 → 1",
         "success before and after [0.5, 1]",
     ]
+
+
+def test_two_evaluations_are_compared_and_their_episodes_stand_side_by_side(tmp_path: Path, browser: Any) -> None:
+    runs = evaluation(tmp_path / "a", FIRST), evaluation(tmp_path / "b", SECOND, options={"level": 2})
+    with Library(*runs) as library, ViewServer(library) as server:
+        index(library)
+        with watching(browser, server.url + library.comparison_address) as shown:
+            page = shown.page
+            page.wait_for_selector("#main table")
+            assert texts(page, "tbody tr:first-child td")[:4] == ["all tasks", "4", "0.5", "0.375"]
+            assert "options.level" in page.locator("details").text_content()
+            assert [text.split(" · ")[1] for text in texts(page, ".group .meta")] == ["t2", "t0", "t3", "t1"]
+            page.get_by_role("link", name="odd", exact=True).click()
+            until(page, "document.querySelectorAll('.group').length === 2")
+            page = shown.go("#/a/compare?other=b&change=worse&order=written", ".group")
+            page.locator(".pair").nth(1).click()
+            until(page, "document.querySelector('.aligned') !== null")
+            assert "key=" in page.url and "2" in page.locator(".pager .dim").inner_text()
+            assert texts(page, ".aligned .sides:first-child p") == ["a, episodes ✓ 1", "b, episodes 0"]
+            assert page.locator(".aligned > .sides").count() == 3, "a head and two turns"
+            page.keyboard.press("n")
+            until(page, "location.hash.includes('at=1')")
+
+
+def test_a_comparison_without_a_common_task_says_so_and_can_be_changed(tmp_path: Path, view: Watch) -> None:
+    evaluation(tmp_path / "a", {0: [1.0]})
+    evaluation(tmp_path / "b", {1: [1.0]})
+    shown = view(tmp_path)
+    page = shown.go("#/a/compare?other=b")
+    assert (
+        "have no attempt at a task in common: compare runs of the same tasks" in page.locator(".warning").inner_text()
+    )
+    page.select_option("select[aria-label='B']", "a")
+    until(page, "document.querySelector('.group') !== null")
 
 
 def test_parts_of_the_reward_are_drawn_and_an_evaluation_that_goes_on_is_marked(tmp_path: Path, view: Watch) -> None:
@@ -240,7 +275,7 @@ def test_the_timeline_can_be_zoomed(shown: Watched) -> None:
 
 
 def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(server: ViewServer, shown: Watched) -> None:
-    run = training_run(server.library.path / "ticks")
+    run = training_run(server.library.paths[0] / "ticks")
     span = {"pid": 1, "tid": 1, "name": "a", "ph": "X"}
     events = [span | {"ts": 0, "dur": 1_000_000}, span | {"ts": 339_000_000, "dur": 1_000_000}]
     (run / "trace.json").write_text("[\n" + "\n,".join(map(json.dumps, events)) + "\n]")
@@ -272,7 +307,7 @@ def test_the_numbers_of_an_axis_can_be_read(server: ViewServer, shown: Watched) 
     for step in range(1, 6):
         around = {f"around{i}": size * (step - 3) for i, size in enumerate(sizes)}
         above = {f"above{i}": size * (9 + step) for i, size in enumerate(sizes)}
-        write_metrics(server.library.path / "numbers", step, **around, **above)
+        write_metrics(server.library.paths[0] / "numbers", step, **around, **above)
     index(server.library)
     chosen = ",".join(f"train:{name}{i}" for name in ("around", "above") for i in range(len(sizes)))
     page = shown.go(f"#/numbers/overview?m={chosen}", ".chart")
@@ -307,7 +342,7 @@ def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: 
 
 def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(server: ViewServer, shown: Watched) -> None:
     late = make_episode("e/0/0", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
-    write(server.library.path / "late" / "episodes.jsonl", late, make_episode("e/0/1", reward=0.5))
+    write(server.library.paths[0] / "late" / "episodes.jsonl", late, make_episode("e/0/1", reward=0.5))
     index(server.library)
     page = shown.go("#/late/episodes", ".tr.row")
     assert texts(page, ".col-reward .mark") == ["time-out", "0.5"]
@@ -325,7 +360,7 @@ def test_what_a_program_left_behind_can_be_read(server: ViewServer, shown: Watch
         "refused": ["2 x HTTP 400: n is 2, which is not offered: leave it out"],
     }
     info = {"program": program, "refused_requests": {"n": 2, "stop": 1}}
-    write(server.library.path / "program" / "episodes.jsonl", make_episode(info=info))
+    write(server.library.paths[0] / "program" / "episodes.jsonl", make_episode(info=info))
     index(server.library)
     page = shown.go("#/program/episode?key=episodes%2F0&tab=info")
     assert "3 requests refused" in page.locator(".episode-head").inner_text()
@@ -580,7 +615,7 @@ def test_several_runs_are_compared(tmp_path: Path, view: Watch) -> None:
 
 
 def test_a_long_output_is_folded(server: ViewServer, shown: Watched) -> None:
-    write(server.library.path / "long" / "episodes.jsonl", make_episode(output="0123456789" * 20_000))
+    write(server.library.paths[0] / "long" / "episodes.jsonl", make_episode(output="0123456789" * 20_000))
     index(server.library)
     page = shown.go("#/long/episode?key=episodes%2F0", ".conversation")
     length = "document.querySelector('.message.tool pre').textContent.length"
@@ -590,8 +625,8 @@ def test_a_long_output_is_folded(server: ViewServer, shown: Watched) -> None:
 
 
 def test_lines_that_hold_no_episode_are_shown(server: ViewServer, shown: Watched) -> None:
-    (server.library.path / "bad").mkdir()
-    (server.library.path / "bad" / "episodes.jsonl").write_text("not JSON\n{}\n")
+    (server.library.paths[0] / "bad").mkdir()
+    (server.library.paths[0] / "bad" / "episodes.jsonl").write_text("not JSON\n{}\n")
     index(server.library)
     page = shown.go("#/bad/overview", ".warning")
     assert "2 lines hold no episode" in page.locator(".warning").inner_text()
@@ -616,8 +651,8 @@ def test_a_view_that_the_server_did_not_answer_is_drawn_when_it_answers(server: 
 
 
 def test_an_empty_run_says_so(server: ViewServer, shown: Watched) -> None:
-    (server.library.path / "empty").mkdir()
-    (server.library.path / "empty" / "metrics.jsonl").touch()
+    (server.library.paths[0] / "empty").mkdir()
+    (server.library.paths[0] / "empty" / "metrics.jsonl").touch()
     index(server.library)
     for place in ("groups", "episodes", "faults", "timeline"):
         assert shown.go(f"#/empty/{place}", ".empty").locator(".empty").inner_text()

@@ -17,7 +17,6 @@ from envs.messages import call, say
 from forge_env import Outcome
 from forge_env.rollout.factory import EnvFactory
 from tests.helpers.scripts import play, tool_results
-from tests.trainers.setup.test_recipes import FOLDER, says_how_it_is_started, would_start
 
 
 @pytest.fixture
@@ -125,9 +124,3 @@ async def test_episodes_at_once_do_not_meet(factory: EnvFactory) -> None:
     tasks = factory.tasks("train", count=5)
     episodes = await asyncio.gather(*(play(factory, task) for task in tasks))
     assert [episode.reward for episode in episodes] == [1.0] * 5
-
-
-def test_its_recipe_would_start_and_says_how() -> None:
-    path = FOLDER / "tiny_bug_fix.yaml"
-    would_start(path)
-    says_how_it_is_started(path)

@@ -13,9 +13,11 @@ import pytest
 
 from contrib.workspaces.bug_fix.part import PARTS
 from contrib.workspaces.bug_fix.repository import Function, Layout, NoCallsError, Repository, find_repair
+from contrib.workspaces.bug_fix.shell_expert import expert
 from contrib.workspaces.bug_fix.tasks import FIRST_PARTS, LEVELS, tasks_of_level
 from forge_env import Task
 from forge_env.core.errors import UserError
+from forge_env.core.types import Message
 
 FAULTS = [(part.name, fault) for part in PARTS.values() for fault in range(len(part.faults))]
 
@@ -83,7 +85,7 @@ def test_tasks_are_distinct_repeatable_and_apart_by_split(level: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "digest"), list(enumerate(("7fa441871149", "e332453d2f33", "9c99d74e42df", "45a0137d4006")))
+    ("level", "digest"), list(enumerate(("ce36ade8ce21", "f2b525d06312", "9c99d74e42df", "45a0137d4006")))
 )
 def test_the_tasks_of_a_seed_stay_the_same(level: int, digest: str) -> None:
     ids = [task.id for split in ("train", "test") for task in tasks_of_level(level, split, count=5, seed=0)]
@@ -120,6 +122,39 @@ def test_the_suites_run_with_pytest(level: int, tmp_path: Path) -> None:
     _write(tmp_path, task.metadata["solution"])
     after = _pytest(tmp_path)
     assert after.returncode == 0, after.stdout
+
+
+def test_the_suite_of_a_module_is_a_script_too(tmp_path: Path) -> None:
+    task = tasks_of_level(1, "train", count=1, seed=4)[0]
+    [script] = set(task.metadata["files"]) - set(task.target["sources"])
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    _write(tmp_path, task.metadata["files"])
+    before = run()
+    assert before.returncode == 1 and before.stderr.endswith("AssertionError\n"), before.stderr
+    _write(tmp_path, task.metadata["solution"])
+    assert run().returncode == 0
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_expert_of_the_shell_mends_the_line_with_sed(level: int, tmp_path: Path) -> None:
+    """As mini-swe-agent shows it the outputs; sed takes what stands behind the backslash as it is."""
+    for number, task in enumerate(tasks_of_level(level, "train", count=20, seed=5)):
+        folder, [path] = tmp_path / str(number), task.target["sources"]
+        _write(folder, task.metadata["files"])
+        messages: list[Message] = [{"role": "system", "content": ""}, *task.prompt]
+        for _ in range(3):
+            messages.append(expert(messages))
+            command = messages[-1]["content"].removeprefix("```mswea_bash_command\n").removesuffix("\n```")
+            command = command.replace("python ", f"{sys.executable} ")
+            done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, (command, done)
+            text = f"<returncode>0</returncode>\n<output>\n{done.stdout}</output>"
+            messages.append({"role": "user", "content": text})
+        assert (folder / path).read_text() == task.metadata["solution"][path]
+        assert "COMPLETE_TASK" in expert(messages)["content"]
 
 
 @pytest.mark.parametrize("level", [-1, 4, "0"])

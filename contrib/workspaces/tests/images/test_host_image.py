@@ -22,6 +22,7 @@ def test_the_image_has_a_shell_tools_python_and_the_named_packages() -> None:
         assert os.access(image.root / program, os.X_OK)
     library = image.root / f"usr/local/lib/python3.{sys.version_info.minor}"
     assert (library / "site-packages/pytest/__init__.py").is_file() and (library / "json/__init__.py").is_file()
+    assert list((library / "site-packages/pytest/__pycache__").glob("__init__.*.pyc"))
     assert not (library / "test").exists() and not (library / "site-packages/torch").exists()
 
 

@@ -3,6 +3,7 @@
 import sys
 
 sys.path.insert(0, "/tests")
+import calls
 import judge
 
 CASES = [
@@ -15,6 +16,6 @@ CASES = [
     [["x{y"], 1],
     [["[(])"], 2],
 ]
-values = judge.call("/app/brackets.py", "first_problem", [arguments for arguments, _ in CASES])
-passed = sum(judge.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
+values = calls.call("/app/brackets.py", "first_problem", [arguments for arguments, _ in CASES])
+passed = sum(calls.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
 judge.reward(passed == len(CASES), passed=passed / len(CASES))

@@ -4,7 +4,8 @@ import sys
 
 sys.path.insert(0, "/tests")
 import judge
+import programs
 
 CASES = ((["3"], (0, "3\n2\n1\ngo\n")), (["1"], (0, "1\ngo\n")), ([], (2, "")), (["x"], (2, "")), (["0"], (2, "")))
-passed = sum(judge.run("sh", "/app/count_down.sh", *arguments) == expected for arguments, expected in CASES)
+passed = sum(programs.run("sh", "/app/count_down.sh", *arguments) == expected for arguments, expected in CASES)
 judge.reward(passed == len(CASES), passed=passed / len(CASES))

@@ -4,6 +4,7 @@ import sys
 
 sys.path.insert(0, "/tests")
 import judge
+import programs
 
 CASES = (
     ("group,amount\nb,2\na,1\nb,-5\n", "a 1\nb -3\n"),
@@ -11,5 +12,5 @@ CASES = (
     ('group,amount\n"x, y",3\n"x, y",4\n', "x, y 7\n"),
     ("group,amount\n", ""),
 )
-results = [judge.run("python3", "-I", "/app/totals.py", stdin=text) for text, _ in CASES]
+results = [programs.run("python3", "-I", "/app/totals.py", stdin=text) for text, _ in CASES]
 judge.reward(results == [(0, expected) for _, expected in CASES])

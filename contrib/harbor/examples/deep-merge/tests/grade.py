@@ -3,6 +3,7 @@
 import sys
 
 sys.path.insert(0, "/tests")
+import calls
 import judge
 
 CASES = [
@@ -13,6 +14,6 @@ CASES = [
     [[{}, {}], {}],
     [[{"a": {"b": {"c": [1]}}}, {"a": {"b": {"c": [2], "d": 0}}}], {"a": {"b": {"c": [2], "d": 0}}}],
 ]
-values = judge.call("/app/merge.py", "merge", [arguments for arguments, _ in CASES])
-passed = sum(judge.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
+values = calls.call("/app/merge.py", "merge", [arguments for arguments, _ in CASES])
+passed = sum(calls.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
 judge.reward(passed == len(CASES), passed=passed / len(CASES))

@@ -3,6 +3,7 @@
 import sys
 
 sys.path.insert(0, "/tests")
+import calls
 import judge
 
 CASES = (
@@ -13,5 +14,5 @@ CASES = (
     ("one two three four 5 six", "one-two-three-four-5"),
     ("end!", "end"),
 )
-values = judge.call("/app/text.py", "slug", [[text] for text, _ in CASES])
+values = calls.call("/app/text.py", "slug", [[text] for text, _ in CASES])
 judge.reward(values == [[expected] for _, expected in CASES])

@@ -3,6 +3,7 @@
 import sys
 
 sys.path.insert(0, "/tests")
+import calls
 import judge
 
 CASES = (
@@ -11,5 +12,5 @@ CASES = (
     (["0.0.1"], "0.0.1"),
     (["1.0.0.1", "1.0"], "1.0.0.1"),
 )
-values = judge.call("/app/version.py", "newest", [[versions] for versions, _ in CASES])
+values = calls.call("/app/version.py", "newest", [[versions] for versions, _ in CASES])
 judge.reward(values == [[expected] for _, expected in CASES])

@@ -3,6 +3,7 @@
 import sys
 
 sys.path.insert(0, "/tests")
+import calls
 import judge
 
 CASES = [
@@ -17,6 +18,6 @@ CASES = [
     [[2026], "MMXXVI"],
     [[3999], "MMMCMXCIX"],
 ]
-values = judge.call("/app/roman.py", "roman", [arguments for arguments, _ in CASES])
-passed = sum(judge.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
+values = calls.call("/app/roman.py", "roman", [arguments for arguments, _ in CASES])
+passed = sum(calls.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
 judge.reward(passed == len(CASES), passed=passed / len(CASES))

@@ -6,6 +6,7 @@ sys.path.insert(0, "/tests")
 import os
 
 import judge
+import programs
 
 other = os.environ["OTHER_PORT"]
 CASES = (
@@ -16,5 +17,5 @@ CASES = (
     ({"APP_PORT": "x"}, (1, "")),
     ({"APP_PORT": "65536"}, (1, "")),
 )
-results = [judge.run("python3", "-I", "/app/settings.py", env=env) for env, _ in CASES]
+results = [programs.run("python3", "-I", "/app/settings.py", env=env) for env, _ in CASES]
 judge.reward(results == [expected for _, expected in CASES])

@@ -4,6 +4,7 @@ import sys
 
 sys.path.insert(0, "/tests")
 import judge
+import programs
 
 CASES = (
     ("pear\nfig\n\napple\ndate\n", "fig\ndate\npear\napple\n"),
@@ -11,5 +12,5 @@ CASES = (
     ("", ""),
     ("a b\nab\n\n\n", "ab\na b\n"),
 )
-results = [judge.run("python3", "-I", "/app/sort_lines.py", stdin=text) for text, _ in CASES]
+results = [programs.run("python3", "-I", "/app/sort_lines.py", stdin=text) for text, _ in CASES]
 judge.reward(results == [(0, expected) for _, expected in CASES])

@@ -7,6 +7,7 @@ import os
 import tempfile
 
 import judge
+import programs
 
 RIGHT = ("max(low, min(value, high))", "sorted((low, value, high))[1]")
 WRONG = (
@@ -28,7 +29,7 @@ def passes(expression):
             file.write(f"def clamp(value, low, high):\n    return {expression}\n")
         with open(f"{folder}/test_clamp.py", "w") as file:
             file.write(tests)
-        code, _ = judge.run("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_clamp.py", cwd=folder)
+        code, _ = programs.run("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_clamp.py", cwd=folder)
     return {0: True, 1: False}.get(code)
 
 

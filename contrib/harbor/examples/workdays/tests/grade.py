@@ -3,6 +3,7 @@
 import sys
 
 sys.path.insert(0, "/tests")
+import calls
 import judge
 
 CASES = [
@@ -13,6 +14,6 @@ CASES = [
     [["2026-03-06", "2026-03-02", []], 0],
     [["2024-02-28", "2024-03-01", []], 3],
 ]
-values = judge.call("/app/workdays.py", "workdays", [arguments for arguments, _ in CASES])
-passed = sum(judge.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
+values = calls.call("/app/workdays.py", "workdays", [arguments for arguments, _ in CASES])
+passed = sum(calls.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
 judge.reward(passed == len(CASES), passed=passed / len(CASES))

@@ -16,11 +16,11 @@ import shutil
 import tempfile
 from typing import Any
 
+from contrib.docker.spawner import GUEST_PLAIN, Spawner
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Capabilities
 from sandboxes.host.controlled import GUEST
 from sandboxes.host.namespace import NamespaceSandbox
-from sandboxes.host.spawner import Spawner
 from sandboxes.host.zygote import ExitReport
 from sandboxes.settings import AUTO
 
@@ -59,7 +59,7 @@ class InsecureSpawner(Spawner):
     """Gives every snippet and session a folder of its own."""
 
     def __init__(self) -> None:
-        super().__init__(str(GUEST / "guest_insecure.py"))
+        super().__init__(str(GUEST_PLAIN), str(GUEST))
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
         folder = tempfile.mkdtemp(prefix="forge-env-insecure-")

@@ -1,9 +1,8 @@
-"""`forge-env sandbox run` and `forge-env sandbox info`; `forge-env sandbox shell` is in `sandbox_shell`."""
+"""`forge-env sandbox run` and `forge-env sandbox info`."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from contrib.common.sizes import size_in_bytes
 from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.utils.targets import load
 
 app = typer.Typer(rich_markup_mode=None)
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 if TYPE_CHECKING:
     _Backend = str
 else:
@@ -148,12 +147,3 @@ def _read_files(paths: list[str]) -> dict[str, bytes]:
         except OSError as error:
             raise UserError(f"--file {path} cannot be read: {error.strerror}") from None
     return contents
-
-
-def size_in_bytes(text: str, option: str) -> int:
-    """Read a size such as 256M. Raises UserError if it is none, or less than 16M."""
-    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
-    if size < 2**24:
-        raise UserError(f"{option} is {text!r}; it must be a number with K, M or G and at least 16M, for example 256M")
-    return size

@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.controlled import FLAGS
 from sandboxes.host.zygote import ExitReport
+
+GUEST_PLAIN = Path(__file__).with_name("guest_plain.py")
 
 
 class Spawner:

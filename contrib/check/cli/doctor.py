@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from contrib.check.cli.sandbox import measure
 from forge_env.cli.output import Json, emit, show_table
-from forge_env.cli.sandbox import measure
 from forge_env.registry.contrib import rows
 
 

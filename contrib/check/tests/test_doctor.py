@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge_env.cli import doctor
+from contrib.check.cli import doctor
 from forge_env.cli.main import main
 from forge_env.registry.contrib import Row
 

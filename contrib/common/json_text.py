@@ -1,0 +1,68 @@
+"""Reads and writes JSON with numbers that keep their digits, see `forge_env.core.json_text`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from forge_env.core.json_text import JSON_NUMBER, MARK, marked, read_float, read_int, unmarked
+
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_TOKEN = re.compile(rf"{_STRING}|{JSON_NUMBER.pattern}", re.ASCII)
+
+
+def read(text: str) -> Any:
+    """Return the value of a JSON text; a byte order mark before it and NUL after it are left out."""
+    return json.loads(_bare(text), parse_float=read_float, parse_int=read_int)
+
+
+def write(value: Any, **options: Any) -> str:
+    """Return a value as JSON text, with the options of `json.dumps`.
+
+    >>> write(read("[1.10, 1e400, -0]"))
+    '[1.10, 1e400, -0]'
+    """
+    return unmarked(json.dumps(marked(value), **options))
+
+
+def marked_text(text: str) -> str:
+    """Return JSON text, or a line of it, with a marked text in place of every number that no float or int is."""
+    return _TOKEN.sub(_mark_number, text)
+
+
+def restored(value: Any) -> Any:
+    """Return a value with the numbers of its marked texts."""
+    if isinstance(value, str):
+        return read(value[len(MARK) : -1]) if value.startswith(MARK) else value
+    if isinstance(value, Mapping):
+        return {key: restored(item) for key, item in value.items()}
+    return [restored(item) for item in value] if isinstance(value, list) else value
+
+
+def portable(value: Any) -> Any:
+    """Return a JSON value that every reader takes: valid Unicode, and None for numbers that are not finite.
+
+    A model may write half of a surrogate pair, which UTF-8 cannot hold; U+FFFD replaces it, as browsers do.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {portable(str(key)): portable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(item) for item in value]
+    return value
+
+
+def _bare(text: str) -> str:
+    return text.removeprefix("\ufeff").rstrip("\0")
+
+
+def _mark_number(match: re.Match[str]) -> str:
+    text = match[0]
+    is_other = text[0] != '"' and (text == "-0" or not text.lstrip("-").isdigit())
+    return f'"{MARK}{text}>"' if is_other and json.dumps(read(text)) != text else text

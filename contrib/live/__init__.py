@@ -1,0 +1,1 @@
+"""A training run that goes on: what it does now, and actions on it."""

@@ -1,0 +1,122 @@
+"""LiveClient: looks at a run that goes on, and acts on it, from another process of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from forge_env.core.errors import ServiceError, UserError
+
+FILE = "live.json"
+"""Of a run that goes on: host, process id, port and token, for its owner only."""
+SECONDS = 10.0
+"""For an answer; the controller answers within one, unless the machine has no time for it."""
+
+
+class LiveClient:
+    """A connection to a run. Used as a context manager, or closed; the run is then free for others to act on.
+
+    Args:
+        who: is named in the record of the run, and to others who want to act.
+
+    Raises:
+        UserError: no run goes on in this folder, or not on this machine; or its live.json is not its own.
+    """
+
+    def __init__(self, folder: Path, who: str) -> None:
+        self.folder, self.is_closed = folder, False
+        place = _place(folder)
+        try:
+            self._socket = socket.create_connection(("127.0.0.1", place["port"]), timeout=SECONDS)
+        except OSError:
+            raise _ended(folder) from None
+        self._file = self._socket.makefile("rwb")
+        try:
+            self._ask({"token": place["token"], "who": f"{who}, process {os.getpid()}"})
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        with suppress(OSError, ValueError):  # it may be gone, with a request that was not sent
+            self._file.close()
+        self._socket.close()
+
+    def look(self) -> dict[str, Any]:
+        """Return what the run does now, see `contrib.live.state`."""
+        state: dict[str, Any] = self._ask({"do": "look"})["state"]
+        return state
+
+    def act(self, action: str, value: str = "") -> str:
+        """Act on the run; returns a sentence on what follows.
+
+        Raises:
+            UserError: the run refuses it, or has ended.
+        """
+        return str(self._ask({"do": action, "value": value})["text"])
+
+    def release(self) -> None:
+        """Let others act on the run."""
+        self._ask({"do": "release"})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._file.write(json.dumps(request).encode() + b"\n")
+            self._file.flush()
+            line = self._file.readline()
+            answer = json.loads(line) if line else None
+        except TimeoutError:
+            self.close()
+            raise ServiceError(f"the run in {self.folder} did not answer within {SECONDS:g} s") from None
+        except (OSError, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            self.close()
+            raise _ended(self.folder)
+        if error := answer.get("error"):
+            raise UserError(str(error))
+        return answer
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether a run in this folder can be looked at."""
+    try:
+        _place(folder)
+    except UserError:
+        return False
+    return True
+
+
+def _place(folder: Path) -> dict[str, Any]:
+    try:
+        place = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        host, pid = place["host"], int(place["pid"])
+        place = {"port": int(place["port"]), "token": str(place["token"])}
+    except FileNotFoundError:
+        raise _ended(folder) from None
+    except PermissionError:
+        raise UserError(f"{folder / FILE} cannot be read: only who has started the run can act on it") from None
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UserError(f"{folder / FILE} is damaged: only the run writes it, so stop the run by Ctrl-C") from None
+    if host != socket.gethostname():
+        raise UserError(f"the run in {folder} goes on at {host}: give the command there")
+    if not Path(f"/proc/{pid}").exists():
+        raise _ended(folder)
+    return place
+
+
+def _ended(folder: Path) -> UserError:
+    if not folder.is_dir():
+        return UserError(f"there is no folder {folder}: name that of a training run")
+    return UserError(f"no training run goes on in {folder}: it has ended, or its processes are not up yet")
