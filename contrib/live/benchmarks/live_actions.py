@@ -1,11 +1,11 @@
 """Actions on a live run: is every prompt trained once, how long does an action take, and does a step get slower?
 
-    python -m contrib.live.benchmarks.live_actions [--steps 200] [--kills 4]
+    python -m contrib.live.benchmarks.live_actions [--steps 200] [--kills 4] [OPTIONS OF THE RUN]
 
-One real run on the CPU, in blocks of ten steps. Every second block is left alone. Of the others, one is looked at and
-has a limit set about four times a second; in the next, groups are requeued and the environments killed, which repeats
-work and counts for no step time. A pause, and sometimes an evaluation, stand before a block, whose first two steps do
-not count. At the end the ledger is compared with the episodes.
+One real run, on the CPU unless its options say otherwise, in blocks of ten steps. Every second block is left alone. Of
+the others, one is looked at and has a limit set about four times a second; in the next, groups are requeued and the
+environments killed, which repeats work and counts for no step time. A pause, and sometimes an evaluation, stand before
+a block, whose first two steps do not count. At the end the ledger is compared with the episodes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ def books(output: Path) -> dict[str, Any]:
     }
 
 
-def measure(output: Path, steps: int, kills: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "trainers.grpo", "--output", str(output), "--steps", str(steps), *OPTIONS]
+def measure(output: Path, steps: int, kills: int, options: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trainers.grpo", "--output", str(output), "--steps", str(steps), *OPTIONS, *options]
     seconds: dict[str, list[float]] = {}
     kill_blocks = {1 + 4 * number for number in range(kills)}
     killed = 0
@@ -141,9 +142,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--kills", type=int, default=4)
-    given = parser.parse_args()
+    given, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(Path(folder) / "run", given.steps, given.kills), indent=2))
+        print(json.dumps(measure(Path(folder) / "run", given.steps, given.kills, options), indent=2))
 
 
 if __name__ == "__main__":

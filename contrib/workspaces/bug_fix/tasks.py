@@ -7,8 +7,9 @@
 | 2 | a package of three modules and a report, their tests | a call that returns something wrong |
 | 3 | a package of five modules and a report, their tests | that a test of the report fails |
 
-Held-out tasks of level 0 have numbers that their functions do not have in training, so that a small model can learn
-what carries over. Held-out tasks of the other levels have new faults, or new combinations of functions.
+Held-out tasks have names of modules that training does not have. Those of level 0 have numbers that their functions do
+not have in training, too, so that a small model can learn what carries over; those of the other levels have new faults,
+or new combinations of functions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from contrib.workspaces.bug_fix.part import DRAW, PARTS
 from contrib.workspaces.bug_fix.repository import Calls, Function, Layout, NoCallsError, Repository, chains
-from envs.task_splits import draw_tasks
+from envs.task_splits import bucket, draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 
@@ -30,10 +31,10 @@ FIRST_PARTS = ("clip", "totals", "fill", "checksum", "pieces", "enumerate_words"
 """The functions of level 0, of many numbers each."""
 _FUNCTIONS = {0: 1, 1: 3, 2: 3, 3: 5}
 _IS_PACKAGE = {0: False, 1: False, 2: True, 3: True}
-_NAMES = {
-    "train": ("basket", "ledger", "parcel", "signal", "orchard", "rail", "kiln", "depot"),
-    "test": ("harbour", "lantern", "meadow", "quarry"),
-}
+_WORDS = (
+    "amber apple bridge candle copper desert dragon engine feather forest garden hammer island jacket kitchen ladder "
+    "market needle orange pencil rabbit silver tunnel window"
+).split()
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> Sequence[Task]:
@@ -69,8 +70,15 @@ def _draw_layout(level: int, split: str, rng: random.Random) -> Layout:
     functions = tuple(Function(name, rng.choice(PARTS[name].numbers)) for name in names)
     faulty = rng.randrange(count)
     fault = rng.randrange(len(PARTS[names[faulty]].faults))
-    name = rng.choice(_NAMES["train" if level == 0 else split])
-    return Layout(name, functions, faulty, fault, _IS_PACKAGE[level])
+    return Layout(_draw_name(split, rng), functions, faulty, fault, _IS_PACKAGE[level])
+
+
+def _draw_name(split: str, rng: random.Random) -> str:
+    """Of two words: a model that has few names to learn writes those, and does not copy the one that it is told."""
+    while True:
+        name = "_".join(rng.sample(_WORDS, 2))
+        if (bucket(name, 10) == 0) == (split == "test"):
+            return name
 
 
 @functools.cache
