@@ -38,6 +38,7 @@ del sys.path[:2]
 
 _MAX_MESSAGE, _MAX_FDS = 256 * 2**10, 8
 _REMOVE_S = 5.0
+_NO_FILES = "the server of the workspaces has too many open files (ulimit -n)"
 _FIRST_RANGE, _RANGES = 0x20000000, 2**14
 """User ids of workspaces: a range of 65,536 for each. systemd and container managers stay below."""
 
@@ -160,7 +161,7 @@ class Server:
         message = json.loads(data)
         try:
             if flags & socket.MSG_CTRUNC:
-                raise OSError(errno.EMFILE, "the server of the workspaces has too many open files (ulimit -n)")
+                raise OSError(errno.EMFILE, _NO_FILES)
             if "open" in message:
                 self.open(message, fds)
             elif "kill" in message:
@@ -200,7 +201,7 @@ class Server:
 
         Joining control groups takes the kernel from microseconds to many milliseconds: it is done ahead of the order.
         """
-        link = socket.socket(fileno=os.dup(fds[0]))
+        link = socket.socket(fileno=fds[0])
         listeners: list[socket.socket] = []
         try:
             signal.set_wakeup_fd(-1)
@@ -261,7 +262,7 @@ class Server:
     def keep_layer(self, box: Box) -> dict[str, Any]:
         """Mount what a workspace has written as a layer, if asked; else free it."""
         if box.upper < 0:
-            return {}
+            return {"failed": _NO_FILES} if box.keep else {}
         if not box.keep:
             os.close(box.upper)
             return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 
@@ -95,6 +96,29 @@ async def test_a_server_says_what_has_ended_it(small_image: UnpackedImage) -> No
         workspaces._server._control.send(b"no message")
         with pytest.raises(SandboxError, match="ended with exit code 1: JSONDecodeError"):
             await workspace.exec("sleep 600", timeout_s=DEADLINE_S)
+        await workspace.close()
+
+
+async def test_a_server_without_room_for_files_refuses_and_goes_on(small_image: UnpackedImage) -> None:
+    async with namespace(spares=0) as workspaces:
+        server = workspaces._server
+        await (await workspaces.open(small_image)).close()
+        usual = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        free = len(os.listdir(f"/proc/{server.pid}/fd"))
+        refused = 0
+        for more in range(10):
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (free + more, usual[1]))
+            try:
+                workspace = await workspaces.open(small_image)
+            except SandboxError as error:
+                assert "oo many open files" in str(error)
+                refused += 1
+            else:
+                await workspace.close()
+        assert refused
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, usual)
+        workspace = await workspaces.open(small_image)
+        assert await works(workspace) and workspaces._server is server
         await workspace.close()
 
 
