@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -100,26 +101,30 @@ async def test_a_server_says_what_has_ended_it(small_image: UnpackedImage) -> No
 
 
 async def test_a_server_without_room_for_files_refuses_and_goes_on(small_image: UnpackedImage) -> None:
-    async with namespace(spares=0) as workspaces:
+    async with namespace(spares=1) as workspaces:
         server = workspaces._server
-        await (await workspaces.open(small_image)).close()
+        opened = [await workspaces.open(small_image)]
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        await until(lambda: len(children.read_text().split()) == 2, "a spare")
         usual = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-        free = len(os.listdir(f"/proc/{server.pid}/fd"))
+        used = len(os.listdir(f"/proc/{server.pid}/fd"))
         refused = 0
-        for more in range(10):
-            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (free + more, usual[1]))
+        for most in (3, *range(used - 2, used + 10)):
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (most, usual[1]))
             try:
-                workspace = await workspaces.open(small_image)
+                opened.append(await workspaces.open(small_image))
             except SandboxError as error:
                 assert "oo many open files" in str(error)
                 refused += 1
-            else:
-                await workspace.close()
+            if most == 3:  # no descriptor is free: it was the spare, of which the server has not got the files
+                with pytest.raises(SandboxError, match="could not be kept: .* too many open files"):
+                    await opened[-1].snapshot()
         assert refused
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, usual)
-        workspace = await workspaces.open(small_image)
-        assert await works(workspace) and workspaces._server is server
-        await workspace.close()
+        opened.append(await workspaces.open(small_image))
+        assert await works(opened[-1]) and workspaces._server is server
+        for workspace in opened:
+            await workspace.close()
 
 
 async def test_one_end_that_is_not_reported_does_not_end_the_others(
