@@ -121,6 +121,7 @@ async def test_a_server_without_room_for_files_refuses_and_goes_on(small_image: 
                     await opened[-1].snapshot()
         assert refused
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, usual)
+        await workspaces._stop_spares()  # which have the limit of the server that made them
         opened.append(await workspaces.open(small_image))
         assert await works(opened[-1]) and workspaces._server is server
         for workspace in opened:
