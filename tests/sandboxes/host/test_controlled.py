@@ -99,7 +99,7 @@ async def test_orders_wait_for_room_in_order(link: Link, refusal: int, monkeypat
     def refuse_some(*arguments: object) -> int:
         if refusals:
             raise refusals.pop()
-        return send(*arguments)  # type: ignore[arg-type]
+        return send(*arguments)
 
     monkeypatch.setattr(socket, "send_fds", refuse_some)
     ends = send_all(peer)
