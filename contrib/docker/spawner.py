@@ -22,7 +22,7 @@ class Spawner:
     """A `Driver`. Args: program: a program of the guest and its first arguments; an order and descriptors follow."""
 
     def __init__(self, *program: str) -> None:
-        self.alive = True
+        self.alive, self.reason = True, ""
         self._program = program
         self._numbers = 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

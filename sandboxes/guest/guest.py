@@ -73,8 +73,7 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
     if child:
         control.close()
         os.close(lifeline)
-        os.waitpid(child, 0)  # returns after every process inside has ended
-        os._exit(0)
+        kernel.end_as(child)  # which returns after every process inside has ended
     os.close(held_by_starter)
     kernel.die_with_parent()
     kernel.enter_minimal_root(config.get("packages", ()), {init_program.PATH: init_program.executable()})

@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 NEWCGROUP = 0x2000000
@@ -85,6 +86,14 @@ def end_ignored_signals() -> None:
 def die_with_parent(by: int = signal.SIGKILL) -> None:
     """Send a signal to this process when its parent ends. A change of the uid clears the setting."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0), "prctl")
+
+
+def end_as(child: int) -> NoReturn:
+    """Wait for the end of a child, and end as it has ended: for whoever waits for this process."""
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
 
 def be_killed_first() -> None:

@@ -80,9 +80,8 @@ class Groups:
 
     def close(self) -> None:
         """Remove the groups. The next sandbox reaps a group that the kernel still holds."""
-        for slot in self._slots.values():
-            slot.close()
-        self._slots.clear()
+        for number in tuple(self._slots):
+            self.drop(number)  # another thread may drop it, too
         deadline = time.monotonic() + _REMOVE_S
         for folder in set(self._folders.values()):
             # A process that has just ended can hold its group for milliseconds; on a busy machine, for longer.

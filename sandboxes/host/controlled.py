@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import platform
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.utils.exits import how_it_ended
 from sandboxes.guest import seccomp
 
 GUEST = Path(seccomp.__file__).parent
@@ -23,6 +26,10 @@ FLAGS = ("-P", "-s", "-S", "-B", "-X", "utf8")
 """Of a bare Python."""
 START_S = 30.0
 _MAX_MESSAGE = 64 * 2**10
+_EXIT_S = 2.0
+"""Seconds that a process may take to end after its socket was closed, for the reason to name its end."""
+_NO_ROOM = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
+_NO_ROOM_S = 0.02
 End = TypeVar("End")
 
 
@@ -46,9 +53,13 @@ class Controlled(Generic[End]):
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[End]] = {}
-        self._unsent: list[dict[str, Any]] = []
-        self.alive = True
-        self._loop.add_reader(control.fileno(), self._receive, control, partial(self._lose, f"{self.who} died"))
+        self._unsent: deque[tuple[bytes, list[int], int]] = deque()
+        """Messages that wait, each with copies of its descriptors and the number of its work."""
+        self._last_words = ""
+        self._answer_deadline: asyncio.TimerHandle | None = None
+        self.alive, self.reason = True, ""
+        """`reason`: why it is not alive."""
+        self._loop.add_reader(control.fileno(), self._receive, control, self._on_death)
 
     @classmethod
     def _spawn(cls) -> Self:
@@ -63,7 +74,7 @@ class Controlled(Generic[End]):
     async def _begin(self, config: dict[str, Any]) -> None:
         """Send what it begins with, and wait until it takes orders. Raises what `_refusal` returns."""
         try:
-            self._send({"owner": os.getpid(), "privileged": os.geteuid() == 0, **config}, [])
+            self._send({"owner": os.getpid(), "privileged": os.geteuid() == 0, **config})
             async with asyncio.timeout(START_S):
                 answer = await self._ready
             if "ready" not in answer:
@@ -96,6 +107,7 @@ class Controlled(Generic[End]):
 
     def _note(self, message: dict[str, Any]) -> None:
         """Take a message that is no end."""
+        self._last_words = message.get("died", self._last_words)
         if not self._ready.done():
             self._ready.set_result(message)
 
@@ -108,42 +120,78 @@ class Controlled(Generic[End]):
     def _work(self, number: int, order: dict[str, Any], fds: Sequence[int]) -> asyncio.Future[End]:
         """Send an order; return the future of its end, which never raises."""
         ended = self._waiting[number] = self._loop.create_future()
-        self._send(order, fds)
+        self._send(order, fds, number)
         return ended
 
-    def _send(self, message: dict[str, Any], fds: Sequence[int] | None = None) -> None:
-        """Send a message. One without descriptors waits if the socket is full: closing many at once can fill it."""
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = (), number: int = 0) -> None:
+        """Send a message, in order. It waits while the socket is full: many at once can fill it.
+
+        Args: number: of the work that ends if the message cannot be sent.
+        """
         if not self.alive:
-            self._lose(f"{self.who} is gone")
+            self._lose(self.reason)
             return
-        if self._unsent and fds is None:
-            self._unsent.append(message)
+        data = json.dumps(message).encode()
+        if not self._unsent and self._is_done_with(data, fds, number):
             return
         try:
-            socket.send_fds(self._control, [json.dumps(message).encode()], list(fds or ()))
-        except BlockingIOError:
-            if fds is not None:
-                self._lose(f"{self.who} does not read its socket")
-                return
-            self._unsent.append(message)
-            self._loop.add_writer(self._control.fileno(), self._send_rest)
+            self._unsent.append((data, _copies(fds), number))
         except OSError as error:
-            self._lose(f"{self.who} does not read its socket: {error.strerror}")
+            self._fail(number, error)
+
+    def _is_done_with(self, data: bytes, fds: Sequence[int], number: int) -> bool:
+        """Try to send; return False if it has to be tried again later, which is arranged."""
+        try:
+            socket.send_fds(self._control, [data], fds)
+        except BlockingIOError:
+            self._loop.add_writer(self._control.fileno(), self._send_rest)
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            self._receive(self._control, self._on_death)
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # the kernel does not say when there is room again
+                self._loop.call_later(_NO_ROOM_S, self._send_rest)
+                return False
+            self._fail(number, error)
+        return True
 
     def _send_rest(self) -> None:
-        self._loop.remove_writer(self._control.fileno())
-        unsent, self._unsent = self._unsent, []
-        for message in unsent:
-            self._send(message)
+        if self.alive:
+            self._loop.remove_writer(self._control.fileno())
+        while self._unsent:
+            waiting = self._unsent.popleft()
+            if not self._is_done_with(*waiting):
+                self._unsent.appendleft(waiting)
+                return
+            _close_all(waiting[1])
+
+    def _fail(self, number: int, error: OSError) -> None:
+        self._take({self.end_key: number, "failed": f"{self.who} cannot be told: {error.strerror}"})
+
+    def _expect_answer(self, timeout_s: float) -> None:
+        """Kill the process unless a message comes in time."""
+        if self._answer_deadline is None and self.alive:
+            self._answer_deadline = self._loop.call_later(timeout_s, self.kill_all)
+
+    def _stop_expecting(self) -> None:
+        if self._answer_deadline is not None:
+            self._answer_deadline.cancel()
+            self._answer_deadline = None
 
     def _receive(self, control: socket.socket, lost: Callable[[], None]) -> None:
-        try:
-            data = control.recv(_MAX_MESSAGE)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._take(json.loads(data)) if data else lost()
+        """Read all messages that are there: a deadline of a busy event loop must not pass over one of them."""
+        while True:
+            try:
+                data = control.recv(_MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                lost()
+                return
+            self._stop_expecting()
+            self._take(json.loads(data))
 
     def _take(self, message: dict[str, Any]) -> None:
         if self.end_key not in message:
@@ -153,18 +201,43 @@ class Controlled(Generic[End]):
         if ended is not None and not ended.done():
             ended.set_result(self._end(message))
 
+    def _on_death(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        words = f": {self._last_words}" if self._last_words else ""
+        self._lose(f"{self.who} {how_it_ended(self._process.returncode)}{words}")
+
     def _lose(self, reason: str) -> None:
         if self.alive:
-            self.alive = False
+            self.alive, self.reason = False, reason
+            self._stop_expecting()
             self._loop.remove_reader(self._control.fileno())
             self._loop.remove_writer(self._control.fileno())
             self._control.close()
+            while self._unsent:
+                _close_all(self._unsent.popleft()[1])
         if not self._ready.done():
             self._ready.set_result({"failed": reason, "errno": None})
         waiting, self._waiting = self._waiting, {}
         for ended in waiting.values():
             if not ended.done():
                 ended.set_result(self.end(failure=reason))
+
+
+def _copies(fds: Sequence[int]) -> list[int]:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError:
+        _close_all(copies)
+        raise
+    return copies
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> None:

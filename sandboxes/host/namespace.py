@@ -36,6 +36,7 @@ from sandboxes.host.cgroups import Groups, open_groups
 from sandboxes.host.execution import Execution
 from sandboxes.host.interpreter import Spec
 from sandboxes.host.packages import NO_PACKAGES
+from sandboxes.host.restarted import Restarted
 from sandboxes.host.selftest import check_isolation
 from sandboxes.host.session import NamespaceSession
 from sandboxes.host.warm_slots import SlotStats, WarmSlots
@@ -152,10 +153,10 @@ class NamespaceSandbox:
         warm: int | None = None,
         backend: str = "namespace",
     ) -> None:
-        self._zygote, self._start = zygote, start
+        self._zygote = Restarted(zygote, start, closed=f"the {backend} sandbox is closed")
         self._backend = backend
         self._groups = groups if isinstance(groups, Groups) else None
-        self._starting = asyncio.Lock()
+        self._removing = asyncio.Lock()
         self._closed = False
         self._at_once = asyncio.Semaphore(slots)
         most = min(slots + slots // _SPARES, _IDS - max_sessions)
@@ -216,7 +217,7 @@ class NamespaceSandbox:
 
         spec = Spec(setup=setup, limits=limits, echo=echo)
         session = NamespaceSession(
-            spec, slot, backend=self._backend, zygote=self._live_zygote, groups=group, at_once=self._at_once, free=free
+            spec, slot, backend=self._backend, zygote=self._zygote.live, groups=group, at_once=self._at_once, free=free
         )
         self._sessions.add(session)
         try:
@@ -230,13 +231,12 @@ class NamespaceSandbox:
         """End every process of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
         self._closed = True
         self._slots.shut()
-        async with self._starting:  # not while a new zygote starts: it would outlive the sandbox
-            await self._zygote.close()
+        await self._zygote.close()
         await self._slots.close()
         for session in tuple(self._sessions):
             await session.close()
         if self._groups is not None:
-            async with self._starting:  # one after another, if it is closed twice
+            async with self._removing:  # one after another, if it is closed twice
                 await asyncio.to_thread(self._groups.close)  # it may wait for processes that have just ended
 
     def _group(self, slot: int) -> SlotGroup | None:
@@ -272,12 +272,12 @@ class NamespaceSandbox:
         self._numbers.append(slot.number)  # its group is kept for the next one with this number
 
     def _is_warm(self, slot: _Slot) -> bool:
-        return not self._warms_up or (slot.zygote is self._zygote and self._zygote.alive)
+        return not self._warms_up or (slot.zygote is self._zygote.process and slot.zygote.alive)
 
     async def _attempt(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: _Slot) -> tuple[ExecResult, bool]:
         """Return the result, and whether the zygote failed before any untrusted code ran."""
         slot.zygote = None
-        zygote = await self._live_zygote()
+        zygote = await self._zygote.live()
         try:
             with Execution(self._backend, zygote, request.limits, self._group(slot.number)) as execution:
                 try:
@@ -286,15 +286,6 @@ class NamespaceSandbox:
                     slot.zygote = zygote if execution.left_slot_warm else None
         except OSError as error:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
-
-    async def _live_zygote(self) -> Driver:
-        async with queued(), self._starting:  # the start of a zygote has its own deadline
-            if self._closed:
-                raise SandboxError(f"the {self._backend} sandbox is closed")
-            if not self._zygote.alive:
-                await self._zygote.close()
-                self._zygote = await self._start()
-            return self._zygote
 
 
 def _filled(numbers: range) -> asyncio.LifoQueue[int]:

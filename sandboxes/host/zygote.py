@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -80,6 +80,7 @@ class Driver(Protocol):
     """Starts and ends the processes of a backend, as `Zygote` does."""
 
     alive: bool
+    reason: str
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]: ...
     def kill(self, number: int) -> None: ...
@@ -130,7 +131,7 @@ class Zygote(Controlled[ExitReport]):
         try:
             ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
-                self._send({"helper": slot}, [its.fileno(), *fds])
+                self._send({"helper": slot}, [its.fileno(), *fds])  # if it cannot be sent, the helper's socket ends
         finally:
             for fd in fds:
                 os.close(fd)
@@ -151,7 +152,7 @@ class Zygote(Controlled[ExitReport]):
         self._numbers += 1
         self._last[order["slot"]] = self._numbers
         ended = self._waiting[self._numbers] = self._loop.create_future()
-        self._tell(order["slot"], order | {"run": self._numbers}, fds)
+        self._tell(order["slot"], order | {"run": self._numbers}, fds, self._numbers)
         return self._numbers, ended
 
     def kill(self, number: int) -> None:
@@ -159,10 +160,13 @@ class Zygote(Controlled[ExitReport]):
         if number in self._waiting:
             self._tell(next(slot for slot, last in self._last.items() if last == number), {"kill": number})
 
-    def _tell(self, slot: int, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _tell(self, slot: int, message: dict[str, Any], fds: Sequence[int] = (), number: int = 0) -> None:
         helper = self._helpers.get(slot)
+        if helper is None:
+            self._send(message, fds, number)
+            return
         try:
-            socket.send_fds(helper, [json.dumps(message).encode()], fds or ()) if helper else self._send(message, fds)
+            socket.send_fds(helper, [json.dumps(message).encode()], fds)
         except OSError:
             self.close_helper(slot)
 

@@ -164,11 +164,24 @@ async def _demonstrate(rollouts: Rollouts, share: EnvShare, train_tasks: Mapping
         ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
         reason = reason or "".join(ended)
         raise UserError(f"the expert of {env.name} solved none of its own tasks; the warm-up has no data{reason}")
+    if result.faults:
+        record.warn(faults_of(result))
     within = within_limits(env.name, solved, env.limits())
     if len(within) < len(solved):
         left_out = f"{len(solved) - len(within)} of {len(solved)} demonstrations"
         record.warn(f"warning: {left_out} are left out: they are longer than --env.max_turn_tokens or --env.max_tokens")
     return within
+
+
+def faults_of(demonstrations: Evaluation) -> str:
+    """A warning of the faults that ended demonstrations, with the most frequent error."""
+    errors = Counter(e.error or "no error was given" for e in demonstrations.episodes if not e.outcome.is_attempt)
+    (error, count), *others = errors.most_common()
+    which = f"{count:,} of them" if others else "all of them"
+    return (
+        f"warning: faults ended {demonstrations.faults:,} of {len(demonstrations.episodes):,} demonstrations, and the "
+        f"warm-up does not have them; {which}: {error}"
+    )
 
 
 def within_limits(env: str, episodes: Sequence[Episode], limits: EpisodeLimits) -> list[Episode]:

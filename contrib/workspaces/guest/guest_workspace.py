@@ -7,12 +7,14 @@ standard library importable.
 
 The server stays outside of all workspaces, so that it can keep what they wrote; nothing of theirs reaches it. It ends
 with the owner, however that ends: it kills every workspace, waits for all of them, and removes their control groups.
+What fails for one workspace ends that one only.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import functools
 import gc
 import json
@@ -36,6 +38,7 @@ del sys.path[:2]
 
 _MAX_MESSAGE, _MAX_FDS = 256 * 2**10, 8
 _REMOVE_S = 5.0
+_NO_FILES = "the server of the workspaces has too many open files (ulimit -n)"
 _FIRST_RANGE, _RANGES = 0x20000000, 2**14
 """User ids of workspaces: a range of 65,536 for each. systemd and container managers stay below."""
 
@@ -68,8 +71,7 @@ def _become_root_of_own_namespaces(control: socket.socket) -> None:
     child = os.fork()
     if child:
         control.close()
-        os.waitpid(child, 0)
-        os._exit(0)
+        kernel.end_as(child)
     kernel.die_with_parent(signal.SIGTERM)
 
 
@@ -125,6 +127,13 @@ class Server:
         gc.collect()
         gc.freeze()
         _send(self.control, {"ready": True})
+        try:
+            self.loop(wakeup)
+        except Exception as failure:
+            _send(self.control, {"died": f"{type(failure).__name__}: {failure}"})
+            os._exit(1)  # the owner goes on, and removes the control groups; the kernel ends the workspaces
+
+    def loop(self, wakeup: int) -> NoReturn:
         poll = select.poll()
         for fd in (self.control.fileno(), self.inbox.fileno(), wakeup):
             poll.register(fd, select.POLLIN)
@@ -142,13 +151,17 @@ class Server:
 
     def receive(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self.control, _MAX_MESSAGE, _MAX_FDS)
+            data, fds, flags, _ = socket.recv_fds(self.control, _MAX_MESSAGE, _MAX_FDS)
         except ConnectionResetError:  # the owner ended before it had read every message
-            data, fds = b"", []
+            data, fds, flags = b"", [], 0
+        except OSError:  # the kernel has no memory: the message stays
+            return
         if not data:
             self.end()
         message = json.loads(data)
         try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, _NO_FILES)
             if "open" in message:
                 self.open(message, fds)
             elif "kill" in message:
@@ -157,7 +170,9 @@ class Server:
                 self.drop_layer(message["drop"])
             elif "forget" in message:
                 self.forget(message["forget"])
-        except OSError as failure:
+            elif "ping" in message:
+                _send(self.control, {"pong": message["ping"]})
+        except Exception as failure:
             _send(self.control, {"ended": message.get("open", 0), "failed": str(failure)})
         finally:
             for fd in fds:
@@ -178,14 +193,15 @@ class Server:
             kernel.setns(self.own_pid_namespace, kernel.NEWPID)
         self.boxes[pid] = Box(pid, order["open"])
         if self.privileged and not self.stock:
-            self.stock.append(self.new_family())
+            with contextlib.suppress(OSError):  # the next workspace meets it, too, and reports it
+                self.stock.append(self.new_family())
 
     def become_box(self, number: int, fds: list[int], user_namespace: int | None, first_id: int) -> None:
         """Prepare a workspace, wait for its order, and serve it as its pid 1.
 
         Joining control groups takes the kernel from microseconds to many milliseconds: it is done ahead of the order.
         """
-        link = socket.socket(fileno=os.dup(fds[0]))
+        link = socket.socket(fileno=fds[0])
         listeners: list[socket.socket] = []
         try:
             signal.set_wakeup_fd(-1)
@@ -220,7 +236,7 @@ class Server:
             except BlockingIOError:
                 return
             for box in self.boxes.values():
-                if box.number == int(data):
+                if fds and box.number == int(data):  # the kernel drops one for which no number is left
                     box.upper = fds.pop()
             for fd in fds:
                 os.close(fd)
@@ -246,13 +262,13 @@ class Server:
     def keep_layer(self, box: Box) -> dict[str, Any]:
         """Mount what a workspace has written as a layer, if asked; else free it."""
         if box.upper < 0:
-            return {}
+            return {"failed": _NO_FILES} if box.keep else {}
         if not box.keep:
             os.close(box.upper)
             return {}
         try:
             root.add_layer(box.keep, box.upper)
-        except OSError as failure:
+        except Exception as failure:
             return {"failed": str(failure)}
         self.layers.add(box.keep)
         return {"kept": box.keep}
@@ -293,27 +309,28 @@ class Server:
 
 def _user_namespace(first_id: int) -> int:
     """Return the descriptor of a new user namespace, in which IDS ids from 0 are those from `first_id` outside."""
-    ready, go = os.pipe(), os.pipe()
-    pid = os.fork()
-    if not pid:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pid = os.fork()
+        if not pid:
+            try:
+                ours.close()
+                kernel.unshare(kernel.NEWUSER)
+                theirs.send(b"x")
+                theirs.recv(1)  # until the parent is done
+            finally:
+                os._exit(0)
         try:
-            kernel.unshare(kernel.NEWUSER)
-            os.write(ready[1], b"x")
-            os.close(go[1])
-            os.read(go[0], 1)
+            theirs.close()
+            if not ours.recv(1):
+                raise OSError(errno.ENOSPC, "no user namespace (sysctl user.max_user_namespaces)")
+            for name in ("uid_map", "gid_map"):
+                with open(f"/proc/{pid}/{name}", "w") as file:
+                    file.write(f"0 {first_id} {init.IDS}")
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            os._exit(0)
-    try:
-        os.close(ready[1])
-        os.read(ready[0], 1)
-        for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{pid}/{name}", "w") as file:
-                file.write(f"0 {first_id} {init.IDS}")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        for fd in (ready[0], *go):
-            os.close(fd)
-        os.waitpid(pid, 0)
+            ours.close()
+            os.waitpid(pid, 0)
 
 
 def _remove_group(parent: int, name: str) -> None:
@@ -349,10 +366,17 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _send(link: socket.socket, message: dict[str, Any]) -> None:
-    try:
-        link.send(json.dumps(message).encode())
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the end of the owner shows in the next message
+    data = json.dumps(message).encode()
+    while True:
+        try:
+            link.send(data)
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the end of the owner shows in the next message
+        except OSError as failure:
+            if failure.errno not in (errno.ENOBUFS, errno.ENOMEM):
+                raise
+            time.sleep(0.01)  # the kernel does not say when it has memory again
 
 
 if __name__ == "__main__":

@@ -94,17 +94,20 @@ class Box:
     def alive(self) -> bool:
         return self._is_open and not self.keeper.ended.done()
 
+    @property
+    def failure(self) -> str:
+        """What broke in the sandbox itself and has ended it; "" for nothing."""
+        return self.keeper.ended.result().failure if self.keeper.ended.done() else ""
+
     async def begin(self, order: dict[str, Any]) -> dict[str, Any]:
         """Send its order, and wait until it takes requests; return {} or {"failed": text, "errno": number}."""
         self._send(order, ())
         try:
-            async with asyncio.timeout(_START_S):
-                answer = await self._ready
-        except TimeoutError:
-            answer = {"failed": f"it was not ready in {_START_S:g} s"}
+            done, _ = await asyncio.wait([self._ready], timeout=_START_S)
         except BaseException:
             await self.end()
             raise
+        answer = self._ready.result() if done else {"failed": f"it was not ready in {_START_S:g} s"}
         if "failed" not in answer:
             return {}
         await self.end()

@@ -170,7 +170,7 @@ async def run_command(
         outputs.close_write_ends()
         answer = await answer_of(box, number, answered, timeout_s, time_out)
     wall_s = time.monotonic() - begin
-    return result_of(answer, outputs, watched, timed_out=timed_out, wall_s=wall_s)
+    return result_of(answer, outputs, watched, timed_out=timed_out, wall_s=wall_s, failure=box.failure)
 
 
 async def answer_of(
@@ -196,9 +196,15 @@ def result_of(
     timed_out: bool,
     wall_s: float,
     state_lost: bool = False,
+    failure: str = "",
 ) -> CommandResult:
-    """Return the result of a command that has ended; `answer` is None if its workspace ended first."""
+    """Return the result of a command that has ended; `answer` is None if its workspace ended first.
+
+    Args: failure: what broke in the sandbox, which says nothing about the command.
+    """
     fields = outputs.fields() | {"wall_s": wall_s, "state_lost": state_lost or answer is None}
+    if answer is None and failure:
+        raise SandboxError(f"the workspace ended while a command ran in it: {failure}")
     if answer is None:
         return _workspace_ended(fields, watched, timed_out=timed_out)
     if answer.refused:

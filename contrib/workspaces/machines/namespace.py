@@ -16,6 +16,7 @@ import contextlib
 import errno
 import itertools
 import os
+import signal
 import socket
 from dataclasses import replace
 from typing import Any
@@ -28,12 +29,17 @@ from contrib.workspaces.machines.selftest import check_workspaces
 from contrib.workspaces.machines.snapshot import Origin, Started
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.utils.deadlines import queued
 from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups, open_groups
 from sandboxes.host.controlled import Controlled, why_not
+from sandboxes.host.restarted import Restarted
 
 _SPARES, _MOST_SPARES = 2, 256
+_AT_ONCE = 64
+"""Workspaces that start at a time; more would only wait longer for the server, which starts one after another."""
+_ANSWER_S = 30.0
 
 
 async def open_namespace_workspaces(*, cgroups: bool = True, spares: int = _SPARES) -> NamespaceWorkspaces:
@@ -67,11 +73,18 @@ class NamespaceWorkspaces(Workspaces):
     Args:
         groups: the control groups, which are closed with it, or the reason for having none.
         spares: boxes that are prepared ahead of demand.
+
+    A server that died is replaced at the next `open`, with new control groups. What it held is lost with it: layers,
+    user namespaces, spares.
     """
 
     def __init__(self, server: Server, groups: Groups | str, *, spares: int = _SPARES) -> None:
         super().__init__(WorkspaceCapabilities(backend="namespace", disk_in_memory=True))
-        self._server, self._groups = server, groups if isinstance(groups, Groups) else None
+        self._servers = Restarted(server, self._start_again, closed="the workspaces are closed")
+        self._groups = groups if isinstance(groups, Groups) else None
+        self._starting = asyncio.Semaphore(_AT_ONCE)
+        self._lost: tuple[int, str] = (0, "")
+        """The numbers of all families up to this one are of servers that died; and how the last one did."""
         self._numbers = itertools.count(1)
         self._spares: list[tuple[int, Started]] = []
         """Prepared, each with a family of its own."""
@@ -80,6 +93,27 @@ class NamespaceWorkspaces(Workspaces):
     async def _launch(
         self, origin: Origin, order: dict[str, Any], limits: WorkspaceLimits, network: Network
     ) -> tuple[Started, Origin]:
+        async with queued():
+            await self._starting.acquire()
+        try:
+            server = await self._servers.live()
+            try:
+                return await self._launch_on(origin, order, limits, network)
+            except SandboxError:
+                if origin.family or server.alive:
+                    raise
+            await self._servers.live()
+            return await self._launch_on(origin, order, limits, network)  # no program of the workspace has run
+        finally:
+            self._starting.release()
+
+    async def _launch_on(
+        self, origin: Origin, order: dict[str, Any], limits: WorkspaceLimits, network: Network
+    ) -> tuple[Started, Origin]:
+        """Launch on the server that runs now."""
+        lost, reason = self._lost
+        if 0 < origin.family <= lost:
+            raise SandboxError(f"the snapshot is lost, because {reason}; open its image again")
         is_of_image = not origin.family
         family, prepared = self._take_spare() if is_of_image else (origin.family, self._prepare(origin.family))
         origin = replace(origin, family=family)
@@ -92,6 +126,22 @@ class NamespaceWorkspaces(Workspaces):
         if is_of_image:
             self._refill()
         return prepared, origin
+
+    async def _start_again(self) -> Server:
+        """Start another server after the last one died: with groups of its own, for the old ones may be gone."""
+        self._lost = next(self._numbers), self._server.reason
+        await self._stop_spares()
+        if self._groups is not None:
+            await asyncio.to_thread(self._groups.close)
+            groups = open_groups()
+            if isinstance(groups, str):
+                raise SandboxError(f"the workspaces have lost their control groups: {groups}")
+            self._groups = groups
+        return await Server.start(self._groups)
+
+    @property
+    def _server(self) -> Server:
+        return self._servers.process
 
     async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         layer = next(self._numbers)
@@ -112,13 +162,17 @@ class NamespaceWorkspaces(Workspaces):
         self._server.forget_family(family)
 
     async def _close_all(self) -> None:
-        await self._server.close()
+        await self._servers.close()
         for workspace in tuple(self._open):
             await workspace.close()
-        for _, spare in self._spares:
-            await spare.stop()
+        await self._stop_spares()
         if self._groups is not None:
             await asyncio.to_thread(self._groups.close)
+
+    async def _stop_spares(self) -> None:
+        spares, self._spares = self._spares, []
+        for _, spare in spares:
+            await spare.stop()
 
     def _take_spare(self) -> tuple[int, Started]:
         while self._spares:
@@ -137,14 +191,14 @@ class NamespaceWorkspaces(Workspaces):
 
     def _prepare(self, family: int) -> Started:
         """Start a box that waits for its order."""
-        number = next(self._numbers)
+        number, groups = next(self._numbers), self._groups
 
         def drop_group() -> None:
-            if self._groups is not None:
-                self._groups.drop(number)
+            if groups is not None:
+                groups.drop(number)
 
         try:
-            group = self._groups.slot(number, keep_open=False) if self._groups is not None else None
+            group = groups.slot(number, keep_open=False) if groups is not None else None
             return Started(self._new_box(number, family, group), group, drop_group)
         except OSError as error:
             drop_group()
@@ -213,7 +267,7 @@ class ServedBox:
         self._server.kill(self._number, keep=keep)
 
     def give_up(self) -> None:
-        self._server.kill_all()
+        self._server.give_up(self._number)
 
     def on_link_end(self) -> None:
         """Nothing to do: the server reports the end."""
@@ -230,7 +284,7 @@ class Server(Controlled[BoxEnd]):
     closed = "the workspaces were closed"
 
     @classmethod
-    async def start(cls, groups: Groups | str) -> Server:
+    async def start(cls, groups: Groups | str | None) -> Server:
         """Start a server and wait until it takes orders.
 
         Args: groups: the control groups of its workspaces, which it removes if the owner is killed.
@@ -259,6 +313,12 @@ class Server(Controlled[BoxEnd]):
         """Kill a workspace; its files become the layer `keep`, unless that is 0. No-op if it has ended."""
         if number in self._waiting:
             self._send({"kill": number, "keep": keep})
+
+    def give_up(self, number: int) -> None:
+        """Stop waiting for the end of a workspace. The server goes on, for the others, if it answers."""
+        self._take({"ended": number, "status": signal.SIGKILL})
+        self._send({"ping": number})
+        self._expect_answer(_ANSWER_S)
 
     def drop_layer(self, number: int) -> None:
         self._send({"drop": number})

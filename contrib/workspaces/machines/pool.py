@@ -32,7 +32,7 @@ class Pool:
             "workspace",
             start=self._start_one,
             end=self._end,
-            is_warm=lambda w: w not in self._used,
+            is_warm=lambda w: w not in self._used and w.alive,
             warm=warm,
             most=most,
         )

@@ -153,7 +153,8 @@ class _Process:
         wall_s = time.monotonic() - begin
         if ended is None:
             answer = await self._box.bounded(self._answered, GRACE_S)
-            return result_of(answer, self._outputs, watched, timed_out=timed_out, wall_s=wall_s, state_lost=True)
+            failure, out = self._box.failure, self._outputs
+            return result_of(answer, out, watched, timed_out=timed_out, wall_s=wall_s, state_lost=True, failure=failure)
         answer = Answer(status=ended << 8)
         result = result_of(answer, self._outputs, watched, timed_out=timed_out, wall_s=wall_s)
         return replace(result, exit_code=None) if result.status is ExecStatus.TIMEOUT else result

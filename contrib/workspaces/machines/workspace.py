@@ -83,6 +83,10 @@ class Workspace:
         return self.origin.image
 
     @property
+    def alive(self) -> bool:
+        return self.started.box.alive
+
+    @property
     def unreached(self) -> tuple[str, ...]:
         """What programs have asked the proxy of an allowlist for in vain, a sentence for each host."""
         return tuple(reason for proxy in self.started.proxies for reason in proxy.unreached)
@@ -340,7 +344,7 @@ class Workspace:
                 f"It has {', '.join(map(str, ports)) or 'none'}."
             )
         listeners = self.started.box.listeners
-        if not self.started.box.alive:
+        if not self.alive:
             raise SandboxError("the workspace has ended")
         return listeners[ports.index(port)]
 
@@ -362,8 +366,11 @@ class Workspace:
     async def _live_box(self) -> Box:
         if self._closed:
             raise SandboxError("the workspace is closed")
-        if not self.started.box.alive:
-            raise SandboxError("the workspace has ended; close it, and open another one")
+        if not self.alive:
+            reason = self.started.box.failure
+            raise SandboxError(
+                f"the workspace has ended{reason and f', because {reason}'}; close it, and open another one"
+            )
         return self.started.box
 
     def _surroundings(self, user: str | int | None, env: Mapping[str, str] | None, cwd: str | None) -> dict[str, Any]:
@@ -430,7 +437,8 @@ class Workspace:
         request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
         number, answered = box.start(request, fds)
         started()
-        _require_done(path, await answer_of(box, number, answered, self.limits.wall_s, lambda: box.kill(number)))
+        answer = await answer_of(box, number, answered, self.limits.wall_s, lambda: box.kill(number))
+        _require_done(path, answer, box.failure)
 
 
 def _is_path(path: str) -> bool:
@@ -441,9 +449,9 @@ def _is_path(path: str) -> bool:
         return False
 
 
-def _require_done(path: str, answer: Answer | None) -> None:
+def _require_done(path: str, answer: Answer | None, failure: str) -> None:
     if answer is None:
-        raise SandboxError("the workspace ended while a file was copied")
+        raise SandboxError("the workspace ended while a file was copied" + (f": {failure}" if failure else ""))
     if len(path) > _SHOWN:
         path = f"{path[:_SHOWN]}..."
     if answer.refused and answer.errno:

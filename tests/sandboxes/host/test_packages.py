@@ -149,7 +149,7 @@ async def test_a_module_that_is_not_required_is_named_with_the_remedy(site: Path
     [
         ("raise ValueError('bad luck')", "ValueError: bad luck"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import os; os._exit(7)", "the zygote died"),
+        ("import os; os._exit(7)", "the zygote ended with exit code 7"),
         ("open('/tmp/cache', 'w')", "OSError: [Errno 30] Read-only file system: '/tmp/cache'"),
     ],
 )

@@ -25,6 +25,7 @@ from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import (
     batches,
     demonstrated,
+    faults_of,
     first_part,
     kinds_left_out,
     learned_enough,
@@ -275,3 +276,13 @@ def test_demonstrations_that_no_policy_could_play_are_left_out_or_refused() -> N
         within_limits("sums", [short, long], replace(limits, max_turn_tokens=2))
     with pytest.raises(UserError, match=r"7 to 12 tokens in an episode, and --env\.max_tokens is 6: set it to 12"):
         within_limits("sums", [short, long], replace(limits, max_tokens=6))
+
+
+def test_faults_of_demonstrations_are_one_warning() -> None:
+    solved = Episode(task=TASKS[0], turns=(), outcome=Outcome.SCORED, reward=1.0)
+    gone, other = (
+        Episode(task=TASKS[1], turns=(), outcome=Outcome.ENV_FAULT, reward=None, error=error) for error in ("gone", "x")
+    )
+    begin = "warning: faults ended 3 of 4 demonstrations, and the warm-up does not have them; "
+    assert faults_of(Evaluation(episodes=(solved, gone, gone, gone))) == f"{begin}all of them: gone"
+    assert faults_of(Evaluation(episodes=(solved, gone, other, gone))) == f"{begin}2 of them: gone"

@@ -266,20 +266,6 @@ async def test_five_hundred_workspaces_with_killed_owners_leave_nothing(
         assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_killed_server_is_a_fault(small_image: UnpackedImage) -> None:
-    async with open_workspaces("namespace") as workspaces:
-        workspace = await workspaces.open(small_image)
-        task = asyncio.create_task(workspace.exec("sleep 600"))
-        await asyncio.sleep(0)
-        os.kill(workspaces._server.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        with pytest.raises(SandboxError):
-            await task
-        for attempt in (workspace.exec("true"), workspaces.open(small_image)):
-            with pytest.raises(SandboxError):
-                await attempt
-        await workspace.close()
-
-
 async def test_a_pool_gives_each_workspace_once(workspaces: Workspaces, small_image: UnpackedImage) -> None:
     pool = await workspaces.open_pool(small_image, warm=2, most=3)
     seen = []
@@ -306,6 +292,8 @@ async def test_a_pool_gives_each_workspace_once(workspaces: Workspaces, small_im
 
 async def test_a_pool_bounds_starts() -> None:
     class Closing:
+        alive = True
+
         async def close(self) -> None:
             pass
 

@@ -16,7 +16,7 @@ from tests.helpers.ordinary_user import USER, ordinary_python
 STORY = """
 import asyncio, json, os, sys
 from pathlib import Path
-from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecStatus
 from contrib.workspaces.contract import (Network, NetworkMode, UnpackedImage, WorkspaceLimits)
 from contrib.workspaces.open import open_workspaces
@@ -57,6 +57,15 @@ async def main():
         assert "APT::Sandbox::User" in (await online.exec("cat $APT_CONFIG")).stdout  # apt has no user of its own
         for path in ("/etc/shadow", "/proc/1/root" + "/etc", "/sys/fs/cgroup"):
             assert not (await fork.exec(["cat", path])).ok
+        os.kill(workspaces._server.pid, 9)
+        try:
+            await fork.exec("sleep 600")
+        except SandboxError as error:
+            assert "the server of the workspaces died of SIGKILL" in str(error)
+        else:
+            raise AssertionError("its server was killed")
+        again = await workspaces.open(image)
+        assert (await again.exec("id -u")).stdout == "0\\n"
         print("done", workspaces._server.pid)
 asyncio.run(main())
 """
