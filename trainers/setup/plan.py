@@ -24,7 +24,9 @@ from trainers.objective.trials import try_advantages, try_loss
 from trainers.settings.distill import SELF
 from trainers.settings.mixture import read_names
 from trainers.setup.card import GIB, gib
-from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
+from trainers.setup.checks import machine_checks, model_checks, run_checks
+from trainers.setup.checks.output_folder import check_output
+from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.mixture import of, views, with_views
@@ -34,6 +36,7 @@ from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
 from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
+from trainers.setup.sizing.engine import check_engine, check_sleep
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
 C = TypeVar("C", bound=RunConfig)
@@ -52,9 +55,9 @@ CHECKS: tuple[Check, ...] = (
     run_checks.check_deterministic,
     model_checks.check_thinking,
     lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
-    engine_checks.check_sleep,
+    check_sleep,
     model_checks.check_length,
-    engine_checks.check_engine,
+    check_engine,
 )
 OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.check_host_memory)
 """Checks of what this machine has room for."""
@@ -91,7 +94,10 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     check_ours()
     plan = plan_settings(config, algorithm)
     config, model, objective = plan.config, plan.model, plan.objective
-    plan = replace(plan, checkpoint=run_checks.check_folder(plan))
+    if config.resume:
+        plan = replace(plan, checkpoint=checkpoint_of(plan))
+    else:
+        check_output(config.output or "outputs/new")
     for check in CHECKS:
         check(plan)
     if model.folder is not None:
@@ -116,7 +122,7 @@ def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[
             check_bounds(view)
             view, defaults = take_defaults(view, shape)
             source = own_data(view) or view.dataset.path
-            view = give_dataset(resolve_sources(model_checks.with_teacher_of_run(view)))
+            view = give_dataset(resolve_sources(view))
             if (factory := run_checks.make_environment(view)) is not None:
                 view, defaults = with_room_for_expert(view, defaults, factory)
                 share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)

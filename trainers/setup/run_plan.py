@@ -40,9 +40,8 @@ from trainers.lora import Lora
 from trainers.model.find import FoundModel
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import choose_old_logprobs
-from trainers.settings.services import ServiceConfig
+from trainers.settings.services import Deadlines, ServiceConfig
 from trainers.setup.card import Card, Processes, cards
-from trainers.setup.deadlines import Deadlines
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.packages import missing_packages
 from trainers.setup.placement import Placement, Process, make_placement
@@ -369,7 +368,7 @@ class RunPlan:
     def deadlines(self) -> Deadlines:
         """Of operations that move the weights of a model, by the largest one."""
         shapes = [model.shape for model in (self.model, *self.teachers.values())]
-        return Deadlines(self.config.deadlines, max(shape.parameters if shape else 0 for shape in shapes))
+        return self.config.deadlines.of(max(shape.parameters if shape else 0 for shape in shapes))
 
     @property
     def patience(self) -> float:

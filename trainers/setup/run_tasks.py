@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agents.model_folder import trained_model
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.data.rows import find_file
 from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.profile import FILE, Profile
+from forge_env.records.run_weights import run_of
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
 from forge_env.utils.settings import with_values
@@ -139,7 +141,8 @@ def chat_data(config: RunConfig) -> str:
 
 
 def resolve_sources(config: C) -> C:
-    """Make local files of data absolute: a resumed run finds them from any folder."""
+    """Make local files of data absolute, and a training run that teaches a folder: a resumed run finds them from
+    anywhere."""
     sources = {"dataset.path": config.dataset.path, "env.options.data": own_data(config), "sft.data": chat_data(config)}
     sources |= {
         f"evaluation.sets.{name}.options.data": str(data)
@@ -149,6 +152,8 @@ def resolve_sources(config: C) -> C:
     resolved = {name: _resolved(source) for name, source in sources.items() if source}
     if config.dataset.pass_rate:
         resolved["dataset.pass_rate"] = str(Path(config.dataset.pass_rate).expanduser().absolute())
+    if (teacher := config.distill.teacher) and run_of(teacher) is not None:
+        resolved["distill.teacher"] = str(trained_model(teacher))
     return with_values(config, resolved)
 
 

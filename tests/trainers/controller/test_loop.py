@@ -24,9 +24,8 @@ from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts
 from trainers.controller.ledger import Ledger, Prompt
 from trainers.controller.loop import Loop
-from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.loop_state import LoopSettings, LoopState, ReadyGroup
 from trainers.controller.mixture import Mixture
-from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.sampler import TaskSampler
 from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import group_relative, has_signal

@@ -1,4 +1,4 @@
-"""Checks of a run's environment, algorithm, schedule, folder, metrics and data."""
+"""Checks of a run's environment, algorithm, schedule and data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from forge_env.core.types import Task
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.utils.targets import load
-from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.objective.objective import Objective
 from trainers.objective.reward_parts import check_names
 from trainers.objective.trials import try_group_reward, try_reward
 from trainers.settings.distill import SELF
-from trainers.setup.checks.output_folder import check_output
-from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import chat_data
@@ -141,11 +138,3 @@ def check_deterministic(plan: RunPlan) -> None:
                 f"--training.deterministic is for CPU, and --services.{name}.with_gpus is true: a GPU's sums do not "
                 f"repeat bit by bit"
             )
-
-
-def check_folder(plan: RunPlan) -> Checkpoint | None:
-    """Check the folder that the run is written to, or goes on from; returns the checkpoint that it goes on from."""
-    if plan.config.resume:
-        return checkpoint_of(plan)
-    check_output(plan.config.output or "outputs/new")
-    return None
