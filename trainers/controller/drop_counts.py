@@ -52,7 +52,6 @@ class DropCounts:
 
     @property
     def silent_in_a_row(self) -> int:
-        """Their number."""
         return sum(self.silent.values())
 
     def add_outcomes(self, group: Group) -> None:
@@ -125,13 +124,11 @@ class DropCounts:
             raise NothingTrained(f"{self._nothing('the first')}{_GO_ON}")
 
     def check_trained(self) -> None:
-        """Check that a complete run has trained."""
         if not self.has_learned:
             raise NothingTrained(self._nothing("all"))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The counts that every step records."""
         return {
             "episodes_timed_out": float(self.outcomes.get(Outcome.TIMEOUT.value, 0)),
             "episodes_unjudged": float(self.left_out),

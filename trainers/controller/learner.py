@@ -65,7 +65,6 @@ class Learner:
         return self.run.rollouts.spec("train", place, task, env=env, agent="policy", count=count)
 
     def keeps(self, group: Group) -> bool:
-        """Whether a group has enough valid episodes to be trained on."""
         return self.run.plan.share(group.env).config.env.fault_policy().keeps(group)
 
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
@@ -136,7 +135,6 @@ class Learner:
     # ---- between two steps ----
 
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """Write one optimizer step down, and show it."""
         run = self.run
         episodes = [episode for group in groups for episode in group.valid]
         played = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
@@ -181,12 +179,10 @@ class Learner:
             await self.save(state, asynchronous=self.run.plan.config.checkpoint.asynchronous)
 
     async def end_at(self, steps: int) -> None:
-        """The run has another number of steps from now on."""
         await self.run.trainer.end_at(steps, self.run.plan.rate)
         self.run.record.console.set_total("train", steps)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
-        """Save a checkpoint of the run."""
         seconds = time.perf_counter() - self.started
         place, texts = state.to_json()
         place |= {"ages": self.run.weights.ages.state_dict(), "seconds": seconds}

@@ -364,7 +364,6 @@ class Loop:
         return rewards
 
     def _finish(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
-        """Decide whether a group will be trained on."""
         self._groups_back += 1
         self.drops.add_outcomes(group)
         self.ledger.observe(number, sum(map(is_success, group.valid)), len(group.valid))

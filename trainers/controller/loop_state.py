@@ -61,7 +61,6 @@ class LoopState:
     drops: DropCounts = field(default_factory=DropCounts)
 
     def to_json(self) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
-        """The state as JSON, and the lines of further files of the checkpoint."""
         ready, lines = pack(self.ready)
         place = {
             "ledger": self.ledger.state_dict(),

@@ -33,7 +33,6 @@ class RecordThread:
         self._check()
 
     def flush(self) -> None:
-        """Wait until everything is written."""
         if self._last is not None:
             self._last.result()
         self._check()

@@ -19,11 +19,10 @@ from forge_env.records.background import open_sinks
 from forge_env.records.sinks import Reversible, Sink, TakesEpisodes
 from forge_env.registry.contrib import rows
 from trainers.metrics.console import RunConsole
-from trainers.metrics.json_lines import JsonLines
+from trainers.metrics.json_lines import Metrics, Trained
 from trainers.metrics.observer import Observer, Spans
 from trainers.metrics.record_thread import RecordThread
 from trainers.metrics.settings import SINKS, TENSORBOARD
-from trainers.metrics.trained import Trained
 
 
 class Report:
@@ -49,7 +48,7 @@ class Report:
         self._trained = Trained(folder / "trained.jsonl")
         self._record = RecordThread()  # for episodes and trained.jsonl
         self.written = self._record.written
-        self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
+        self._metrics = Metrics(folder / "metrics.jsonl", self.console.seconds)
         self.observers: list[Observer] = [row.load()(folder) for row in rows("observers").values()]
         self.spans = Spans(self.observers)
         self.span = self.spans.span
@@ -83,7 +82,6 @@ class Report:
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """Every sink; the run's own sinks come first."""
         return (self._metrics, self.console, *self._others)
 
     def add(self, sink: Sink) -> None:
@@ -156,7 +154,6 @@ class Report:
             observer.begin(run)
 
     def stop_observing(self) -> None:
-        """Tell the observers that the processes of the run are about to end."""
         for observer in self.observers:
             observer.stop()
 
@@ -172,7 +169,7 @@ class Report:
                     sink.episode(episode, phase)
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
-        """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
+        """Record the episodes of an optimizer step and their advantages; see `Trained`."""
         self._record.write(self._trained.write, step, list(advantages))
 
     def evaluation(self, phase: str) -> Evaluation | None:
@@ -193,7 +190,6 @@ class Report:
         partial.rename(self.folder / "summary.json")
 
     def close(self) -> None:
-        """Close every file and sink."""
         with ExitStack() as stack:
             stack.callback(self.console.close)
             self._close_files()

@@ -50,5 +50,4 @@ class SignalCounts:
         return totals | ({"signal/share": 1 - sum(silent) / groups} if groups else {})
 
     def clear(self) -> None:
-        """Begin a new step."""
         self._counts.clear()

@@ -104,7 +104,6 @@ class Evaluations:
 
     @property
     def by_step(self) -> dict[int, dict[str, float]]:
-        """The recorded metrics of every evaluation, by step."""
         return {int(record["step"]): record for record in metrics_of(self.record.folder, "evaluation")}
 
     def best_step(self) -> int | None:

@@ -28,8 +28,6 @@ from trainers.setup.run_plan import RunPlan
 
 @dataclass(slots=True)
 class Flight:
-    """A group that is played."""
-
     call: asyncio.Task[Group]
     since: float
     """`time.monotonic()` at its beginning."""

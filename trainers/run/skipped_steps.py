@@ -10,8 +10,6 @@ from forge_env.core.errors import NothingTrained
 
 @dataclass(slots=True, kw_only=True)
 class SkippedSteps:
-    """Counts the optimizer steps of a phase."""
-
     phase: str
     """Its name, such as "the warm-up"."""
     rate: str

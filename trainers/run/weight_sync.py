@@ -280,9 +280,7 @@ class WeightAges:
         return [self.updates - min(self.versions[v] for v in e.versions) for e in episodes if e.versions]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON."""
         return {"updates": self.updates, "versions": [[*pair] for pair in self.versions.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
         self.updates, self.versions = state["updates"], dict(state["versions"])

@@ -36,8 +36,6 @@ class ReplicaPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a run."""
-
     service: str
     """"controller", "store", "envs", "generator", "trainer", "ref_model" or "teacher"."""
     rank: int = 0
@@ -76,13 +74,11 @@ class Placement:
 
     @property
     def gpus_needed(self) -> int:
-        """GPUs that all services need together."""
         wanted = self.gpus_wanted.values()
         return max(wanted, default=0) if self.shares_gpus else sum(wanted)
 
     @property
     def has_reference(self) -> bool:
-        """Whether a reference model is started."""
         return bool(self.replicas["ref_model"])
 
     @property

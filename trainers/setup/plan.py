@@ -195,7 +195,6 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
 
 
 def _problems(plan: RunPlan) -> list[str]:
-    """Why this machine cannot start the run, as sentences."""
     checks: list[Callable[[], object]] = [check_packages, plan.config.training.check_packages]
     if plan.config.launcher.kind == "slurm":
         checks.append(slurm_nodes)
@@ -244,10 +243,7 @@ def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOut
     tasks, held_out = dict[str, RunTasks](), dict[str, list[HeldOutSet]]()
     for share in plan.environments:
         with of(share.label):
-            read = share.tasks or read_run_tasks(share.config, share.factory)
-            run_checks.check_demonstrations(share.config, share.factory, read.train, own_data(share.config))
-            run_checks.check_reward(plan.objective, share.factory, read.train)
-            tasks[share.label] = read
+            tasks[share.label] = read = share.tasks or _read_tasks(share, plan.objective)
             for name, part in held_out_sets(share.config, read.held_out, env=share.label).items():
                 held_out.setdefault(name, []).append(part)
     return tasks, held_out
@@ -256,16 +252,22 @@ def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOut
 def _with_local_tasks(share: EnvShare, objective: Objective | None) -> EnvShare:
     """The environment with its tasks, if they are of a local file, or its own ones of a profile; else the start reads
     them."""
-    config, source, tasks = share.config, share.source, None
+    data, dataset = own_data(share.config), share.config.dataset
     with of(share.label):
-        data = own_data(config)
-        if (file := find_file(data, config.dataset.split)) is not None and not file.is_file():
-            raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
-        if file is not None or (config.dataset.pass_rate and not data):
-            try:
-                tasks = read_run_tasks(config, share.factory)
-            except UserError as error:
-                raise UserError(str(error).replace(data, source) if data else str(error)) from error
-            run_checks.check_demonstrations(config, share.factory, tasks.train, source)
-        run_checks.check_reward(objective, share.factory, tasks.train if tasks else ())
-    return replace(share, tasks=tasks)
+        if (file := find_file(data, dataset.split)) is not None and not file.is_file():
+            raise UserError(f"--dataset.path is {share.source!r}, and there is no file {file}")
+        if file is not None or (dataset.pass_rate and not data):
+            return replace(share, tasks=_read_tasks(share, objective))
+        run_checks.check_reward(objective, share.factory, ())
+    return share
+
+
+def _read_tasks(share: EnvShare, objective: Objective | None) -> RunTasks:
+    data = own_data(share.config)
+    try:
+        tasks = read_run_tasks(share.config, share.factory)
+    except UserError as error:
+        raise UserError(str(error).replace(data, share.source) if data else str(error)) from error
+    run_checks.check_demonstrations(share.config, share.factory, tasks.train, share.source)
+    run_checks.check_reward(objective, share.factory, tasks.train)
+    return tasks

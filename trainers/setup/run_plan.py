@@ -120,7 +120,6 @@ class RunPlan:
     """Why this machine cannot start the run, as sentences."""
 
     def check(self) -> None:
-        """Check that this machine can start the run."""
         for problem in self.problems:
             raise UserError(problem)
 
@@ -131,7 +130,6 @@ class RunPlan:
 
     @property
     def missing(self) -> list[str]:
-        """What this machine lacks, as sentences."""
         placement = self.placement
         missing = [f"{package} is not installed" for package in missing_packages()]
         missing += [model.missing for model in (self.model, *self.teachers.values()) if model.missing]
@@ -156,7 +154,6 @@ class RunPlan:
 
     @property
     def has_several(self) -> bool:
-        """Whether the run has several environments."""
         return len(self.environments) > 1
 
     @property
@@ -202,12 +199,10 @@ class RunPlan:
 
     @property
     def rising_steps(self) -> int:
-        """Optimizer steps over which the learning rate rises from 0."""
         return rising_steps(self.config, self.steps)
 
     @property
     def rate(self) -> RateSettings:
-        """The learning rate of training."""
         training = self.config.training
         return RateSettings(
             learning_rate=training.learning_rate, lr_schedule=training.lr_schedule, warmup_steps=self.rising_steps
@@ -263,7 +258,6 @@ class RunPlan:
 
     @cached_property
     def trainer(self) -> TitanSettings:
-        """What the trainer takes."""
         config, training = self.config, self.config.training
         return TitanSettings(
             **values_of(training, TrainerSettings),
@@ -361,7 +355,6 @@ class RunPlan:
 
     @property
     def episodes_at_once(self) -> int:
-        """Episodes in flight in an evaluation."""
         return AT_ONCE[self.config.services.generator.with_gpus]
 
     @property

@@ -42,7 +42,6 @@ class RunTasks:
 
 
 def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
-    """Read the training tasks and the held-out tasks of a run."""
     data = config.dataset
     profile = Profile.read(data.pass_rate) if data.pass_rate else None
     default = len(profile.tasks) if profile else TRAIN_TASKS

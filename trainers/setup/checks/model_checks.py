@@ -110,7 +110,6 @@ def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) ->
 
 
 def check_packages(plan: RunPlan, family: Family) -> None:
-    """Check that the packages are installed that this family alone needs."""
     for module, package in family.gpu_packages.items():
         if plan.config.services.trainer.with_gpus and importlib.util.find_spec(module) is None:
             raise UserError(

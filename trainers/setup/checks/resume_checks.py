@@ -29,7 +29,6 @@ REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
 
 
 def checkpoint_of(plan: RunPlan) -> Checkpoint:
-    """Find the checkpoint that a run resumes from."""
     if not plan.config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
     folder = Path(plan.config.output)

@@ -26,26 +26,25 @@ TASK_SECONDS = 5.0
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
     """Make the environments' factory; None for supervised training without an environment."""
-    factory = None
-    if config.env.name or config.algorithm is not None:
-        factory = make(config.env.name, **config.env.options)
-        factory.declared_limits()
-        factory.check_compacts(config.env.compact_at, "--env.compact_at")
-        factory.add_group_reward(config.env.group_reward)
-        if config.algorithm is not None:
-            algorithm = f"--{config.algorithm_name}"
-            factory.check_group_size(config.algorithm.n_samples, f"{algorithm}.n_samples")
-            names = [part.name for part in factory.group_rewards]
-            check_names(config.algorithm.reward_parts, factory.env_class, names, f"{algorithm}.reward_parts")
-            if config.distill.teacher == SELF and not hasattr(factory.env_class, "hint"):
-                raise UserError(
-                    f"--distill.teacher is {SELF}, and the environment {config.env.name} has no hint, which the "
-                    "policy as its own teacher needs in its prompt: write a static method hint(episode, siblings) "
-                    "that returns a text, or name a model"
-                )
-        if config.evaluation.temperature:  # greedy attempts at a task are all the same
-            factory.check_group_size(config.evaluation.n, "--evaluation.n")
-    config.env.fault_policy()
+    if not config.env.name and config.algorithm is None:
+        return None
+    factory = make(config.env.name, **config.env.options)
+    factory.declared_limits()
+    factory.check_compacts(config.env.compact_at, "--env.compact_at")
+    factory.add_group_reward(config.env.group_reward)
+    if config.algorithm is not None:
+        algorithm = f"--{config.algorithm_name}"
+        factory.check_group_size(config.algorithm.n_samples, f"{algorithm}.n_samples")
+        names = [part.name for part in factory.group_rewards]
+        check_names(config.algorithm.reward_parts, factory.env_class, names, f"{algorithm}.reward_parts")
+        if config.distill.teacher == SELF and not hasattr(factory.env_class, "hint"):
+            raise UserError(
+                f"--distill.teacher is {SELF}, and the environment {config.env.name} has no hint, which the "
+                "policy as its own teacher needs in its prompt: write a static method hint(episode, siblings) "
+                "that returns a text, or name a model"
+            )
+    if config.evaluation.temperature:  # greedy attempts at a task are all the same
+        factory.check_group_size(config.evaluation.n, "--evaluation.n")
     if config.algorithm is not None:
         size = config.algorithm.n_samples
         if 1 < size < config.env.min_valid:
