@@ -43,7 +43,6 @@ from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.held_out import HeldOutSet
 from trainers.setup.plan import TEACHER, tasks_of, with_folders
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import data_digests
 
 
 class TrainingData(Protocol):
@@ -87,7 +86,7 @@ async def open_run(
             record = _open_record(plan, stack, state, startup)
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files = check_data(folder, data_digests(config))
+                files = check_data(folder, plan.views)
             what = f"{algorithm.name} on {config.env.name or 'data'}, seed {config.training.seed}"
             about = [text for share in plan.environments for text in share.about(tasks[share.label].about)]
             for sentence in (f"{what}; everything is written to {folder}", *about):

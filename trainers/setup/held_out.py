@@ -55,7 +55,7 @@ class HeldOutSet:
 
     @property
     def agent(self) -> str:
-        """The name of the agent that samples so, see `trainers.run.services`."""
+        """The name of the agent that samples so, see `trainers.run.start`."""
         return "greedy" if self.is_greedy else "evaluated"
 
     @property

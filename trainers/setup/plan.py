@@ -22,7 +22,6 @@ from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
 from trainers.objective.trials import try_advantages, try_loss
 from trainers.settings.distill import SELF
-from trainers.settings.mixture import read_names
 from trainers.setup.card import GIB, gib
 from trainers.setup.checks import machine_checks, model_checks, run_checks
 from trainers.setup.checks.output_folder import check_output
@@ -48,7 +47,7 @@ USUAL = 16384
 """Tokens above which the logits must be kept, too: a GPU is busy with so many, and would compute them again."""
 
 CHECKS: tuple[Check, ...] = (
-    lambda plan: check_sets(*([share.config for share in plan.environments] or [plan.config])),
+    lambda plan: check_sets(*plan.views),
     model_checks.check_shape,
     lambda plan: plan.config.parallelism.check_procs(plan.config.services.trainer.procs),
     machine_checks.check_trainer,
@@ -116,8 +115,8 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
 
 def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[str, Default], list[EnvShare]]:
     """Give each setting of -1 its default, and make each environment, with its data; returns also the defaults."""
-    made, environments, named = {}, list[EnvShare](), read_names(config.env.name)
-    for label, view in (views(config) or {"": config}).items():
+    made, environments = {}, list[EnvShare]()
+    for label, weight, view in views(config):
         with of(label):
             check_bounds(view)
             view, defaults = take_defaults(view, shape)
@@ -125,12 +124,14 @@ def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[
             view = give_dataset(resolve_sources(view))
             if (factory := run_checks.make_environment(view)) is not None:
                 view, defaults = with_room_for_expert(view, defaults, factory)
-                share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)
-                environments.append(replace(share, weight=named[label].weight))
+                share = EnvShare(
+                    label=label, weight=weight, config=view, defaults=defaults, factory=factory, source=source
+                )
+                environments.append(share)
             made[label] = view
-    config = with_views(resolve_sources(config), made)
-    if len(made) > 1:
-        config, defaults = take_defaults(config, shape)
+    if len(made) == 1:
+        return view, defaults, environments
+    config, defaults = take_defaults(with_views(resolve_sources(config), made), shape)
     return config, defaults, environments
 
 

@@ -157,6 +157,11 @@ class RunPlan:
         return len(self.environments) > 1
 
     @property
+    def views(self) -> Sequence[RunConfig]:
+        """The settings as each environment has them."""
+        return [share.config for share in self.environments] or [self.config]
+
+    @property
     def compacts(self) -> bool:
         """Whether episodes may have further rows, after summaries."""
         return any(share.config.env.compact_at for share in self.environments)

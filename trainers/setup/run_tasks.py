@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,6 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
-from trainers.setup.mixture import views
 
 C = TypeVar("C", bound=RunConfig)
 TRAIN_TASKS = 4096
@@ -156,10 +155,11 @@ def resolve_sources(config: C) -> C:
     return with_values(config, resolved)
 
 
-def data_digests(config: RunConfig) -> dict[str, str]:
+def data_digests(views: Iterable[RunConfig]) -> dict[str, str]:
     """The digests of the local files that a run learns from and is measured on, by path."""
-    files = [find_file(chat_data(config))]
-    for view in views(config).values():
+    files: list[Path | None] = []
+    for view in views:
+        files.append(find_file(chat_data(view)))
         files += [find_file(own_data(view), split) for split in (view.dataset.split, "test")]
         files += [Path(view.dataset.pass_rate) / FILE] if view.dataset.pass_rate else []
         for name in view.evaluation.sets:
