@@ -74,7 +74,7 @@ def test_a_run_trains_on_the_tasks_of_a_profile_within_a_range(capfd: pytest.Cap
     assert share.tasks is not None and len(share.tasks.train) == 40
     rates = rates_of(share.config.dataset.pass_rate)  # what a sampler begins with
     assert {rates[task.id] for task in share.tasks.train if task.target in (0, 3)} == {(0, 16), (16, 16)}
-    plan = plan_of("--dataset.pass_rate_range", "0.05,0.95", "--dataset.sampler", "pools")
+    plan = plan_of("--dataset.pass_rate_range", "0.05,0.95", "--dataset.sampler", "window")
     [share] = plan.environments
     assert share.tasks is not None and {task.target for task in share.tasks.train} == {1, 2, 4}
     path = Path("P").absolute()

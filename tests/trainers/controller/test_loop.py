@@ -615,7 +615,7 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
 
 async def test_groups_that_are_dropped_teach_the_sampler_too() -> None:
     """Of five tasks one has a signal: the others are always solved, or end by faults, which teach nothing."""
-    samplers = {"": TaskSampler(tasks=TASKS, seed=0, by="pools")}
+    samplers = {"": TaskSampler(tasks=TASKS, seed=0, by="window")}
     ledger = Ledger(samplers=samplers)
 
     def make(index: int) -> Group:
@@ -626,7 +626,6 @@ async def test_groups_that_are_dropped_teach_the_sampler_too() -> None:
     record = Record(rollout(make))
     await run_to_end(record.loop(steps=5, objective={"needs_signal": True}, ledger=ledger))
     assert [samplers[""].pool(index) for index in range(5)] == ["mixed", "unseen", "easy", "easy", "easy"]
-    assert samplers[""].visits["mixed"] > samplers[""].visits["easy"] - 3
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:
