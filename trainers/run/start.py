@@ -27,7 +27,8 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
-from trainers.run.weight_sync import WeightAges, WeightSync
+from trainers.run.weight_ages import WeightAges
+from trainers.run.weight_sync import WeightSync
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.placement import FROZEN, ReplicaPlace
 from trainers.setup.run_plan import EnvShare, RunPlan

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agents.generator.policy import PolicyActor, Scored
 from forge_env.core.episode import Episode
@@ -31,6 +31,7 @@ from forge_env.runtime.service import Service
 from trainers.run.delivery import Delivery
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
+from trainers.run.weight_ages import WeightAges
 
 R = TypeVar("R")
 PUBLISH = "publishing the weights"
@@ -245,42 +246,3 @@ class WeightSync:
     async def _asked(self, engine: Spawned, call: Awaitable[R]) -> R:
         """The answer of a new engine, unless it dies or takes too long."""
         return await unless_gone(within(self.seconds, call, "the new engine"), engine.dead)
-
-
-@dataclass(kw_only=True)
-class WeightAges:
-    """The optimizer steps behind the trainer's weights and behind each version that may still have sampled a token.
-
-    Versions count publications: there may be several steps between two of them, and a step may be skipped.
-    """
-
-    staleness: int
-    """Optimizer steps between the weights that sampled and those that are trained, at most."""
-    updates: int = 0
-    """Optimizer steps that changed the trainer's weights."""
-    versions: dict[int, int] = field(default_factory=dict)
-    """Version -> `updates` at its publication."""
-
-    def published(self, version: int) -> None:
-        """Record that the present weights are published as `version`; call it before the next optimizer step."""
-        self.versions.setdefault(version, self.updates)
-        for older in sorted(self.versions)[: -self.staleness - 2]:
-            del self.versions[older]
-
-    def trained(self, *, skipped: bool) -> None:
-        """Record an optimizer step; a skipped one changed no weights."""
-        self.updates += not skipped
-
-    def of(self, episodes: Sequence[Episode]) -> list[int]:
-        """Optimizer steps from the oldest weights that sampled a token of an episode to the present ones.
-
-        Returns:
-            One number for each episode that has sampled tokens.
-        """
-        return [self.updates - min(self.versions[v] for v in e.versions) for e in episodes if e.versions]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "versions": [[*pair] for pair in self.versions.items()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates, self.versions = state["updates"], dict(state["versions"])

@@ -214,12 +214,6 @@ class RunPlan:
         )
 
     @property
-    def warmup_rate(self) -> RateSettings:
-        """The learning rate of the warm-up: it rises and then stays."""
-        warmup = self.config.warmup
-        return RateSettings(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
-
-    @property
     def has_warmup(self) -> bool:
         """Whether the run begins with supervised steps on the expert's demonstrations."""
         is_shown = self.is_supervised or self.config.warmup.steps > 0
@@ -278,8 +272,12 @@ class RunPlan:
     def trainer_at_start(self) -> TitanSettings:
         """What the trainer begins with, the run's first phase. An engine that sleeps while the trainer steps is awake
         while it loads: the memory of a step is not there then."""
-        rate = values_of(self.warmup_rate if self.has_warmup else self.rate, RateSettings)
-        return replace(self.trainer, **rate, total_steps=self.steps, compile_full=not self.engine.sleep)
+        warmup, rate = self.config.warmup, self.rate
+        if self.has_warmup:  # it rises and then stays
+            rate = RateSettings(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
+        return replace(
+            self.trainer, **values_of(rate, RateSettings), total_steps=self.steps, compile_full=not self.engine.sleep
+        )
 
     def frozen(self, service: ServiceConfig) -> TitanSettings:
         """What a reference model or a teacher takes: it computes logprobs as the trainer does.

@@ -17,7 +17,8 @@ from tests.trainers.episodes import episode, turn
 from trainers.metrics.observer import Spans
 from trainers.metrics.startup import Startup
 from trainers.run.delivery import Delivery
-from trainers.run.weight_sync import WeightAges, WeightSync
+from trainers.run.weight_ages import WeightAges
+from trainers.run.weight_sync import WeightSync
 
 
 @pytest.fixture(autouse=True)

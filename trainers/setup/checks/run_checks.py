@@ -8,7 +8,6 @@ from contextlib import suppress
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.utils.targets import load
 from trainers.config import RunConfig
@@ -52,7 +51,7 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
                 f"--env.min_valid is {config.env.min_valid}, and a group has --{config.algorithm_name}.n_samples, "
                 f"{size}, episodes, so that none would be trained on: set it to {size} or less"
             )
-        _check_expert(config, env_class(config.env.name))
+        _check_expert(config, factory.env_class)
     return factory
 
 
