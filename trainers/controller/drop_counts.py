@@ -61,11 +61,7 @@ class DropCounts:
         self.broken |= broken_tasks(group.episodes)
 
     def judge(self, episodes: int, errors: Sequence[str]) -> None:
-        """Count the episodes of a group that the user's reward function was asked about.
-
-        Args:
-            errors: why it gave no number, of those that are left out.
-        """
+        """Count the episodes of a group that the user's reward function judges, and its errors."""
         self.judged, self.unjudged = self.judged + episodes, self.unjudged + len(errors)
         self.left_out += len(errors)
         self.unjudged_error = errors[-1] if errors else self.unjudged_error
@@ -105,11 +101,7 @@ class DropCounts:
             raise ServiceError(text) if self.has_learned else NothingTrained(f"nothing was trained: {text}{_GO_ON}")
 
     def train(self, metrics: Mapping[str, float], *, has_gradient: bool, most: int) -> None:
-        """Count an optimizer step.
-
-        Args:
-            most: of the first steps without a gradient; 0 is without end.
-        """
+        """Count an optimizer step; `most` is the number of first steps without a gradient, 0 without end."""
         if self.has_learned:
             return
         if has_gradient:

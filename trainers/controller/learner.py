@@ -170,11 +170,8 @@ class Learner:
         await self.run.evaluations.evaluate_step(step)
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
-        """Save a checkpoint if one is due, or if no evaluation before was as good.
-
-        Args:
-            state: of the loop; None inside of a window, where groups are taken that no step has trained on.
-        """
+        """Save a checkpoint if one is due, or if no evaluation before was as good; never inside of a window (no
+        `state`)."""
         if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):
             await self.save(state, asynchronous=self.run.plan.config.checkpoint.asynchronous)
 

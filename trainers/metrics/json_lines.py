@@ -47,11 +47,7 @@ class JsonLines:
 
 
 class Metrics(JsonLines):
-    """The sink of metrics.jsonl, with one record a line.
-
-    Args:
-        clock: seconds since the start of the run; each line has them as "time".
-    """
+    """The sink of metrics.jsonl, with one record a line; "time" is seconds since the start of the run."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         super().__init__(path)

@@ -21,11 +21,7 @@ def fate_of(group: Group) -> Fate:
 
 
 class SignalCounts:
-    """Counts the groups that came back since the step before: those that are trained on, and those that are dropped.
-
-    Args:
-        kinds: of tasks; each has counts of its own. By default there are none.
-    """
+    """Counts the groups that came back since the step before: those that are trained on, and those that are dropped."""
 
     def __init__(self, kinds: Kinds = Kinds()) -> None:  # noqa: B008 (frozen)
         self._kinds = kinds

@@ -70,9 +70,7 @@ async def open_run(
 ) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
 
-    Args:
-        plan: of the run. Without an environment, the trainer is the only service.
-        caller: hears of the run, and may stop it.
+    Without an environment, the trainer is the only service. `caller` hears of the run, and may stop it.
     """
     startup, checkpoint = Startup(), plan.checkpoint
     config, algorithm = plan.config, plan.algorithm

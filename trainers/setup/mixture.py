@@ -42,11 +42,7 @@ _OF_RUN = {"temperature": "the trainer takes all logprobs at one temperature"} |
 
 
 def listed(environments: Sequence[Any]) -> dict[str, Any]:
-    """The settings that a list in the place of the section `env` states, by their dotted names.
-
-    Args:
-        environments: names, and dictionaries with a name, a weight and the settings that differ.
-    """
+    """The settings that a list in the place of the section `env` states, by their dotted names."""
     entries = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in environments]
     texts = []
     for entry, each in zip(entries, environments, strict=True):

@@ -114,11 +114,7 @@ def _content(task: Task) -> str:
 def _draw(
     config: RunConfig, environment: EnvFactory, split: str, given: int, option: str, *, default: int
 ) -> Sequence[Task]:
-    """Return the tasks of a split: the given number, or else at most the default.
-
-    Args:
-        given: the number that the user gave; 0 is none.
-    """
+    """Return the number of tasks of a split that the user gave, or at most the default if it is 0."""
     tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
     if len(tasks) < given:
         raise UserError(

@@ -70,14 +70,7 @@ def _check_tensors(folder: Path) -> tuple[dict[str, Any], int]:
 
 
 def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) -> None:
-    """Check that a teacher can judge the tokens of the model.
-
-    Args:
-        plan: of the run.
-        name: of the teacher, as its setting has it.
-        folder: of the teacher.
-        model: the folder of the model; None if it is not here, or not made yet.
-    """
+    """Check that a teacher can judge the tokens of the model, whose folder is None if it is not here yet."""
     longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
     _check_tensors(folder)
     if plan.teachers[name].is_quantized:
