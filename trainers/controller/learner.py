@@ -20,11 +20,11 @@ from forge_env.evaluation.metrics import (
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.threads import invoke
 from trainers.controller.alarms import MismatchAlarm
+from trainers.controller.drop_counts import SignalCounts
 from trainers.controller.ledger import Prompt
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
 from trainers.metrics.engine_use import EngineUse
-from trainers.metrics.signal_counts import SignalCounts
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import is_due, save_checkpoint

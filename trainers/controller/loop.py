@@ -22,9 +22,9 @@ from forge_env.core.faults import why_faulty
 from forge_env.evaluation.evaluate import is_success
 from forge_env.utils.progress import fail_if_stalled
 from forge_env.utils.threads import invoke
+from trainers.controller.drop_counts import fate_of
 from trainers.controller.loop_state import LoopSettings, LoopState, ReadyGroup
 from trainers.controller.schedule import Schedule
-from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import has_signal
 from trainers.run.controls import Controls
 

@@ -75,8 +75,7 @@ def dry_run(plan: RunPlan) -> int:
 
 def describe_settings(plan: RunPlan) -> list[tuple[str, ...]]:
     """A row for each setting: "*" if it is not the default, name, value, and the default if it is another."""
-    usual = {setting.name: setting.value for setting in leaves(type(plan.config)())}
-    usual |= {name: default.value for name, default in plan.defaults.items()}
+    usual = plan.usual
     rows: list[tuple[str, ...]] = []
     settings = {setting.name: setting.value for setting in leaves(plan.config)}
     for label, name, value, of_run in differences(plan.config):

@@ -31,7 +31,7 @@ from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
-from forge_env.utils.settings import values_of
+from forge_env.utils.settings import leaves, values_of
 from trainers.algorithm import Algorithm
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
@@ -122,6 +122,12 @@ class RunPlan:
     def check(self) -> None:
         for problem in self.problems:
             raise UserError(problem)
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The defaults of all settings, by their names."""
+        fixed = {setting.name: setting.value for setting in leaves(type(self.config)())}
+        return fixed | {name: default.value for name, default in self.defaults.items()}
 
     @property
     def cards(self) -> list[Card]:

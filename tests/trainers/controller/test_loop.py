@@ -21,13 +21,12 @@ from forge_env.core.errors import NothingTrained, ReplicaDied, ServiceError, Use
 from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, SHRINK
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
-from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts
+from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts, fate_of
 from trainers.controller.ledger import Ledger, Prompt
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState, ReadyGroup
 from trainers.controller.mixture import Mixture
 from trainers.controller.sampler import TaskSampler
-from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
