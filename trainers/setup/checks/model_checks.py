@@ -70,7 +70,7 @@ def _check_tensors(folder: Path) -> tuple[dict[str, Any], int]:
 
 
 def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) -> None:
-    """Check that a teacher can judge the tokens of the model, whose folder is None if it is not here yet."""
+    """Check that a teacher can judge the tokens of the model, a folder, or None if that is not here yet."""
     longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
     _check_tensors(folder)
     if plan.teachers[name].is_quantized:

@@ -125,7 +125,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_data(folder: Path, views: Iterable[RunConfig]) -> dict[str, Any]:
-    """Return what run.json says of the files of data of a run, whose environments have these settings."""
+    """Return what run.json says of the data files of a run, by the settings of each environment."""
     before, now = data_at_start(folder).get("files") or {}, data_digests(views)
     for name in before:
         if before[name] != now.get(name):

@@ -1,6 +1,6 @@
 """Command lines and YAML files to a config: one tree of typed dataclasses with dotted names.
 
-This module finds the names, and for a wrong one the nearest, first among those of TRL, verl, OpenRLHF, verifiers,
+This module finds the names, and for a wrong one the nearest, first among names of TRL, verl, OpenRLHF, verifiers,
 prime-rl and torchforge. `forge_env.utils.settings` converts the values. tyro and pydantic-settings refuse entries
 of dictionaries by name (`--env.options.level 2`) and short names of sections, and tell a mistake in several lines.
 """

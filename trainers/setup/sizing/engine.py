@@ -26,7 +26,7 @@ MOST_REQUESTS = 512  # that an engine on GPU runs at once
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 LEAST_CACHE_GIB = 0.25  # for a small model, which would need less
 LEAST_REQUESTS = 4  # of full length; with fewer, most of a batch would wait in the queue
-CPU_HEADS = (64, 128)  # sizes of heads of linear attention for which vLLM has kernels on a CPU
+CPU_HEADS = (64, 128)  # sizes of heads of linear attention; vLLM has kernels for these on a CPU
 
 
 def plan_engine(
