@@ -165,7 +165,7 @@ def figures(runs: dict[tuple[str, int], Path], samplers: Sequence[str], goal: fl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samplers", nargs="+", default=["uniform", "pools", "window"])
+    parser.add_argument("--samplers", nargs="+", default=["uniform", "window"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--steps", type=int, default=120)

@@ -38,8 +38,8 @@ ROOMS = {
     "envs": "messages task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints families model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
-    "trainers.setup": """packages placement mixture options deadlines expert_need run_tasks held_out
-        card run_plan memory cost sizing checks plan describe""",
+    "trainers.setup": """packages placement mixture options expert_need run_tasks held_out
+        card run_plan memory sizing checks plan describe""",
     "trainers.setup.sizing": "engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

@@ -144,7 +144,7 @@ def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  #
         "trainers.dapo", "--env", "code_exec", "--checkpoint.interval", "1", "--checkpoint.keep_last", "1000",
         "--steps", "100000", "--training.staleness", str(staleness), "--training.batch_size", str(size),
         "--dapo.n_samples", "4", "--training.signal_error", "0", "--tasks", "256", "--dataset.held_out", "8",
-        "--dataset.sampler", "pools",
+        "--dataset.sampler", "window",
         "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
     )  # fmt: skip
     _wait(lambda: has_begun(killed), killed)

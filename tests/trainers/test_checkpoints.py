@@ -309,7 +309,7 @@ def test_a_plan_refuses_what_a_resumed_run_would_miss(tmp_path: Path, tiny_model
     plan = make_plan(read_config(Config, options), GRPO)
     run = tmp_path / "run"
     save(run, 40, plan.config, report={"bytes": {"metrics.jsonl": 5}}, warmup_steps=3)
-    (run / "run.json").write_text(json.dumps({"data": {"files": data_digests(plan.config)}}))
+    (run / "run.json").write_text(json.dumps({"data": {"files": data_digests(plan.views)}}))
     (run / "metrics.jsonl").write_text("12345")
     (run / "reference.safetensors").write_text("")
 

@@ -1,20 +1,24 @@
-"""DropCounts: the groups that taught a run nothing, and how the episodes without a reward ended."""
+"""The groups that teach a run nothing, and how the episodes without a reward ended."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Literal, get_args
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import NothingTrained, ServiceError, UserError
 from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, broken_tasks
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
-from trainers.metrics.signal_counts import Fate
+from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.kinds import Kinds
+from trainers.objective.advantages import has_signal
 
 MOSTLY = 64  # episodes; if the user's reward function fails for more than half of them, it is broken
 MAX_FLAT_IN_A_ROW = 512  # groups that dynamic sampling drops, in a run that has learned: a step would wait for ever
+Fate = Literal["failed", "solved", "same"]
 _GO_ON = "; --training.signal_error 0 goes on without an end"
 
 
@@ -52,7 +56,6 @@ class DropCounts:
 
     @property
     def silent_in_a_row(self) -> int:
-        """Their number."""
         return sum(self.silent.values())
 
     def add_outcomes(self, group: Group) -> None:
@@ -62,11 +65,7 @@ class DropCounts:
         self.broken |= broken_tasks(group.episodes)
 
     def judge(self, episodes: int, errors: Sequence[str]) -> None:
-        """Count the episodes of a group that the user's reward function was asked about.
-
-        Args:
-            errors: why it gave no number, of those that are left out.
-        """
+        """Count the episodes of a group that the user's reward function judges, and its errors."""
         self.judged, self.unjudged = self.judged + episodes, self.unjudged + len(errors)
         self.left_out += len(errors)
         self.unjudged_error = errors[-1] if errors else self.unjudged_error
@@ -106,11 +105,7 @@ class DropCounts:
             raise ServiceError(text) if self.has_learned else NothingTrained(f"nothing was trained: {text}{_GO_ON}")
 
     def train(self, metrics: Mapping[str, float], *, has_gradient: bool, most: int) -> None:
-        """Count an optimizer step.
-
-        Args:
-            most: of the first steps without a gradient; 0 is without end.
-        """
+        """Count an optimizer step; `most` is the number of first steps without a gradient, 0 without end."""
         if self.has_learned:
             return
         if has_gradient:
@@ -125,13 +120,11 @@ class DropCounts:
             raise NothingTrained(f"{self._nothing('the first')}{_GO_ON}")
 
     def check_trained(self) -> None:
-        """Check that a complete run has trained."""
         if not self.has_learned:
             raise NothingTrained(self._nothing("all"))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The counts that every step records."""
         return {
             "episodes_timed_out": float(self.outcomes.get(Outcome.TIMEOUT.value, 0)),
             "episodes_unjudged": float(self.left_out),
@@ -174,3 +167,38 @@ class DropCounts:
             f"without a success, {solved:,} with successes only and {same:,} with both{faults}; the reward does not "
             "tell episodes apart, or the tasks are too easy or too hard"
         )
+
+
+def fate_of(group: Group) -> Fate:
+    """How a group without a signal ended: without a success, with successes only, or with both."""
+    successes = sum(map(is_success, group.valid))
+    return "same" if 0 < successes < len(group.valid) else "solved" if successes else "failed"
+
+
+class SignalCounts:
+    """Counts the groups that came back since the step before: those that are trained on, and those that are dropped."""
+
+    def __init__(self, kinds: Kinds = Kinds()) -> None:  # noqa: B008 (frozen)
+        self._kinds = kinds
+        self._counts: Counter[str] = Counter()
+
+    def add(self, group: Group, rewards: Sequence[float]) -> None:
+        """Count a group, with the rewards of its valid episodes that training uses."""
+        names = ["groups"]
+        if not has_signal(rewards):
+            names.append(fate_of(group))
+        suffixes = ["", *(f"/{name}" for name in self._kinds.names_of(group.env, group.task))]
+        self._counts.update(f"signal/{name}{suffix}" for name in names for suffix in suffixes)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """signal/groups; of those without a signal signal/failed, without a success, signal/solved, with successes
+        only, and signal/same, with both; signal/share, the part with one; and each count by kind, signal/failed/KIND.
+        Counts of 0 are left out by kind, and the share of no group."""
+        totals = {f"signal/{name}": 0.0 for name in ("groups", "failed", "solved", "same")}
+        totals |= {name: float(count) for name, count in self._counts.items()}
+        groups, *silent = (totals[f"signal/{name}"] for name in ("groups", "failed", "solved", "same"))
+        return totals | ({"signal/share": 1 - sum(silent) / groups} if groups else {})
+
+    def clear(self) -> None:
+        self._counts.clear()

@@ -20,11 +20,11 @@ from forge_env.evaluation.metrics import (
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.threads import invoke
 from trainers.controller.alarms import MismatchAlarm
+from trainers.controller.drop_counts import SignalCounts
 from trainers.controller.ledger import Prompt
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
 from trainers.metrics.engine_use import EngineUse
-from trainers.metrics.signal_counts import SignalCounts
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import is_due, save_checkpoint
@@ -65,7 +65,6 @@ class Learner:
         return self.run.rollouts.spec("train", place, task, env=env, agent="policy", count=count)
 
     def keeps(self, group: Group) -> bool:
-        """Whether a group has enough valid episodes to be trained on."""
         return self.run.plan.share(group.env).config.env.fault_policy().keeps(group)
 
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
@@ -136,7 +135,6 @@ class Learner:
     # ---- between two steps ----
 
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """Write one optimizer step down, and show it."""
         run = self.run
         episodes = [episode for group in groups for episode in group.valid]
         played = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
@@ -172,21 +170,16 @@ class Learner:
         await self.run.evaluations.evaluate_step(step)
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
-        """Save a checkpoint if one is due, or if no evaluation before was as good.
-
-        Args:
-            state: of the loop; None inside of a window, where groups are taken that no step has trained on.
-        """
+        """Save a checkpoint if one is due, or if no evaluation before was as good; never inside of a window (no
+        `state`)."""
         if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):
             await self.save(state, asynchronous=self.run.plan.config.checkpoint.asynchronous)
 
     async def end_at(self, steps: int) -> None:
-        """The run has another number of steps from now on."""
         await self.run.trainer.end_at(steps, self.run.plan.rate)
         self.run.record.console.set_total("train", steps)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
-        """Save a checkpoint of the run."""
         seconds = time.perf_counter() - self.started
         place, texts = state.to_json()
         place |= {"ages": self.run.weights.ages.state_dict(), "seconds": seconds}

@@ -62,7 +62,6 @@ class Ledger:
             yield number
 
     def prompt(self, number: int) -> Prompt:
-        """The environment and the task of a prompt that is open."""
         return self._prompts[number]
 
     def observe(self, number: int, solved: int, episodes: int) -> None:
@@ -113,7 +112,6 @@ class Ledger:
         return self.mixture.metrics | visits
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON."""
         return {
             "next": self._next,
             "open": sorted([*self._open, *self._again]),

@@ -22,10 +22,9 @@ from forge_env.core.faults import why_faulty
 from forge_env.evaluation.evaluate import is_success
 from forge_env.utils.progress import fail_if_stalled
 from forge_env.utils.threads import invoke
-from trainers.controller.loop_state import LoopSettings, LoopState
-from trainers.controller.ready_groups import ReadyGroup
+from trainers.controller.drop_counts import fate_of
+from trainers.controller.loop_state import LoopSettings, LoopState, ReadyGroup
 from trainers.controller.schedule import Schedule
-from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import has_signal
 from trainers.run.controls import Controls
 
@@ -60,7 +59,7 @@ class Loop:
         self.rollouts, self.learner, self.weights = rollouts, learner, weights
         self.settings = settings
         self.steps_done, self.ledger = state.steps_done, state.ledger
-        self.lengths, self.drops = state.lengths, state.drops
+        self.drops = state.drops
         self._schedule: Schedule[int] = Schedule(
             batch_size=settings.batch_size, staleness=settings.staleness, step=state.steps_done
         )
@@ -97,7 +96,6 @@ class Loop:
             steps_done=self.steps_done,
             ledger=self.ledger,
             ready=[ReadyGroup(number, deadline(number), group) for number, group in self._ready.items()],
-            lengths=self.lengths,
             drops=self.drops,
         )
 
@@ -164,9 +162,8 @@ class Loop:
                     self.ledger.again(number)
                 self._end(error)
                 return
-            for number, group in zip(numbers, groups, strict=True):
+            for number in numbers:
                 self.ledger.train(number)
-                self.lengths.trained(group)
             train_done = time.perf_counter()
             is_evaluated = self.learner.is_evaluated(step)
             # The batches of a wave repeat bit by bit only while the engine has no other requests.
@@ -232,8 +229,7 @@ class Loop:
 
     @property
     def _counts(self) -> dict[str, float]:
-        counts = {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
-        return self.drops.metrics | counts | self.ledger.metrics
+        return self.drops.metrics | {"groups_open": float(self._schedule.open)} | self.ledger.metrics
 
     def _window_size(self) -> int:
         """Number of steps that take their groups together: until the next update of the engines."""
@@ -368,7 +364,6 @@ class Loop:
         return rewards
 
     def _finish(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
-        """Decide whether a group will be trained on."""
         self._groups_back += 1
         self.drops.add_outcomes(group)
         self.ledger.observe(number, sum(map(is_success, group.valid)), len(group.valid))
@@ -385,7 +380,6 @@ class Loop:
         else:
             self.drops.keep(self.ledger.prompt(number).env, has_signal=self.learner.objective.needs_signal)
             self._ready[number] = group
-            self.lengths.finished(group)
             self.ledger.finish(number, sum(episode.num_sampled for episode in group.valid))
             self._schedule.finish(number)
 

@@ -55,7 +55,6 @@ class Mixture:
         return {f"share/{env}": counts[env] / max(1, counts.total()) for env in self.weights if env}
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return the weight and the counts of each environment, for summary.json."""
         return {
             env: {"weight": weight, **{name: of_env[env] for name, of_env in self.counts.items()}}
             for env, weight in self.weights.items()

@@ -34,7 +34,6 @@ from trainers.setup.run_plan import RunPlan
 
 
 async def run_policy_gradient(plan: RunPlan, caller: TrainingRun | None = None) -> None:
-    """Execute the plan of a policy-gradient run, from its model to its summary."""
     assert plan.objective is not None
     async with open_run(plan, caller) as run:
         await run.launcher.guard(_phases(run, plan.objective))
@@ -144,7 +143,6 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
 
 
 def _ledger(run: Run) -> Ledger:
-    """A new ledger, with the mixture and the samplers of a run."""
     seed, environments = run.plan.config.training.seed, run.plan.environments
     weights = {share.label: share.weight for share in environments}
     samplers = {

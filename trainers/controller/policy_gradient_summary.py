@@ -18,11 +18,7 @@ def summarise(
     train_seconds: float,
     mixture: Mixture,
 ) -> None:
-    """Write the summary of a run that is done.
-
-    Args:
-        tool_off: the headline before it without tools; None for an environment that has none.
-    """
+    """Write the summary of a run that is done."""
     record, algorithm = run.record, run.plan.algorithm.name
     record.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
     record.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])

@@ -25,8 +25,6 @@ from trainers.objective.old_logprobs import Logprobs, rows_of
 
 @dataclass(frozen=True, kw_only=True)
 class SampleMaker:
-    """Turns groups into samples."""
-
     objective: Objective
     reference: Logprobs | None = None
     """The reference model; needed where the objective's `kl_reference` is "model"."""

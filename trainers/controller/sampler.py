@@ -1,8 +1,8 @@
 """Which task of an environment the next prompt has: each in turn, or rather those that teach the policy something.
 
 Every sampler goes through one endless sequence: pass after pass over the training tasks, each shuffled anew. The order
-of a pass depends on the run's seed and the number of the pass only. `uniform` takes every task of a pass. `pools` and
-`window` take a task with a chance that follows how often the policy has solved it. No chance is 0: every task returns.
+of a pass depends on the run's seed and the number of the pass only. `uniform` takes every task of a pass, and `window`
+with a chance that follows how often the policy has solved it. No chance is 0: every task returns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Any, Literal
 from forge_env.core.types import Task
 
 Pool = Literal["unseen", "hard", "mixed", "easy"]
-SMALL_SHARE = 0.1
-"""With `pools`, the part of the prompts that have a task which is never solved, and of those always solved."""
 LEAST = 0.02
 """The least chance of a task in a pass."""
-_KEPT = {"window": 0.5}
-"""What the episodes of a task's earlier visits count at its next one; else only its last visit counts."""
+_KEPT = 0.5
+"""What the episodes of a task's earlier visits count at its next one."""
 _KEPT_OF_KIND = 0.95
 """What the episodes of a kind's earlier groups count at its next group."""
 
@@ -30,14 +28,14 @@ _KEPT_OF_KIND = 0.95
 class TaskSampler:
     """Chooses the tasks of an environment.
 
-    Example: ``TaskSampler(tasks=tasks, seed=0, by="pools").draw()``
+    Example: ``TaskSampler(tasks=tasks, seed=0, by="window").draw()``
     """
 
     tasks: Sequence[Task]
     """In the order of the first pass."""
     seed: int
     """Of the run."""
-    by: Literal["uniform", "pools", "window"] = "uniform"
+    by: Literal["uniform", "window"] = "uniform"
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of a profile, by the id of the task: how many attempts solved it, and of how many."""
     visits: Counter[str] = field(default_factory=Counter, init=False)
@@ -45,14 +43,12 @@ class TaskSampler:
     _next: int = field(default=0, init=False)  # place in the endless sequence
     _seen: dict[int, list[float]] = field(default_factory=dict, init=False)  # task -> solved episodes, all episodes
     _kinds: dict[str, list[float]] = field(default_factory=dict, init=False)  # the same; "" is all tasks
-    _sizes: Counter[Pool] = field(default_factory=Counter, init=False)
     _order: tuple[int, list[int]] = field(default=(0, []), init=False)  # of the present pass
 
     def __post_init__(self) -> None:
         known = ((index, self.rates.get(task.id, ())) for index, task in enumerate(self.tasks))
         self._seen = {index: list(rate) for index, rate in known if rate and rate[1]}
         self._order = (0, list(range(len(self.tasks))))
-        self._sizes = Counter(map(self.pool, range(len(self.tasks))))
 
     def draw(self) -> int:
         """The index of the next prompt's task.
@@ -73,12 +69,10 @@ class TaskSampler:
         """Take note of a task's group: how many of its episodes have a reward, and how many of them are solved."""
         if not episodes:
             return
-        self._sizes[self.pool(index)] -= 1
         new = (solved, episodes)
-        self._seen[index] = _added(self._seen.get(index), new, kept=_KEPT.get(self.by, 0.0))
+        self._seen[index] = _added(self._seen.get(index), new, kept=_KEPT)
         for kind in {"", self.tasks[index].kind}:
             self._kinds[kind] = _added(self._kinds.get(kind), new, kept=_KEPT_OF_KIND)
-        self._sizes[self.pool(index)] += 1
 
     def pool(self, index: int) -> Pool:
         """Whether a task is unseen, or was never, now and then, or always solved, as far as its visits count."""
@@ -88,26 +82,15 @@ class TaskSampler:
         return "hard" if solved < 0.5 else "easy" if episodes - solved < 0.5 else "mixed"
 
     def chance(self, index: int) -> float:
-        """The probability that `pools` or `window` takes a task in a pass, from `LEAST` to 1.
+        """The probability that `window` takes a task in a pass, from `LEAST` to 1: 4 p (1 - p).
 
-        With `window` it is 4 p (1 - p), with the estimate p of the task's rate. With `pools` it is 1 for unseen and
-        mixed tasks. All hard tasks together get their `SMALL_SHARE`, and so do all easy ones.
+        In the estimate p of the task's rate its kind's rate counts as one episode, and so do all tasks in the kind's.
         """
-        if self.by == "window":
-            rate = self._rate(index)
-            return max(LEAST, 4 * rate * (1 - rate))
-        if (pool := self.pool(index)) in ("unseen", "mixed"):
-            return 1.0
-        others = (self._sizes["unseen"] + self._sizes["mixed"]) / (1 - 2 * SMALL_SHARE)
-        return min(1.0, max(LEAST, SMALL_SHARE * others / self._sizes[pool]))
-
-    def _rate(self, index: int) -> float:
-        """A task's estimated rate. Its kind's rate counts as one episode, and so do all tasks in the kind's."""
         rate, kind = 0.5, self.tasks[index].kind
         known = [self._kinds.get(""), self._kinds.get(kind) if kind else None, self._seen.get(index)]
         for solved, episodes in filter(None, known):
             rate = (solved + rate) / (episodes + 1)
-        return rate
+        return max(LEAST, 4 * rate * (1 - rate))
 
     def _index(self, place: int) -> int:
         number, of_pass = divmod(place, len(self.tasks))
@@ -128,7 +111,6 @@ class TaskSampler:
         self._next, self.visits = state["next"], Counter(state["visits"])
         self._seen = {index: counts for index, *counts in state["seen"]}
         self._kinds = {kind: list(counts) for kind, counts in state["kinds"].items()}
-        self._sizes = Counter(map(self.pool, range(len(self.tasks))))
 
 
 def _added(before: Sequence[float] | None, new: Sequence[float], *, kept: float) -> list[float]:

@@ -89,8 +89,11 @@ class Schedule(Generic[K]):
         self._ready_due[deadline - self.step] += 1
 
     def drop(self, key: K) -> None:
-        """The group will not be trained on; its place is free at once."""
-        self._remove(key)
+        """The group will not be trained on, or it is taken; its place is free at once."""
+        place = self._deadlines.pop(key) - self.step
+        self._open_due[place] -= 1
+        if self._ready.pop(key, None) is not None:
+            self._ready_due[place] -= 1
 
     def take(self) -> list[K] | None:
         """The groups of the next step, or None while it has to wait; what is taken is no longer open.
@@ -102,7 +105,7 @@ class Schedule(Generic[K]):
             return None
         chosen = sorted(self._ready, key=self._ready.__getitem__)[: self.batch_size]
         for key in chosen:
-            self._remove(key)
+            self.drop(key)
         if self._open_due[0]:
             raise InvariantError(f"step {self.step} left groups behind that were due")
         self.step += 1
@@ -127,9 +130,3 @@ class Schedule(Generic[K]):
                 return False
             room += self.batch_size
         return True
-
-    def _remove(self, key: K) -> None:
-        place = self._deadlines.pop(key) - self.step
-        self._open_due[place] -= 1
-        if self._ready.pop(key, None) is not None:
-            self._ready_due[place] -= 1

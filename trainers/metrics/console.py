@@ -34,8 +34,6 @@ typical: all episodes of an evaluation begin together, and the first step compil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """A phase that shows its progress."""
-
     title: str
     total: int
     names: tuple[str, ...]
@@ -72,7 +70,6 @@ class RunConsole:
         self._heartbeat = Heartbeat(self._beat, lambda: self._last_line)
 
     def seconds(self) -> float:
-        """Since the start of the run."""
         return time.perf_counter() - self.started
 
     def say(self, text: str) -> None:
@@ -98,11 +95,9 @@ class RunConsole:
             self._file.write(json.dumps({**record, "text": masked_text(text)}) + "\n")
 
     def follow(self, phase: str, *, title: str, total: int, names: Sequence[str], since: float) -> None:
-        """Show the progress of a phase from now on, with these of its values."""
         self._followed[phase] = Followed(title=title, total=total, names=tuple(names), since=since)
 
     def set_total(self, phase: str, total: int) -> None:
-        """The phase has another number of steps from now on."""
         self._followed[phase] = replace(self._followed[phase], total=total)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
@@ -151,7 +146,6 @@ class RunConsole:
         self._end = end
 
     def samples(self, title: str, episodes: Sequence[Episode]) -> None:
-        """Print a few whole conversations."""
         self._say("said", title, style="bold")
         for number, episode in enumerate(episodes, 1):
             reward = "none" if episode.reward is None else f"{episode.reward:g}"

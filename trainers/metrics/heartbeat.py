@@ -18,11 +18,7 @@ _early: Heartbeat | None = None
 
 
 class Heartbeat:
-    """A thread that calls `beat` after `SILENCE_SECONDS` without a message, until it is closed.
-
-    Args:
-        quiet_since: `time.perf_counter()` of the last line.
-    """
+    """A thread that calls `beat` after `SILENCE_SECONDS` without a message, until it is closed."""
 
     def __init__(self, beat: Callable[[], None], quiet_since: Callable[[], float]) -> None:
         self._beat, self._quiet_since = beat, quiet_since
@@ -65,11 +61,7 @@ def trainer_of(command: Sequence[str]) -> str:
 
 
 def announce(command: Sequence[str]) -> None:
-    """Print the first line of a run, and go on until `quiet`.
-
-    Args:
-        command: the words of the command line. If it starts no trainer, nothing is printed.
-    """
+    """Print the first line of a run, and go on until `quiet`; nothing for a command that starts no trainer."""
     global _began, _early
     module = trainer_of(command)
     if not module or {"-h", "--help", "--dry-run"} & {*command}:

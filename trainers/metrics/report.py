@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ParamSpec, Self
 
 import numpy as np
 
@@ -19,11 +20,9 @@ from forge_env.records.background import open_sinks
 from forge_env.records.sinks import Reversible, Sink, TakesEpisodes
 from forge_env.registry.contrib import rows
 from trainers.metrics.console import RunConsole
-from trainers.metrics.json_lines import JsonLines
+from trainers.metrics.json_lines import Metrics, Trained
 from trainers.metrics.observer import Observer, Spans
-from trainers.metrics.record_thread import RecordThread
 from trainers.metrics.settings import SINKS, TENSORBOARD
-from trainers.metrics.trained import Trained
 
 
 class Report:
@@ -49,7 +48,7 @@ class Report:
         self._trained = Trained(folder / "trained.jsonl")
         self._record = RecordThread()  # for episodes and trained.jsonl
         self.written = self._record.written
-        self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
+        self._metrics = Metrics(folder / "metrics.jsonl", self.console.seconds)
         self.observers: list[Observer] = [row.load()(folder) for row in rows("observers").values()]
         self.spans = Spans(self.observers)
         self.span = self.spans.span
@@ -83,7 +82,6 @@ class Report:
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """Every sink; the run's own sinks come first."""
         return (self._metrics, self.console, *self._others)
 
     def add(self, sink: Sink) -> None:
@@ -156,7 +154,6 @@ class Report:
             observer.begin(run)
 
     def stop_observing(self) -> None:
-        """Tell the observers that the processes of the run are about to end."""
         for observer in self.observers:
             observer.stop()
 
@@ -172,7 +169,7 @@ class Report:
                     sink.episode(episode, phase)
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
-        """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
+        """Record the episodes of an optimizer step and their advantages; see `Trained`."""
         self._record.write(self._trained.write, step, list(advantages))
 
     def evaluation(self, phase: str) -> Evaluation | None:
@@ -193,7 +190,6 @@ class Report:
         partial.rename(self.folder / "summary.json")
 
     def close(self) -> None:
-        """Close every file and sink."""
         with ExitStack() as stack:
             stack.callback(self.console.close)
             self._close_files()
@@ -225,3 +221,50 @@ def check_mark(folder: Path, mark: Mapping[str, Any]) -> None:
                 f"{path} has {bytes_now} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
                 f"without its record"
             )
+
+
+P = ParamSpec("P")
+
+
+class RecordThread:
+    """Calls functions that write, one after the other, in its thread.
+
+    An error ends all writing, because a record must have no gaps. The next call of any method raises the error.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="record")
+        self._last: Future[None] | None = None
+        self._error: BaseException | None = None
+
+    def write(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Let the thread call a function; returns at once."""
+        self._check()
+        self._last = self._thread.submit(self._call, lambda: function(*args, **kwargs))
+
+    async def written(self) -> None:
+        """Wait until everything is written, without blocking the event loop."""
+        if self._last is not None:
+            await asyncio.wrap_future(self._last)
+        self._check()
+
+    def flush(self) -> None:
+        if self._last is not None:
+            self._last.result()
+        self._check()
+
+    def close(self) -> None:
+        """Write what is left, and end the thread."""
+        self._thread.shutdown()
+        self._check()
+
+    def _call(self, write: Callable[[], object]) -> None:
+        if self._error is None:
+            try:
+                write()
+            except BaseException as error:
+                self._error = error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error

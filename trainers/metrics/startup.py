@@ -54,12 +54,10 @@ class Startup:
             self.under_way.pop(name, None)
 
     def until_now(self, name: str, began: float) -> None:
-        """Add a phase that ends now."""
         if self.first_step is None:
             self.phases.setdefault(name, (began, time.time() - began))
 
     def end(self) -> None:
-        """The first optimizer step is done."""
         self.first_step = time.time() - self.command
 
     def add_services(self, services: Mapping[str, Sequence[Mapping[str, Span]]]) -> None:

@@ -65,11 +65,7 @@ class Auditor(Protocol):
 
 
 class Cheats:
-    """Counts the episodes of a step that look like a known cheat.
-
-    Args:
-        auditors: of each environment, by its label.
-    """
+    """Counts the episodes of a step that look like a known cheat; each environment's label has its auditor."""
 
     def __init__(self, auditors: Mapping[str, Auditor] = MappingProxyType({})) -> None:
         self._auditors = {label: auditor for label, auditor in auditors.items() if auditor.knows_cheats}

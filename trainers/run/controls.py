@@ -31,7 +31,6 @@ class Controls:
 
     @property
     def holds(self) -> bool:
-        """Whether the next step has to wait."""
         return self.is_paused or self.evaluates
 
     def check(self) -> None:
@@ -48,7 +47,6 @@ class Controls:
         self.news.set()
 
     def resume(self) -> None:
-        """End a pause."""
         self.check()
         if not self.is_paused:
             raise UserError("the run is not paused")

@@ -104,7 +104,6 @@ class Evaluations:
 
     @property
     def by_step(self) -> dict[int, dict[str, float]]:
-        """The recorded metrics of every evaluation, by step."""
         return {int(record["step"]): record for record in metrics_of(self.record.folder, "evaluation")}
 
     def best_step(self) -> int | None:
@@ -204,11 +203,7 @@ class Evaluations:
 
 
 def best_text(summary: Mapping[str, Any], last: int) -> str:
-    """The best and the last step in a sentence, with their intervals, and whether they differ.
-
-    Args:
-        summary: of `Evaluations.summary`.
-    """
+    """The best and the last step of a summary in a sentence, with their intervals, and whether they differ."""
     best, change = summary["best_step"], summary["last_minus_best"]
     rate = {name: _rate(summary[f"{name}_success"], summary[f"{name}_success_ci95"]) for name in ("best", "last")}
     if best == last:

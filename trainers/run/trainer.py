@@ -73,7 +73,6 @@ class Trainer:
         )
 
     async def end_at(self, steps: int, rate: RateSettings) -> None:
-        """Change the total number of steps, see `TitanTrainer.end_at`."""
         trainer = self.ranks.deadline(self._plan.deadlines.base, "the trainer")
         await trainer.call_one(TrainerActor.end_at, steps, rate)
 
@@ -105,7 +104,6 @@ class Trainer:
         return metrics
 
     async def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """The logprobs of the sampled targets under the present weights, per sample."""
         return await self._logprobs(TrainerActor.logprobs, samples, "logprobs")
 
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:

@@ -61,7 +61,7 @@ def spawn_trainer(
     Args:
         launcher: its `start("trainer")` waits until the model is loaded.
         procs: ranks, which is the product of the settings' degrees of data, tensor and context parallelism.
-        store: where `publish` puts the weights.
+        store: of published weights.
         store_dtype: of the published weights; the engines must use the same.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
         num_hosts: the first hosts of the launcher's, which share the processes.
@@ -113,8 +113,8 @@ class TrainerActor(ForgeActor):
 
     Args:
         is_frozen: see `TitanTrainer`.
-        store: where `publish` puts the weights.
-        store_dtype: of the published weights.
+        store: of published weights.
+        store_dtype: of those weights.
         imports: a target in a file of the user's, which is imported first; "" for none.
     """
 
@@ -182,14 +182,6 @@ class TrainerActor(ForgeActor):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     @concurrent_endpoint
-    async def publish(self, version: int) -> float | None:
-        """Put the present weights into the store, `take` and `commit` in one; returns seconds."""
-        started = time.perf_counter()
-        await self.in_thread(lambda: self._take(version))
-        await self._commit()
-        return self._since(started)
-
-    @concurrent_endpoint
     async def take(self, version: int) -> float | None:
         """Copy the present weights for the store; returns seconds. The next step cannot change them any more."""
         started = time.perf_counter()
@@ -200,7 +192,9 @@ class TrainerActor(ForgeActor):
     async def commit(self) -> float | None:
         """Let what was taken last be fetched, while steps go on; returns seconds."""
         started = time.perf_counter()
-        await self._commit()
+        taken, self._taken = self._taken, None
+        if self._store is not None and taken is not None:
+            await self._store.commit(taken)
         return self._since(started)
 
     def _take(self, version: int) -> None:
@@ -216,11 +210,6 @@ class TrainerActor(ForgeActor):
         with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             if self.rank == 0:
                 self._taken = self._store.take(version, WeightStream(self._layout, self.trainer.device, tensors))
-
-    async def _commit(self) -> None:
-        taken, self._taken = self._taken, None
-        if self._store is not None and taken is not None:
-            await self._store.commit(taken)
 
     def _since(self, started: float) -> float | None:
         return time.perf_counter() - started if self.rank == 0 else None

@@ -116,12 +116,7 @@ class TrainingRun:
     # ---- for the run itself ----
 
     async def in_order(self, work: Coroutine[Any, Any, None], say: Callable[[str], None]) -> None:
-        """Await the work of the run. A cancellation stops it; a second one ends it at once.
-
-        Args:
-            work: the run.
-            say: is told of a cancellation.
-        """
+        """Await the work of the run. A cancellation stops it, which `say` is told; a second one ends it at once."""
         task, times = asyncio.ensure_future(work), 0
         while not task.done():
             try:

@@ -8,10 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Literal
 
 from forge_env.core.episode import Episode
-from forge_env.core.errors import UserError
+from forge_env.core.errors import NothingTrained, UserError
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
@@ -22,7 +23,6 @@ from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
-from trainers.run.skipped_steps import SkippedSteps
 from trainers.settings.tasks import WarmupConfig
 from trainers.setup.run_plan import EnvShare
 
@@ -31,8 +31,12 @@ LEAST_EXPECTED = 5
 
 
 def tasks_after_warmup(warmup: WarmupConfig, tasks: Sequence[Task]) -> Sequence[Task]:
-    """The training tasks in the order of their first pass; those that the warm-up demonstrated come last."""
-    return undemonstrated_first(tasks, warmup) if warmup.steps else tasks
+    """The training tasks in the order of their first pass; those that the warm-up demonstrated come last.
+
+    The model has memorised tasks that were demonstrated several times; training on them would reward memorisation.
+    """
+    shown = demonstrated(tasks, warmup) if warmup.steps else ()
+    return [*tasks[len(shown) :], *shown] if shown else tasks
 
 
 def kinds_left_out(warmup: WarmupConfig, tasks: Sequence[Task], count: int) -> list[str]:
@@ -49,13 +53,9 @@ def kinds_left_out(warmup: WarmupConfig, tasks: Sequence[Task], count: int) -> l
 async def warm_up(
     run: Run, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 ) -> int:
-    """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
+    """At most `steps` steps on the expert's episodes, which teach the format of a call; returns their number.
 
     Stops early, at a probe that succeeds often enough.
-
-    Args:
-        run: its model learns. Its demonstrations are not kept.
-        steps: at most.
     """
     warmup = run.plan.config.warmup
     demonstrations, run.demonstrations = run.demonstrations, ()
@@ -110,15 +110,6 @@ def learned_enough(warmup: WarmupConfig, probe: Evaluation, kinds: Kinds) -> boo
     )
 
 
-def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Task]:
-    """Move the demonstrated training tasks to the end.
-
-    The model has memorised tasks that were demonstrated several times; training on them would reward memorisation.
-    """
-    shown = demonstrated(tasks, warmup)
-    return [*tasks[len(shown) :], *shown]
-
-
 def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     """The training tasks that the expert shows: the first ones, but none of the probe's."""
     return tasks[: max(1, len(tasks) - len(probed(tasks, warmup)))][: warmup.demonstrations]
@@ -132,12 +123,7 @@ def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
 
 async def demonstrate(rollouts: Rollouts, train_tasks: Mapping[str, Sequence[Task]]) -> list[Episode]:
     """Let the experts of the environments solve training tasks; returns full successes within the limits of each. It
-    needs no engine.
-
-    Args:
-        rollouts: whose environments are up.
-        train_tasks: of each environment, by its label.
-    """
+    needs no engine."""
     with rollouts.record.phase("demonstrations"):
         return [e for share in rollouts.plan.environments for e in await _demonstrate(rollouts, share, train_tasks)]
 
@@ -260,3 +246,27 @@ def batches(
 def _again_and_again(episodes: Sequence[Episode], rng: random.Random) -> Iterator[Episode]:
     while True:
         yield from rng.sample(episodes, len(episodes))
+
+
+@dataclass(slots=True, kw_only=True)
+class SkippedSteps:
+    phase: str
+    """Its name, such as "the warm-up"."""
+    rate: str
+    """The option of its learning rate."""
+    most: int
+    """Of the first steps that may be skipped before the phase ends; 0 is without end."""
+    taken: int = 0
+    skipped: int = 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        self.taken, self.skipped = self.taken + (not metrics["skipped"]), self.skipped + bool(metrics["skipped"])
+        if self.skipped == self.most:
+            self.check(metrics)
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        if not self.taken and self.skipped:
+            why = (
+                f"loss or gradient was not finite: lower --{self.rate}" if metrics["tokens"] else "no token was learned"
+            )
+            raise NothingTrained(f"{self.phase} trained nothing: none of its {self.skipped} steps was taken, as {why}")

@@ -66,5 +66,4 @@ class LoopOptions:
 
     @property
     def groups_per_step(self) -> int:
-        """Groups of one optimizer step."""
         return self.batch_size * self.gradient_accumulation_steps

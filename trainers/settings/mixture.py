@@ -42,7 +42,6 @@ def read_names(text: str) -> dict[str, Named]:
 
 
 def labels(names: Iterable[str]) -> list[str]:
-    """A label for each name."""
     made: list[str] = []
     for name in names:
         label = re.sub(r"[^A-Za-z0-9_-]", "_", re.split(r"[:/]", name)[-1]) or "env"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval
 
@@ -125,6 +125,17 @@ class LauncherConfig(HostSettings):
             )
 
 
+class Deadlines(NamedTuple):
+    """In seconds, of operations that move the weights of a model."""
+
+    base: float
+    """For what moves few bytes."""
+    weights: float
+    """For the weights once: to load a model, to publish, pull, keep or export it."""
+    checkpoint: float
+    """For a checkpoint, and for the previous one, which may still be being written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeadlinesConfig(StallOption):
     """When the run's own parts count as hung; what an episode may take is in `env`. No completion has a deadline."""
@@ -134,3 +145,8 @@ class DeadlinesConfig(StallOption):
     that their bytes take is added."""
     least_mib_per_second: Annotated[float, Gt(0)] = 50.0
     """The slowest disk or network that still counts as working."""
+
+    def of(self, parameters: int) -> Deadlines:
+        """For a model: its weights have at most 4 bytes a parameter, and 12 with Adam's two moments."""
+        second = self.least_mib_per_second * 2**20
+        return Deadlines(*(self.base_seconds + size * parameters / second for size in (0, 4, 2 * 12)))

@@ -48,9 +48,8 @@ class DatasetConfig:
     and what pass_rate_range is about."""
     pass_rate_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
     """The least and the greatest rate in pass_rate of a task that is trained on, such as 0.1,0.9."""
-    sampler: Literal["uniform", "pools", "window"] = "uniform"
-    """Which task is next: "uniform" takes all in turn. "pools" gives tasks that were never solved at their last visit,
-    and those always solved, a tenth of the prompts each. "window" prefers tasks that are solved half of the time, by
+    sampler: Literal["uniform", "window"] = "uniform"
+    """Which task is next: "uniform" takes all in turn. "window" prefers tasks that are solved half of the time, by
     their last visits and the rate of their kind."""
 
     def check(self) -> None:

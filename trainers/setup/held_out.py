@@ -55,7 +55,7 @@ class HeldOutSet:
 
     @property
     def agent(self) -> str:
-        """The name of the agent that samples so, see `trainers.run.services`."""
+        """The name of the agent that samples so, see `trainers.run.start`."""
         return "greedy" if self.is_greedy else "evaluated"
 
     @property
@@ -70,13 +70,8 @@ class HeldOutSet:
 
 
 def held_out_sets(config: RunConfig, tasks: Sequence[Task], *, env: str = "") -> dict[str, HeldOutSet]:
-    """The held-out sets of an environment by name: "" is the headline; the others are "greedy", NAME and NAME.greedy.
-
-    Args:
-        config: as the environment has it.
-        tasks: of the headline.
-        env: its label.
-    """
+    """The held-out sets of an environment by name: "" is the headline, with `tasks`; the others are "greedy", NAME and
+    NAME.greedy."""
     evaluation = config.evaluation
     sampling: dict[str, Any] = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "n": evaluation.n}
     sampling |= {"env": env}

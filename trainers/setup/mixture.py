@@ -26,7 +26,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import kinds_of, read_value, with_entries, with_values
 from trainers.config import RunConfig
-from trainers.settings.mixture import JOINT, labels, read_name, read_names
+from trainers.settings.mixture import JOINT, Named, labels, read_name, read_names
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -42,11 +42,7 @@ _OF_RUN = {"temperature": "the trainer takes all logprobs at one temperature"} |
 
 
 def listed(environments: Sequence[Any]) -> dict[str, Any]:
-    """The settings that a list in the place of the section `env` states, by their dotted names.
-
-    Args:
-        environments: names, and dictionaries with a name, a weight and the settings that differ.
-    """
+    """The settings that a list in the place of the section `env` states, by their dotted names."""
     entries = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in environments]
     texts = []
     for entry, each in zip(entries, environments, strict=True):
@@ -58,15 +54,17 @@ def listed(environments: Sequence[Any]) -> dict[str, Any]:
     return {"env.name": JOINT.join(texts)} | {f"mixture.{label}": entry for label, entry in named if entry}
 
 
-def views(config: C) -> dict[str, C]:
-    """The config as each environment has it, by label; {} for a run without an environment."""
+def views(config: C) -> Iterator[tuple[str, float, C]]:
+    """The label and the weight of each environment, and the config as it has it; without one, the config itself."""
     named = read_names(config.env.name)
     if unknown := sorted(config.mixture.keys() - named.keys()):
         there = f"{nearest(unknown[0], named)}" if len(named) > 1 else "The run has one environment: use --env.OPTION."
         raise UserError(f"--mixture.{unknown[0]}: no environment of this run has that label. {there}")
     if len(named) < 2:
-        return {label: with_values(config, {"env.name": one.name}) for label, one in named.items()}
-    total, made, seen = math.fsum(one.weight for one in named.values()), dict[str, C](), dict[str, str]()
+        one = named.get("", Named(""))
+        yield "", one.weight, with_values(config, {"env.name": one.name})
+        return
+    total, seen = math.fsum(one.weight for one in named.values()), set[str]()
     for label, one in named.items():
         values = _values(config, label)
         text = json.dumps([one.name, values], sort_keys=True, default=str)
@@ -75,24 +73,21 @@ def views(config: C) -> dict[str, C]:
                 f"--env names {one.name} twice with the same settings: name it once, with both weights together, or "
                 f"give the second one options of its own: --mixture.{label}.options.OPTION VALUE"
             )
-        seen[text] = label
+        seen.add(text)
         shown = {
             "warmup.demonstrations": max(1, math.ceil(config.warmup.demonstrations * one.weight / total)),
             "warmup.probe_tasks": math.ceil(config.warmup.probe_tasks / len(named)),
         }
         sets = {"evaluation.sets": _sets(config, label, list(named))}
-        made[label] = with_values(config, {"env.name": one.name, "mixture": {}, **shown, **sets, **values})
-    return made
+        yield label, one.weight, with_values(config, {"env.name": one.name, "mixture": {}, **shown, **sets, **values})
 
 
 def with_views(config: C, made: Mapping[str, C]) -> C:
-    """The config with the settings of its views.
+    """The config with the settings of its several views.
 
-    Of several, `env` has the largest limits: engine, memory and deadlines follow them. `mixture` has all settings of
+    `env` has the largest limits: engine, memory and deadlines follow them. `mixture` has all settings of
     each, so that a run that goes on has the same ones.
     """
-    if len(made) < 2:
-        return next(iter(made.values()), config)
     limits = [limit.name for limit in fields(EpisodeLimits)]
     largest = {f"env.{name}": max(getattr(view.env, name) for view in made.values()) for name in limits}
     return with_values(config, {**largest, "mixture": {label: _entry(view) for label, view in made.items()}})

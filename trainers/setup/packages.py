@@ -47,5 +47,4 @@ def check_ours() -> None:
 
 
 def missing_packages() -> list[str]:
-    """What the stack lacks on this machine."""
     return [package for module, package in STACK.items() if importlib.util.find_spec(module) is None]

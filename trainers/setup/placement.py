@@ -36,8 +36,6 @@ class ReplicaPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a run."""
-
     service: str
     """"controller", "store", "envs", "generator", "trainer", "ref_model" or "teacher"."""
     rank: int = 0
@@ -76,13 +74,11 @@ class Placement:
 
     @property
     def gpus_needed(self) -> int:
-        """GPUs that all services need together."""
         wanted = self.gpus_wanted.values()
         return max(wanted, default=0) if self.shares_gpus else sum(wanted)
 
     @property
     def has_reference(self) -> bool:
-        """Whether a reference model is started."""
         return bool(self.replicas["ref_model"])
 
     @property
@@ -130,7 +126,7 @@ class Placement:
 
 def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool = True, teachers: int = 0) -> Placement:
     """Place every process of a run; the replicas of its teachers follow one another."""
-    num_hosts, per_host = config.launcher.count, gpus_per_host(config)
+    num_hosts, per_host = config.launcher.count, config.launcher.gpus_per_host or gpus_available()
     started = {"generator": has_engine, "trainer": True, "ref_model": has_reference, "teacher": teachers > 0}
     models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
     if teachers > 1:
@@ -148,10 +144,6 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
         replicas=replicas,
         processes=_processes(config, replicas, has_several_hosts=num_hosts > 1),
     )
-
-
-def gpus_per_host(config: RunConfig) -> int:
-    return config.launcher.gpus_per_host or gpus_available()
 
 
 def gpus_available() -> int:

@@ -22,9 +22,10 @@ from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
 from trainers.objective.trials import try_advantages, try_loss
 from trainers.settings.distill import SELF
-from trainers.settings.mixture import read_names
 from trainers.setup.card import GIB, gib
-from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
+from trainers.setup.checks import machine_checks, model_checks, run_checks
+from trainers.setup.checks.output_folder import check_output
+from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.mixture import of, views, with_views
@@ -34,6 +35,7 @@ from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
 from trainers.setup.run_plan import EnvShare, RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
+from trainers.setup.sizing.engine import check_engine, check_sleep
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
 C = TypeVar("C", bound=RunConfig)
@@ -45,16 +47,16 @@ USUAL = 16384
 """Tokens above which the logits must be kept, too: a GPU is busy with so many, and would compute them again."""
 
 CHECKS: tuple[Check, ...] = (
-    lambda plan: check_sets(*([share.config for share in plan.environments] or [plan.config])),
+    lambda plan: check_sets(*plan.views),
     model_checks.check_shape,
     lambda plan: plan.config.parallelism.check_procs(plan.config.services.trainer.procs),
     machine_checks.check_trainer,
     run_checks.check_deterministic,
     model_checks.check_thinking,
     lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
-    engine_checks.check_sleep,
+    check_sleep,
     model_checks.check_length,
-    engine_checks.check_engine,
+    check_engine,
 )
 OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.check_host_memory)
 """Checks of what this machine has room for."""
@@ -91,7 +93,10 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     check_ours()
     plan = plan_settings(config, algorithm)
     config, model, objective = plan.config, plan.model, plan.objective
-    plan = replace(plan, checkpoint=run_checks.check_folder(plan))
+    if config.resume:
+        plan = replace(plan, checkpoint=checkpoint_of(plan))
+    else:
+        check_output(config.output or "outputs/new")
     for check in CHECKS:
         check(plan)
     if model.folder is not None:
@@ -110,21 +115,23 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
 
 def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[str, Default], list[EnvShare]]:
     """Give each setting of -1 its default, and make each environment, with its data; returns also the defaults."""
-    made, environments, named = {}, list[EnvShare](), read_names(config.env.name)
-    for label, view in (views(config) or {"": config}).items():
+    made, environments = {}, list[EnvShare]()
+    for label, weight, view in views(config):
         with of(label):
             check_bounds(view)
             view, defaults = take_defaults(view, shape)
             source = own_data(view) or view.dataset.path
-            view = give_dataset(resolve_sources(model_checks.with_teacher_of_run(view)))
+            view = give_dataset(resolve_sources(view))
             if (factory := run_checks.make_environment(view)) is not None:
                 view, defaults = with_room_for_expert(view, defaults, factory)
-                share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)
-                environments.append(replace(share, weight=named[label].weight))
+                share = EnvShare(
+                    label=label, weight=weight, config=view, defaults=defaults, factory=factory, source=source
+                )
+                environments.append(share)
             made[label] = view
-    config = with_views(resolve_sources(config), made)
-    if len(made) > 1:
-        config, defaults = take_defaults(config, shape)
+    if len(made) == 1:
+        return view, defaults, environments
+    config, defaults = take_defaults(with_views(resolve_sources(config), made), shape)
     return config, defaults, environments
 
 
@@ -189,7 +196,6 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
 
 
 def _problems(plan: RunPlan) -> list[str]:
-    """Why this machine cannot start the run, as sentences."""
     checks: list[Callable[[], object]] = [check_packages, plan.config.training.check_packages]
     if plan.config.launcher.kind == "slurm":
         checks.append(slurm_nodes)
@@ -238,10 +244,7 @@ def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOut
     tasks, held_out = dict[str, RunTasks](), dict[str, list[HeldOutSet]]()
     for share in plan.environments:
         with of(share.label):
-            read = share.tasks or read_run_tasks(share.config, share.factory)
-            run_checks.check_demonstrations(share.config, share.factory, read.train, own_data(share.config))
-            run_checks.check_reward(plan.objective, share.factory, read.train)
-            tasks[share.label] = read
+            tasks[share.label] = read = share.tasks or _read_tasks(share, plan.objective)
             for name, part in held_out_sets(share.config, read.held_out, env=share.label).items():
                 held_out.setdefault(name, []).append(part)
     return tasks, held_out
@@ -250,16 +253,22 @@ def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOut
 def _with_local_tasks(share: EnvShare, objective: Objective | None) -> EnvShare:
     """The environment with its tasks, if they are of a local file, or its own ones of a profile; else the start reads
     them."""
-    config, source, tasks = share.config, share.source, None
+    data, dataset = own_data(share.config), share.config.dataset
     with of(share.label):
-        data = own_data(config)
-        if (file := find_file(data, config.dataset.split)) is not None and not file.is_file():
-            raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
-        if file is not None or (config.dataset.pass_rate and not data):
-            try:
-                tasks = read_run_tasks(config, share.factory)
-            except UserError as error:
-                raise UserError(str(error).replace(data, source) if data else str(error)) from error
-            run_checks.check_demonstrations(config, share.factory, tasks.train, source)
-        run_checks.check_reward(objective, share.factory, tasks.train if tasks else ())
-    return replace(share, tasks=tasks)
+        if (file := find_file(data, dataset.split)) is not None and not file.is_file():
+            raise UserError(f"--dataset.path is {share.source!r}, and there is no file {file}")
+        if file is not None or (dataset.pass_rate and not data):
+            return replace(share, tasks=_read_tasks(share, objective))
+        run_checks.check_reward(objective, share.factory, ())
+    return share
+
+
+def _read_tasks(share: EnvShare, objective: Objective | None) -> RunTasks:
+    data = own_data(share.config)
+    try:
+        tasks = read_run_tasks(share.config, share.factory)
+    except UserError as error:
+        raise UserError(str(error).replace(data, share.source) if data else str(error)) from error
+    run_checks.check_demonstrations(share.config, share.factory, tasks.train, share.source)
+    run_checks.check_reward(objective, share.factory, tasks.train)
+    return tasks

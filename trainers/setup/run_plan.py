@@ -31,7 +31,7 @@ from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.host_settings import HostSettings
 from forge_env.runtime.weights import WeightStore
-from forge_env.utils.settings import values_of
+from forge_env.utils.settings import leaves, values_of
 from trainers.algorithm import Algorithm
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
@@ -40,9 +40,8 @@ from trainers.lora import Lora
 from trainers.model.find import FoundModel
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import choose_old_logprobs
-from trainers.settings.services import ServiceConfig
+from trainers.settings.services import Deadlines, ServiceConfig
 from trainers.setup.card import Card, Processes, cards
-from trainers.setup.deadlines import Deadlines
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.packages import missing_packages
 from trainers.setup.placement import Placement, Process, make_placement
@@ -121,9 +120,14 @@ class RunPlan:
     """Why this machine cannot start the run, as sentences."""
 
     def check(self) -> None:
-        """Check that this machine can start the run."""
         for problem in self.problems:
             raise UserError(problem)
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The defaults of all settings, by their names."""
+        fixed = {setting.name: setting.value for setting in leaves(type(self.config)())}
+        return fixed | {name: default.value for name, default in self.defaults.items()}
 
     @property
     def cards(self) -> list[Card]:
@@ -132,7 +136,6 @@ class RunPlan:
 
     @property
     def missing(self) -> list[str]:
-        """What this machine lacks, as sentences."""
         placement = self.placement
         missing = [f"{package} is not installed" for package in missing_packages()]
         missing += [model.missing for model in (self.model, *self.teachers.values()) if model.missing]
@@ -157,8 +160,12 @@ class RunPlan:
 
     @property
     def has_several(self) -> bool:
-        """Whether the run has several environments."""
         return len(self.environments) > 1
+
+    @property
+    def views(self) -> Sequence[RunConfig]:
+        """The settings as each environment has them."""
+        return [share.config for share in self.environments] or [self.config]
 
     @property
     def compacts(self) -> bool:
@@ -203,22 +210,14 @@ class RunPlan:
 
     @property
     def rising_steps(self) -> int:
-        """Optimizer steps over which the learning rate rises from 0."""
         return rising_steps(self.config, self.steps)
 
     @property
     def rate(self) -> RateSettings:
-        """The learning rate of training."""
         training = self.config.training
         return RateSettings(
             learning_rate=training.learning_rate, lr_schedule=training.lr_schedule, warmup_steps=self.rising_steps
         )
-
-    @property
-    def warmup_rate(self) -> RateSettings:
-        """The learning rate of the warm-up: it rises and then stays."""
-        warmup = self.config.warmup
-        return RateSettings(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
 
     @property
     def has_warmup(self) -> bool:
@@ -264,7 +263,6 @@ class RunPlan:
 
     @cached_property
     def trainer(self) -> TitanSettings:
-        """What the trainer takes."""
         config, training = self.config, self.config.training
         return TitanSettings(
             **values_of(training, TrainerSettings),
@@ -280,8 +278,12 @@ class RunPlan:
     def trainer_at_start(self) -> TitanSettings:
         """What the trainer begins with, the run's first phase. An engine that sleeps while the trainer steps is awake
         while it loads: the memory of a step is not there then."""
-        rate = values_of(self.warmup_rate if self.has_warmup else self.rate, RateSettings)
-        return replace(self.trainer, **rate, total_steps=self.steps, compile_full=not self.engine.sleep)
+        warmup, rate = self.config.warmup, self.rate
+        if self.has_warmup:  # it rises and then stays
+            rate = RateSettings(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
+        return replace(
+            self.trainer, **values_of(rate, RateSettings), total_steps=self.steps, compile_full=not self.engine.sleep
+        )
 
     def frozen(self, service: ServiceConfig) -> TitanSettings:
         """What a reference model or a teacher takes: it computes logprobs as the trainer does.
@@ -362,14 +364,13 @@ class RunPlan:
 
     @property
     def episodes_at_once(self) -> int:
-        """Episodes in flight in an evaluation."""
         return AT_ONCE[self.config.services.generator.with_gpus]
 
     @property
     def deadlines(self) -> Deadlines:
         """Of operations that move the weights of a model, by the largest one."""
         shapes = [model.shape for model in (self.model, *self.teachers.values())]
-        return Deadlines(self.config.deadlines, max(shape.parameters if shape else 0 for shape in shapes))
+        return self.config.deadlines.of(max(shape.parameters if shape else 0 for shape in shapes))
 
     @property
     def patience(self) -> float:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agents.model_folder import trained_model
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.data.rows import find_file
 from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.profile import FILE, Profile
+from forge_env.records.run_weights import run_of
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
-from trainers.setup.mixture import views
 
 C = TypeVar("C", bound=RunConfig)
 TRAIN_TASKS = 4096
@@ -40,7 +41,6 @@ class RunTasks:
 
 
 def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
-    """Read the training tasks and the held-out tasks of a run."""
     data = config.dataset
     profile = Profile.read(data.pass_rate) if data.pass_rate else None
     default = len(profile.tasks) if profile else TRAIN_TASKS
@@ -114,11 +114,7 @@ def _content(task: Task) -> str:
 def _draw(
     config: RunConfig, environment: EnvFactory, split: str, given: int, option: str, *, default: int
 ) -> Sequence[Task]:
-    """Return the tasks of a split: the given number, or else at most the default.
-
-    Args:
-        given: the number that the user gave; 0 is none.
-    """
+    """Return the number of tasks of a split that the user gave, or at most the default if it is 0."""
     tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
     if len(tasks) < given:
         raise UserError(
@@ -139,7 +135,8 @@ def chat_data(config: RunConfig) -> str:
 
 
 def resolve_sources(config: C) -> C:
-    """Make local files of data absolute: a resumed run finds them from any folder."""
+    """Make local files of data absolute, and a training run that teaches a folder: a resumed run finds them from
+    anywhere."""
     sources = {"dataset.path": config.dataset.path, "env.options.data": own_data(config), "sft.data": chat_data(config)}
     sources |= {
         f"evaluation.sets.{name}.options.data": str(data)
@@ -149,13 +146,16 @@ def resolve_sources(config: C) -> C:
     resolved = {name: _resolved(source) for name, source in sources.items() if source}
     if config.dataset.pass_rate:
         resolved["dataset.pass_rate"] = str(Path(config.dataset.pass_rate).expanduser().absolute())
+    if (teacher := config.distill.teacher) and run_of(teacher) is not None:
+        resolved["distill.teacher"] = str(trained_model(teacher))
     return with_values(config, resolved)
 
 
-def data_digests(config: RunConfig) -> dict[str, str]:
+def data_digests(views: Iterable[RunConfig]) -> dict[str, str]:
     """The digests of the local files that a run learns from and is measured on, by path."""
-    files = [find_file(chat_data(config))]
-    for view in views(config).values():
+    files: list[Path | None] = []
+    for view in views:
+        files.append(find_file(chat_data(view)))
         files += [find_file(own_data(view), split) for split in (view.dataset.split, "test")]
         files += [Path(view.dataset.pass_rate) / FILE] if view.dataset.pass_rate else []
         for name in view.evaluation.sets:

@@ -122,7 +122,7 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
     from forge_env.utils.threads import invoke
     from trainers.objective.plain_losses import SFTLoss
     from trainers.run.checkpointing import is_due, save_checkpoint, until_stopped
-    from trainers.run.skipped_steps import SkippedSteps
+    from trainers.run.warmup import SkippedSteps
 
     loss, is_stopped = SFTLoss(), asyncio.Event()
     done = run.checkpoint.step if run.checkpoint else 0

@@ -74,7 +74,7 @@ def test_a_run_trains_on_the_tasks_of_a_profile_within_a_range(capfd: pytest.Cap
     assert share.tasks is not None and len(share.tasks.train) == 40
     rates = rates_of(share.config.dataset.pass_rate)  # what a sampler begins with
     assert {rates[task.id] for task in share.tasks.train if task.target in (0, 3)} == {(0, 16), (16, 16)}
-    plan = plan_of("--dataset.pass_rate_range", "0.05,0.95", "--dataset.sampler", "pools")
+    plan = plan_of("--dataset.pass_rate_range", "0.05,0.95", "--dataset.sampler", "window")
     [share] = plan.environments
     assert share.tasks is not None and {task.target for task in share.tasks.train} == {1, 2, 4}
     path = Path("P").absolute()
@@ -84,11 +84,11 @@ def test_a_run_trains_on_the_tasks_of_a_profile_within_a_range(capfd: pytest.Cap
     ]
     assert plan.about_data[0] == f"the training tasks are from the profile {path}"
     (path / "run").mkdir()
-    (path / "run" / "run.json").write_text(json.dumps({"data": {"files": data_digests(plan.config)}}))
-    check_data(path / "run", data_digests(plan.config))
+    (path / "run" / "run.json").write_text(json.dumps({"data": {"files": data_digests(plan.views)}}))
+    check_data(path / "run", plan.views)
     (path / "profile.json").write_text((path / "profile.json").read_text() + " ")
     with pytest.raises(UserError, match="the data file .*profile.json has changed since this run began"):
-        check_data(path / "run", data_digests(plan.config))
+        check_data(path / "run", plan.views)
 
 
 def test_a_profile_of_other_tasks_is_refused_before_anything_starts(capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,14 +21,12 @@ from forge_env.core.errors import NothingTrained, ReplicaDied, ServiceError, Use
 from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, SHRINK
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
-from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts
+from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts, fate_of
 from trainers.controller.ledger import Ledger, Prompt
 from trainers.controller.loop import Loop
-from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.loop_state import LoopSettings, LoopState, ReadyGroup
 from trainers.controller.mixture import Mixture
-from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.sampler import TaskSampler
-from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
@@ -616,7 +614,7 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
 
 async def test_groups_that_are_dropped_teach_the_sampler_too() -> None:
     """Of five tasks one has a signal: the others are always solved, or end by faults, which teach nothing."""
-    samplers = {"": TaskSampler(tasks=TASKS, seed=0, by="pools")}
+    samplers = {"": TaskSampler(tasks=TASKS, seed=0, by="window")}
     ledger = Ledger(samplers=samplers)
 
     def make(index: int) -> Group:
@@ -627,7 +625,6 @@ async def test_groups_that_are_dropped_teach_the_sampler_too() -> None:
     record = Record(rollout(make))
     await run_to_end(record.loop(steps=5, objective={"needs_signal": True}, ledger=ledger))
     assert [samplers[""].pool(index) for index in range(5)] == ["mixed", "unseen", "easy", "easy", "easy"]
-    assert samplers[""].visits["mixed"] > samplers[""].visits["easy"] - 3
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:

@@ -12,8 +12,7 @@ from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
 from trainers.controller.ledger import Ledger
-from trainers.controller.loop_state import LoopState
-from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
+from trainers.controller.loop_state import READY_FILE, LoopState, ReadyGroup, pack, unpack
 
 
 def make_group(number: int, members: int, replaced: int = 0) -> Group:
@@ -62,13 +61,12 @@ def test_a_file_of_other_episodes_is_refused(lines: slice, tmp_path: Path) -> No
 def test_the_state_of_a_loop_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     state = LoopState(steps_done=5, ready=[ReadyGroup(1, 6, make_group(1, 2))])
     numbers = state.ledger.prompts()
-    for number in (next(numbers), next(numbers)):
-        state.lengths.finished(make_group(number, 2))
+    next(numbers), next(numbers)
     state.ledger.finish(1)
     state.drops.drop_faulty("", "gone")
     place, texts = state.to_json()
     for name, lines in texts.items():
         (tmp_path / name).write_bytes(b"".join(lines))
     again = LoopState.of(json.loads(json.dumps(place)), 5, tmp_path, Ledger())
-    assert (again.ready, again.drops, again.lengths) == (state.ready, state.drops, state.lengths)
+    assert (again.ready, again.drops) == (state.ready, state.drops)
     assert again.steps_done == 5 and again.ledger.state_dict() == state.ledger.state_dict()

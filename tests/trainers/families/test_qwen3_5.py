@@ -34,12 +34,12 @@ from trainers.families.qwen3_5 import Qwen35
 from trainers.families.table import family_of, read_config
 from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
-from trainers.setup.checks.engine_checks import check_engine
 from trainers.setup.checks.model_checks import check_folder
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config as read_options
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.sizing.engine import check_engine
 from trainers.titan.delta_rule import PackedRows, delta_rule
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 

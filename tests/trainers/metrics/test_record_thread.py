@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.metrics.record_thread import RecordThread
+from trainers.metrics.report import RecordThread
 
 
 def test_everything_is_written_in_order_in_another_thread() -> None:

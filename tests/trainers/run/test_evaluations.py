@@ -25,7 +25,7 @@ from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.run_record import RunRecord
-from trainers.run.services import _agents
+from trainers.run.start import _agents
 from trainers.setup.held_out import held_out_sets
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan, tasks_of

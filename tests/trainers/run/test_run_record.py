@@ -15,7 +15,7 @@ from forge_env.utils.settings import with_values
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
 from trainers.metrics import report
-from trainers.run.run_record import RunRecord, add_fact, code_at_start, config_text, write_facts
+from trainers.run.run_record import RunRecord, add_fact, config_text, write_facts
 from trainers.setup.options.parser import parse
 
 
@@ -43,10 +43,9 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["started"], "2001-01-01T00:00:00+00:00"))
     config = with_values(config, {"training.steps": 99})
-    assert code_at_start(tmp_path) == {}
     for digest in ("1", "2"):
-        write_facts(tmp_path, "grpo", asdict(config), {"model": "m"}, {"training": {"own.py": digest}})
-    assert code_at_start(tmp_path) == {"training": {"own.py": "1"}}
+        code = {"training": {"own.py": digest}}
+        assert write_facts(tmp_path, "grpo", asdict(config), {"model": "m"}, code) == {"training": {"own.py": "1"}}
     facts = json.loads(path.read_text())
     assert facts["started"].startswith("2001") and facts["steps"] == 99
     assert (facts["algorithm"], facts["env"], facts["seed"], facts["model"]) == ("grpo", "code_exec", 7, "m")

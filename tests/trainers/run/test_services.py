@@ -11,7 +11,7 @@ pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
 from trainers.config import RunConfig, TrainingConfig
-from trainers.run import services
+from trainers.run import start
 from trainers.run.trainer_actor import allocator
 from trainers.settings.services import EnvsConfig, ServiceConfig, ServicesConfig
 from trainers.settings.tasks import EnvConfig
@@ -33,11 +33,11 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
         )
     )
     wanted, places = config.services, make_placement(config, has_reference=False).replicas
-    generators = services._options(wanted.generator, places["generator"], 300.0).environ
+    generators = start._options(wanted.generator, places["generator"], 300.0).environ
     assert generators is not None
     seen = [generators(replica)["CUDA_VISIBLE_DEVICES"] for replica in (0, 1)]
-    seen += [services._resources(wanted.trainer, places["trainer"][0])["CUDA_VISIBLE_DEVICES"]]
-    seen += [services._resources(wanted.envs, places["envs"][0])["CUDA_VISIBLE_DEVICES"]]
+    seen += [start._resources(wanted.trainer, places["trainer"][0])["CUDA_VISIBLE_DEVICES"]]
+    seen += [start._resources(wanted.envs, places["envs"][0])["CUDA_VISIBLE_DEVICES"]]
     assert seen == ["0,1", "2,3", "4,5,6", ""]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,7, 3")  # those of the run, which calls them 0 to 2
     assert generators(0)["CUDA_VISIBLE_DEVICES"] == "GPU-a,7"
@@ -48,7 +48,7 @@ def test_all_agents_think_as_the_config_says() -> None:
         budget = 9 if thinking == "on" else 0
         config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=budget))
         plan = make_plan(config, SFT)
-        agents = services._agents(plan, plan.share(""), "folder", cast(Any, None))
+        agents = start._agents(plan, plan.share(""), "folder", cast(Any, None))
         assert set(agents) == {"policy", "evaluated", "greedy", "expert"}
         assert {settings["thinking"] for _, settings in agents.values()} == {thinking}
         assert config.env.limits().max_thinking_tokens == budget

@@ -32,7 +32,6 @@ from trainers.run.warmup import (
     overshoot,
     probed,
     tasks_after_warmup,
-    undemonstrated_first,
     warm_up,
     within_limits,
 )
@@ -43,12 +42,12 @@ TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
 
 def test_demonstrated_tasks_come_last() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2)
-    assert [task.id for task in undemonstrated_first(TASKS, warmup)] == list("4567890123")
+    assert [task.id for task in tasks_after_warmup(warmup, TASKS)] == list("4567890123")
 
 
 def test_if_all_other_tasks_are_shown_the_probes_tasks_come_first() -> None:
     warmup = WarmupConfig(demonstrations=100, probe_tasks=2)
-    assert [task.id for task in undemonstrated_first(TASKS, warmup)] == list("8901234567")
+    assert [task.id for task in tasks_after_warmup(warmup, TASKS)] == list("8901234567")
 
 
 @given(st.integers(1, 10), st.integers(1, 12), st.integers(1, 12))
@@ -58,7 +57,7 @@ def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
     measured = probed(given, warmup)
     assert measured == given[-len(measured) :] and (tasks == 1 or not set(map(id, shown)) & set(map(id, measured)))
     assert len(measured) <= max(1, tasks // 2) and len(shown) >= min(tasks // 2, demonstrations)
-    ordered = undemonstrated_first(given, warmup)
+    ordered = tasks_after_warmup(warmup, given)
     assert sorted(ordered, key=lambda task: task.id) == given
     assert ordered[len(ordered) - len(shown) :] == list(shown) and shown
 
@@ -70,7 +69,6 @@ def test_a_warm_up_that_never_stops_early_shows_the_tasks_of_the_probe_too() -> 
 
 def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2, steps=5)
-    assert tasks_after_warmup(warmup, TASKS) == undemonstrated_first(TASKS, warmup)
     assert tasks_after_warmup(replace(warmup, steps=0), TASKS) == TASKS
 
 

@@ -6,8 +6,7 @@ from trainers import sft
 from trainers.families.table import KNOWN_SHAPES
 from trainers.grpo import GRPO
 from trainers.model.find import made_shape
-from trainers.setup.cost import RATE, describe_cost, duration, flops_of_token
-from trainers.setup.describe import describe_plan
+from trainers.setup.describe import RATE, describe_cost, describe_plan, duration, flops_of_token
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 

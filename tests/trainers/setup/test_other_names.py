@@ -13,8 +13,7 @@ from forge_env.utils.settings import leaves
 from tests.helpers.rows import rows
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
-from trainers.setup.options.other_names import ALGORITHM, OUR_NAMES, names_of_others, our_name
-from trainers.setup.options.parser import parse
+from trainers.setup.options.parser import ALGORITHM, OUR_NAMES, names_of_others, our_name, parse
 from trainers.sft import SFT
 
 OURS = {setting.name for config in (Config(), SFT.config()) for setting in leaves(config)}

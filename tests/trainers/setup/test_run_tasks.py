@@ -22,7 +22,7 @@ from trainers.setup.checks.resume_checks import check_data
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import data_digests, read_run_tasks
+from trainers.setup.run_tasks import read_run_tasks
 
 MODEL = ("--model", "Qwen/Qwen3-0.6B", "--lora.rank", "8")  # adapters: all weights want 28 GiB of memory
 
@@ -165,12 +165,12 @@ def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_
     for plan in (tasks, measured, chats):
         problems.write_text(problems.read_text())
         (folder / "run.json").write_text("{}")
-        record = check_data(folder, data_digests(plan.config))
+        record = check_data(folder, plan.views)
         assert list(record["files"]) == [str(problems)]
         (folder / "run.json").write_text(json.dumps({"data": record}))
-        assert check_data(folder, data_digests(plan.config)) == record
+        assert check_data(folder, plan.views) == record
         before = problems.read_text()
         problems.write_text(before + "\n{}")
         with pytest.raises(UserError, match=r"the data file .*q\.jsonl has changed since this run began"):
-            check_data(folder, data_digests(plan.config))
+            check_data(folder, plan.views)
         problems.write_text(before)

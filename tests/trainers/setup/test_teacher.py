@@ -41,7 +41,7 @@ def test_it_has_processes_and_memory_of_its_own_model() -> None:
     memory = next(memory for process, memory in plan.processes if process.service == "teacher")
     assert memory == frozen_memory(plan, plan.config.services.teacher, KNOWN_SHAPES["Qwen/Qwen3-8B"])
     assert memory.held["weights"] == 4 * KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters / 2
-    assert plan.deadlines.parameters == KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters
+    assert plan.deadlines == plan.config.deadlines.of(KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters)
     [said] = [text for name, text in describe_plan(plan) if name == "teacher"]
     assert said.endswith("counts 1 times; rewards count as well") and "8,190,735,360 parameters" in said
     without = plan_of("--model=Qwen/Qwen3-0.6B", "--teacher.procs=2")

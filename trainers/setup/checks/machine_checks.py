@@ -42,8 +42,7 @@ def check_trainer(plan: RunPlan) -> None:
 def check_host_memory(plan: RunPlan, host: float | None = None) -> None:
     """Check that the host has room for the processes on its CPU, and for parts that processes on GPUs keep there.
 
-    Args:
-        host: bytes of its memory, if it is another machine, see `host_memory`; 0 is not checked.
+    `host` is bytes of another machine's memory; 0 is not checked.
     """
     parts = host_parts(plan.processes)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"

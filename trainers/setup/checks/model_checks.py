@@ -5,30 +5,18 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agents.generator.adapter_folder import WEIGHTS
-from agents.model_folder import check_engine_packages, trained_model, weight_files
+from agents.model_folder import check_engine_packages, weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
-from forge_env.records.run_weights import run_of
-from forge_env.utils.settings import with_values
-from trainers.config import RunConfig
 from trainers.families.family import Family
 from trainers.families.table import family_of, read_config
 from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
 from trainers.setup.run_plan import RunPlan
-
-C = TypeVar("C", bound=RunConfig)
-
-
-def with_teacher_of_run(config: C) -> C:
-    """The config with the folder of its teacher, if that is named by weights of a training run."""
-    teacher = config.distill.teacher
-    is_of_run = teacher and run_of(teacher) is not None
-    return with_values(config, {"distill.teacher": str(trained_model(teacher))}) if is_of_run else config
 
 
 def check_thinking(plan: RunPlan) -> None:
@@ -82,14 +70,7 @@ def _check_tensors(folder: Path) -> tuple[dict[str, Any], int]:
 
 
 def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) -> None:
-    """Check that a teacher can judge the tokens of the model.
-
-    Args:
-        plan: of the run.
-        name: of the teacher, as its setting has it.
-        folder: of the teacher.
-        model: the folder of the model; None if it is not here, or not made yet.
-    """
+    """Check that a teacher can judge the tokens of the model, a folder, or None if that is not here yet."""
     longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
     _check_tensors(folder)
     if plan.teachers[name].is_quantized:
@@ -122,7 +103,6 @@ def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) ->
 
 
 def check_packages(plan: RunPlan, family: Family) -> None:
-    """Check that the packages are installed that this family alone needs."""
     for module, package in family.gpu_packages.items():
         if plan.config.services.trainer.with_gpus and importlib.util.find_spec(module) is None:
             raise UserError(

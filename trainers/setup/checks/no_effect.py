@@ -107,18 +107,14 @@ def _within(section: str, names: str) -> str:
 
 def no_effect(plan: RunPlan) -> list[str]:
     """A sentence for each option that differs from its default and changes nothing in this run."""
-    usual = {setting.name: setting.value for setting in leaves(type(plan.config)())}
-    usual |= {name: default.value for name, default in plan.defaults.items()}
-    applying, sentences = [rule for rule in rules(plan) if rule.applies], []
+    usual, sentences = plan.usual, []
+    reasons = [(rule.why, name) for rule in rules(plan) if rule.applies for name in rule.names.split()]
     for setting in leaves(plan.config):
         # Services are on GPUs if the machine has some, unless that is given.
         if setting.name.endswith(".with_gpus") or setting.value == usual[setting.name]:
             continue
-        why = next((rule.why for rule in applying if _names(rule, setting.name)), "")
-        if why:
-            sentences.append(f"--{setting.name} {setting.value}, because {why}")
+        for why, name in reasons:
+            if setting.name == name or (name.endswith(".") and setting.name.startswith(name)):
+                sentences.append(f"--{setting.name} {setting.value}, because {why}")
+                break
     return sentences
-
-
-def _names(rule: Rule, setting: str) -> bool:
-    return any(setting == name or (name.endswith(".") and setting.startswith(name)) for name in rule.names.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,6 @@ REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
 
 
 def checkpoint_of(plan: RunPlan) -> Checkpoint:
-    """Find the checkpoint that a run resumes from."""
     if not plan.config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
     folder = Path(plan.config.output)
@@ -39,7 +38,7 @@ def checkpoint_of(plan: RunPlan) -> Checkpoint:
         _check_incomplete(folder, checkpoint, plan.config.training.steps)
         if "report" in checkpoint.extra:
             check_mark(folder, checkpoint.extra["report"])
-        check_data(folder, data_digests(plan.config))
+        check_data(folder, plan.views)
         _check_reference(plan, checkpoint, folder)
         _check_model(plan, checkpoint)
     return checkpoint
@@ -125,9 +124,9 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
-    """Return what run.json says of the files of data."""
-    before, now = data_at_start(folder).get("files") or {}, dict(digests)
+def check_data(folder: Path, views: Iterable[RunConfig]) -> dict[str, Any]:
+    """Return what run.json says of the data files of a run, by the settings of each environment."""
+    before, now = data_at_start(folder).get("files") or {}, data_digests(views)
     for name in before:
         if before[name] != now.get(name):
             what = "has changed since this run began" if name in now else "is not there any more"

@@ -1,4 +1,4 @@
-"""Checks of a run's environment, algorithm, schedule, folder, metrics and data."""
+"""Checks of a run's environment, algorithm, schedule and data."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from contextlib import suppress
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.utils.targets import load
-from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.objective.objective import Objective
 from trainers.objective.reward_parts import check_names
 from trainers.objective.trials import try_group_reward, try_reward
 from trainers.settings.distill import SELF
-from trainers.setup.checks.output_folder import check_output
-from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import chat_data
@@ -29,26 +25,25 @@ TASK_SECONDS = 5.0
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
     """Make the environments' factory; None for supervised training without an environment."""
-    factory = None
-    if config.env.name or config.algorithm is not None:
-        factory = make(config.env.name, **config.env.options)
-        factory.declared_limits()
-        factory.check_compacts(config.env.compact_at, "--env.compact_at")
-        factory.add_group_reward(config.env.group_reward)
-        if config.algorithm is not None:
-            algorithm = f"--{config.algorithm_name}"
-            factory.check_group_size(config.algorithm.n_samples, f"{algorithm}.n_samples")
-            names = [part.name for part in factory.group_rewards]
-            check_names(config.algorithm.reward_parts, factory.env_class, names, f"{algorithm}.reward_parts")
-            if config.distill.teacher == SELF and not hasattr(factory.env_class, "hint"):
-                raise UserError(
-                    f"--distill.teacher is {SELF}, and the environment {config.env.name} has no hint, which the "
-                    "policy as its own teacher needs in its prompt: write a static method hint(episode, siblings) "
-                    "that returns a text, or name a model"
-                )
-        if config.evaluation.temperature:  # greedy attempts at a task are all the same
-            factory.check_group_size(config.evaluation.n, "--evaluation.n")
-    config.env.fault_policy()
+    if not config.env.name and config.algorithm is None:
+        return None
+    factory = make(config.env.name, **config.env.options)
+    factory.declared_limits()
+    factory.check_compacts(config.env.compact_at, "--env.compact_at")
+    factory.add_group_reward(config.env.group_reward)
+    if config.algorithm is not None:
+        algorithm = f"--{config.algorithm_name}"
+        factory.check_group_size(config.algorithm.n_samples, f"{algorithm}.n_samples")
+        names = [part.name for part in factory.group_rewards]
+        check_names(config.algorithm.reward_parts, factory.env_class, names, f"{algorithm}.reward_parts")
+        if config.distill.teacher == SELF and not hasattr(factory.env_class, "hint"):
+            raise UserError(
+                f"--distill.teacher is {SELF}, and the environment {config.env.name} has no hint, which the "
+                "policy as its own teacher needs in its prompt: write a static method hint(episode, siblings) "
+                "that returns a text, or name a model"
+            )
+    if config.evaluation.temperature:  # greedy attempts at a task are all the same
+        factory.check_group_size(config.evaluation.n, "--evaluation.n")
     if config.algorithm is not None:
         size = config.algorithm.n_samples
         if 1 < size < config.env.min_valid:
@@ -56,7 +51,7 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
                 f"--env.min_valid is {config.env.min_valid}, and a group has --{config.algorithm_name}.n_samples, "
                 f"{size}, episodes, so that none would be trained on: set it to {size} or less"
             )
-        _check_expert(config, env_class(config.env.name))
+        _check_expert(config, factory.env_class)
     return factory
 
 
@@ -141,11 +136,3 @@ def check_deterministic(plan: RunPlan) -> None:
                 f"--training.deterministic is for CPU, and --services.{name}.with_gpus is true: a GPU's sums do not "
                 f"repeat bit by bit"
             )
-
-
-def check_folder(plan: RunPlan) -> Checkpoint | None:
-    """Check the folder that the run is written to, or goes on from; returns the checkpoint that it goes on from."""
-    if plan.config.resume:
-        return checkpoint_of(plan)
-    check_output(plan.config.output or "outputs/new")
-    return None

@@ -18,7 +18,6 @@ _ELSEWHERE = {
 
 
 def check_command(name: str) -> None:
-    """Raise UserError unless `python -m trainers.NAME` is a command."""
     if name in COMMANDS:
         return
     known = ", ".join(ALGORITHMS)

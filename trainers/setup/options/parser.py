@@ -1,13 +1,15 @@
 """Command lines and YAML files to a config: one tree of typed dataclasses with dotted names.
 
-This module finds the names; `forge_env.utils.settings` converts the values. tyro and pydantic-settings refuse entries
+This module finds the names, and for a wrong one the nearest, first among names of TRL, verl, OpenRLHF, verifiers,
+prime-rl and torchforge. `forge_env.utils.settings` converts the values. tyro and pydantic-settings refuse entries
 of dictionaries by name (`--env.options.level 2`) and short names of sections, and tell a mistake in several lines.
 """
 
 from __future__ import annotations
 
+import tomllib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,9 +19,13 @@ from forge_env.utils.secret_values import masked
 from forge_env.utils.settings import SEVERAL, leaves, out_of_bounds, read_value, with_values
 from forge_env.utils.yaml_text import strict_loader
 from trainers.setup.mixture import listed
-from trainers.setup.options.other_names import names_of_others, our_name
 
 C = TypeVar("C")
+ALGORITHM = "ALGORITHM"
+"""Stands for the section of the run's algorithm, such as "grpo"."""
+OUR_NAMES: dict[str, str] = tomllib.loads(Path(__file__).with_name("other_names.toml").read_text(encoding="utf-8"))
+"""Our name -> the names of others, with as many parts from the right as tell them apart. Of several that lead to ours
+the first counts that a run has: reinforcement learning has no epochs. Nothing here does what the last ones do."""
 
 
 def parse(
@@ -246,3 +252,25 @@ def check_bounds(config: Any) -> None:
     for setting in leaves(config):
         if setting.kind in (int, float) and (allowed := out_of_bounds(setting.value, setting.marks)):
             raise UserError(f"--{setting.name} is {setting.value}; it must be {allowed}")
+
+
+def names_of_others() -> list[str]:
+    return [name for names in OUR_NAMES.values() for name in names.split()]
+
+
+def our_name(theirs: str, algorithm: str, known: Collection[str]) -> str:
+    """Our name of a setting that has another name elsewhere; "" if there is none in this run.
+
+    >>> our_name("actor_rollout_ref.rollout.n", "grpo", {"grpo.n_samples"})
+    'grpo.n_samples'
+
+    Args:
+        theirs: a dotted name. Its last parts count, as many as are known; a section of ours stays.
+    """
+    parts = theirs.split(".")
+    for name in (".".join(parts[i:]) for i in range(len(parts))):
+        ours = [ours.replace(ALGORITHM, algorithm) for ours, names in OUR_NAMES.items() if name in names.split()]
+        same_section = [f"{parts[0]}.{one.rpartition('.')[2]}" for one in ours]
+        if here := [one for one in (*same_section, *ours) if one in known]:
+            return here[0]
+    return ""

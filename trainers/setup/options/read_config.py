@@ -59,13 +59,9 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
     if not config.services.trainer.with_gpus:
         return config
     # Measured in docs/gpu.md: both save time on a GPU, and neither changes what is computed.
-    saved["training"] = {"packing": config.training.attention != "sdpa", "compile": _has_c_compiler()}
+    has_c_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # which Triton needs
+    saved["training"] = {"packing": config.training.attention != "sdpa", "compile": bool(has_c_compiler)}
     return read(saved=saved)
-
-
-def _has_c_compiler() -> bool:
-    """Whether Triton can build what it compiles for a GPU."""
-    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:

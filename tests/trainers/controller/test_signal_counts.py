@@ -6,7 +6,7 @@ from forge_env.core.episode import Group
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
 from tests.trainers.episodes import episode, turn
-from trainers.metrics.signal_counts import SignalCounts
+from trainers.controller.drop_counts import SignalCounts
 
 
 def test_groups_are_counted_by_outcome_and_by_kind() -> None:
