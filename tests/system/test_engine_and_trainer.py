@@ -206,7 +206,7 @@ async def test_a_token_of_no_vocabulary_is_refused_and_the_engine_lives_on(engin
     with pytest.raises(PolicyError, match=rf"refused a request: token {token} of the prompt is not in the vocabulary"):
         await engine.generate([3, token, 4], Sampling(max_tokens=8), "bad")
     assert len((await good).token_ids) == 30
-    assert not engine.broken
+    assert not engine.why_broken
 
 
 async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VLLMEngine) -> None:
@@ -381,7 +381,7 @@ async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found
         await engine._command(lambda: scheduler.set_pause_state(PauseState.PAUSED_ALL))
         with pytest.raises(PolicyError, match=r"the engine hangs: it has 2 requests, and made no step for 1 s"):
             await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=9), f"stuck/{i}") for i in range(2)))
-        assert engine.broken.startswith("the engine hangs")
+        assert engine.why_broken.startswith("the engine hangs")
         with pytest.raises(PolicyError, match="is not running: the engine hangs"):
             await engine.generate([1], Sampling(max_tokens=1), "late")
     finally:
@@ -435,7 +435,7 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLL
         await asyncio.wait_for(engine.generate(AsItBreaks(engine, gate), Sampling(max_tokens=2), "queued"), 60.0)
     running, _ = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(running, PolicyError)
-    assert engine.broken.startswith("the engine broke")
+    assert engine.why_broken.startswith("the engine broke")
 
 
 @pytest.mark.parametrize("has_copy", [False, True])

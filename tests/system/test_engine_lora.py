@@ -206,7 +206,7 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
         for version in range(first, first + 3):
             for _ in range(4):
                 train(trainer)
-            with trainer.model.published.stream(torch.float32) as tensors:
+            with trainer.model.published_weights.stream(torch.float32) as tensors:
                 await engine.update_weights(version, {name: tensor.clone() for name, tensor in tensors})
             registered += await engine._command(lambda: engine._thread.engine.collective_rpc(id_of_published))
             prompts = [[version + 1, number, *range(40, 60)] for number in range(8)]
@@ -237,7 +237,7 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
         under_way = asyncio.create_task(engine.generate([9, 9, 9], Sampling(max_tokens=200, seed=1), "under way"))
         await asyncio.sleep(0)  # it is the first in the engine's queue
         await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside")  # by then it runs
-        with trainer.model.published.stream(torch.float32) as tensors:
+        with trainer.model.published_weights.stream(torch.float32) as tensors:
             await engine.update_weights(first + 3, {name: tensor.clone() for name, tensor in tensors})
         spans = (await under_way).versions
         assert [version for version, _ in spans] == [first + 2, first + 3]

@@ -45,7 +45,7 @@ def test_an_engine_gets_merged_weights_or_adapters() -> None:
     assert slot_arguments(merged.engine.lora_rank) == {}
     slot = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "lora_target_modules": list(TARGETS)}
     assert slot_arguments(alone.engine.lora_rank) == slot
-    assert slot_arguments(10, named=2) == slot | {"max_loras": 3}
+    assert slot_arguments(10, num_names=2) == slot | {"max_loras": 3}
     assert "merged in float32" in dict(describe_plan(merged))["adapters"]
     assert "adapters, which alone are sent" in dict(describe_plan(alone))["adapters"]
 

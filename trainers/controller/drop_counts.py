@@ -30,7 +30,7 @@ class DropCounts:
     """Groups that were dropped with too few valid episodes, by the label of their environment."""
     faulty_in_a_row: dict[str, int] = field(default_factory=dict)
     flat: int = 0
-    """Groups that were dropped because all their valid episodes have one reward. A flat group is no fault."""
+    """Groups that were dropped because all their valid episodes have one reward. A flat group is not a fault."""
     silent: dict[str, int] = field(default_factory=dict)
     """Fate -> groups without a signal in a row, which were dropped, or trained on in a step without a gradient."""
     silent_reward: float = 0.0

@@ -107,7 +107,7 @@ class Learner:
         async with run.first_step():
             old = self.old.take() if self.old else None
             samples, rewards, made = await self.make_samples(groups, old)
-            await run.record.written()  # the episodes of the step before: a slow disk is waited for here
+            await run.record.wait_for_writes()  # the episodes of the step before: a slow disk is waited for here
             async with self._engine_use.reading(run.rollouts.engines) as use:
                 metrics = await run.trainer.step(
                     samples,
@@ -124,7 +124,7 @@ class Learner:
                 "token of the environment after its first prompt, such as the result of a call"
             )
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
-        run.record.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
+        run.record.add_trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
         run.weights.ages.trained(skipped=bool(metrics["skipped"]))
         for pair in zip(groups, rewards, strict=True):
             self.signal.add(*pair)

@@ -166,7 +166,7 @@ class Loop:
                 return
             for number, group in zip(numbers, groups, strict=True):
                 self.ledger.train(number)
-                self.lengths.trained(group)
+                self.lengths.count_trained(group)
             train_done = time.perf_counter()
             is_evaluated = self.learner.is_evaluated(step)
             # The batches of a wave repeat bit by bit only while the engine has no other requests.
@@ -334,7 +334,7 @@ class Loop:
         """The group without the episodes that the user's reward function fails for. It runs in a thread."""
         if self.learner.objective.reward.user_reward is None:
             return group
-        judged: Group = await invoke(self.learner.objective.judged, group)
+        judged: Group = await invoke(self.learner.objective.with_verdicts, group)
         errors = [
             episode.error
             for episode, before in zip(judged.episodes, group.episodes, strict=True)
@@ -385,7 +385,7 @@ class Loop:
         else:
             self.drops.keep(self.ledger.prompt(number).env, has_signal=self.learner.objective.needs_signal)
             self._ready[number] = group
-            self.lengths.finished(group)
+            self.lengths.count_finished(group)
             self.ledger.finish(number, sum(episode.num_sampled for episode in group.valid))
             self._schedule.finish(number)
 

@@ -20,11 +20,11 @@ class LengthBias:
     trained_groups: int = 0
     trained_tokens: int = 0
 
-    def finished(self, group: Group) -> None:
+    def count_finished(self, group: Group) -> None:
         self.finished_groups += 1
         self.finished_tokens += _tokens(group)
 
-    def trained(self, group: Group) -> None:
+    def count_trained(self, group: Group) -> None:
         self.trained_groups += 1
         self.trained_tokens += _tokens(group)
 

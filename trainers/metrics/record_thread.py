@@ -26,7 +26,7 @@ class RecordThread:
         self._check()
         self._last = self._thread.submit(self._call, lambda: function(*args, **kwargs))
 
-    async def written(self) -> None:
+    async def wait_for_writes(self) -> None:
         """Wait until everything is written, without blocking the event loop."""
         if self._last is not None:
             await asyncio.wrap_future(self._last)

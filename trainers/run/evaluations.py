@@ -12,7 +12,7 @@ from forge_env.core.reward_value import reaches
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import metrics_of, steps_of
-from forge_env.records.run_weights import best_step, evaluated
+from forge_env.records.run_weights import best_step, success_by_step
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.statistics import compare_all
 from forge_env.utils.threads import invoke
@@ -113,7 +113,7 @@ class Evaluations:
         The best of 0 steps are the weights that the run began with, which are not in its folder.
         """
         folder = self.record.folder
-        return best_step(evaluated(folder), [*steps_of(folder), self.rollouts.plan.steps])
+        return best_step(success_by_step(folder), [*steps_of(folder), self.rollouts.plan.steps])
 
     def step_to_keep(self) -> int | None:
         """The step of the checkpoint that is never removed; None without `checkpoint.keep_best`. Reads a file."""
@@ -123,7 +123,7 @@ class Evaluations:
         """Whether a checkpoint is kept of a step, as no evaluated one before it is as good. Reads a file."""
         if not self.is_due(step) or not self.rollouts.plan.config.checkpoint.keep_best:
             return False
-        success = {at: rate for at, rate in evaluated(self.record.folder).items() if at}
+        success = {at: rate for at, rate in success_by_step(self.record.folder).items() if at}
         return step in success and not any(reaches(rate, success[step]) for at, rate in success.items() if at < step)
 
     def summary(self) -> dict[str, Any]:

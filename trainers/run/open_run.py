@@ -14,7 +14,7 @@ from agents.model_folder import INITIAL, find_model
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
-from forge_env.evaluation.digests import changed, environment_digests, target_digests
+from forge_env.evaluation.digests import changed_parts, environment_digests, target_digests
 from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import steps_of
 from forge_env.registry.contrib import rows
@@ -124,7 +124,7 @@ async def open_run(
             trainer, rollouts = await parts
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_observing)
-            setup_seconds = time.perf_counter() - record.started
+            setup_seconds = time.perf_counter() - record.start_time
             _say_what_is_up(plan, record)
             state.is_empty, state.is_up = False, True
             run = Run(
@@ -273,7 +273,7 @@ def _in_bfloat16(plan: RunPlan, record: RunRecord, model: Path) -> Path:
 
 def _with_new_rows(plan: RunPlan, record: RunRecord, model: Path) -> Path:
     """The folder of the model, or of a copy with new rows, if they are asked for and needed."""
-    marks, copy = plan.model.untrained, record.folder / INITIAL
+    marks, copy = plan.model.untrained_tokens, record.folder / INITIAL
     if plan.config.model.new_rows == "off" or not marks:
         return model
     if not copy.is_dir():  # a resumed run has it
@@ -293,7 +293,7 @@ def _write_facts(plan: RunPlan, record: RunRecord, facts: Mapping[str, Any]) -> 
         "training": target_digests(filter(None, targets)),
     }
     if before := code_at_start(record.folder):
-        for part in changed(before, code):
+        for part in changed_parts(before, code):
             record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
     write_facts(record.folder, algorithm.name, asdict(plan.config), facts, code)
 

@@ -178,7 +178,7 @@ class Rollouts:
             return object()
         with suppress(ServiceError):  # a replica that does not answer makes no progress; its ping handles it
             uses = await self.engines.deadline(10.0).fanout(PolicyActor.use)
-            ended = [await service.deadline(10.0).fanout(EnvActor.ended) for service in envs]
+            ended = [await service.deadline(10.0).fanout(EnvActor.num_episodes) for service in envs]
             deaths = [len(service.deaths) for service in envs]
             return len(self.engines.deaths), deaths, [use.steps for use in uses], ended
         return None

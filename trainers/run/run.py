@@ -140,7 +140,7 @@ class Run:
             "setup_seconds": self.setup_seconds,
             **({} if record.startup.first_step is None else {"startup": record.startup.summary()}),
             **measured,
-            "total_seconds": time.perf_counter() - self.record.started,
+            "total_seconds": time.perf_counter() - self.record.start_time,
             "tokens_generated": self.rollouts.tokens_generated,
             "tokens_trained": self.trainer.tokens_trained,
             **observed,

@@ -211,7 +211,7 @@ class TrainerActor(ForgeActor):
 
         if self._store is None:
             raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
-        published, dtype = self.trainer.model.published, getattr(torch, self._store_dtype)
+        published, dtype = self.trainer.model.published_weights, getattr(torch, self._store_dtype)
         self._layout = self._layout or TensorLayout.of(published.layout(dtype))
         with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             if self.rank == 0:

@@ -15,7 +15,7 @@ from typing import Any
 from agents.model_folder import trained_model
 from forge_env.core.errors import UserError, first_error
 from forge_env.records.run_files import SUMMARY, metrics_of, read_object, steps_of
-from forge_env.records.run_weights import best_step, evaluated
+from forge_env.records.run_weights import best_step, success_by_step
 
 STEP, EVALUATION = "on_step", "on_evaluation"
 
@@ -90,7 +90,7 @@ class TrainingRun:
     def best(self) -> int | None:
         """The best evaluated step of those with weights in the folder, the earliest of equals; None without any."""
         last = [self.summary["steps"]] if self.summary else []
-        return best_step(evaluated(self.folder), [*steps_of(self.folder), *last])
+        return best_step(success_by_step(self.folder), [*steps_of(self.folder), *last])
 
     @property
     def model(self) -> Path:

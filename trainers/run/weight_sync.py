@@ -168,7 +168,7 @@ class WeightSync:
     async def prove(self) -> dict[str, float]:
         """Compare the answers of the engines to a fixed prompt with the trainer's, see `Delivery`.
 
-        It is no part of `pull`: sampling need not wait for it, and an engine that is full of requests may take a while.
+        It is not part of `pull`: sampling need not wait for it, and an engine full of requests may take a while.
 
         Returns:
             delivery/difference, delivery/missing, and seconds/proof, until all have answered.

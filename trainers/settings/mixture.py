@@ -33,22 +33,22 @@ def read_names(text: str) -> dict[str, Named]:
     Cat pets.py:Cat 0.5
     math_2 math 1.0
     """
-    given = [read_name(part) for part in text.split(JOINT)]
-    if not math.fsum(named.weight for named in given) > 0:
+    entries = [read_name(part) for part in text.split(JOINT)]
+    if not math.fsum(entry.weight for entry in entries) > 0:
         raise UserError(f"--env is {text}: the weights sum to 0, and no environment is trained on: give one above 0")
-    if len(given) == 1:
-        return {"": given[0]} if given[0].name else {}
-    return dict(zip(labels(named.name for named in given), given, strict=True))
+    if len(entries) == 1:
+        return {"": entries[0]} if entries[0].name else {}
+    return dict(zip(labels(each.name for each in entries), entries, strict=True))
 
 
 def labels(names: Iterable[str]) -> list[str]:
     """A label for each name."""
-    made: list[str] = []
+    results: list[str] = []
     for name in names:
         label = re.sub(r"[^A-Za-z0-9_-]", "_", re.split(r"[:/]", name)[-1]) or "env"
-        count = next(n for n in range(1, len(made) + 2) if (label if n == 1 else f"{label}_{n}") not in made)
-        made.append(label if count == 1 else f"{label}_{count}")
-    return made
+        count = next(n for n in range(1, len(results) + 2) if (label if n == 1 else f"{label}_{n}") not in results)
+        results.append(label if count == 1 else f"{label}_{count}")
+    return results
 
 
 def read_name(text: str) -> Named:

@@ -202,7 +202,7 @@ def _describe_adapters(plan: RunPlan) -> str:
 
 
 def _describe_new_rows(plan: RunPlan) -> str:
-    marks = untrained_marks(plan.model.untrained)
+    marks = untrained_marks(plan.model.untrained_tokens)
     if not marks or plan.config.model.new_rows == "off":
         return ""
     return f"{marks} get rows of their own, in a copy of the model in the run's folder"
@@ -243,7 +243,7 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         )
     if plan.model.tokenizer:
         warnings.append(f"{plan.model.tokenizer}; the model that the run exports names {PLAIN}, and has one meaning")
-    if (marks := untrained_marks(plan.model.untrained)) and plan.config.model.new_rows == "off":
+    if (marks := untrained_marks(plan.model.untrained_tokens)) and plan.config.model.new_rows == "off":
         warnings.append(
             f"{marks} of the chat template were never trained: their rows equal the rows of other tokens, so that the "
             "model cannot tell them apart; --model.new_rows on gives them rows of their own"

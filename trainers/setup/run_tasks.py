@@ -70,7 +70,7 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
 
 
 def _without_copies(train: DataTasks, held_out: Sequence[Task]) -> tuple[DataTasks, list[str]]:
-    """The training tasks that are no copy of a held-out one, and a sentence on the others."""
+    """The training tasks that are not a copy of a held-out one, and a sentence on the others."""
     known = set(map(_content, held_out))
     others = [task for task in train if _content(task) not in known]
     if not others:

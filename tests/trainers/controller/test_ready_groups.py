@@ -63,7 +63,7 @@ def test_the_state_of_a_loop_comes_back_from_a_checkpoint(tmp_path: Path) -> Non
     state = LoopState(steps_done=5, ready=[ReadyGroup(1, 6, make_group(1, 2))])
     numbers = state.ledger.prompts()
     for number in (next(numbers), next(numbers)):
-        state.lengths.finished(make_group(number, 2))
+        state.lengths.count_finished(make_group(number, 2))
     state.ledger.finish(1)
     state.drops.drop_faulty("", "gone")
     place, texts = state.to_json()

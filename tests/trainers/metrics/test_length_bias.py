@@ -13,9 +13,9 @@ def test_the_bias_counts_the_groups_that_are_trained_on() -> None:
     assert lengths.bias == 1.0
     short, long = make_group(1, 1), make_group(2, 3)  # 2 and 6 tokens
     for group in (short, long):
-        lengths.finished(group)
-    lengths.trained(short)
+        lengths.count_finished(group)
+    lengths.count_trained(short)
     assert lengths.bias == 0.5
     again = LengthBias(**asdict(lengths))
-    again.trained(long)
+    again.count_trained(long)
     assert (lengths.bias, again.bias) == (0.5, 1.0)

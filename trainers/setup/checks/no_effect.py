@@ -75,7 +75,7 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     learns = "there is no --model: a model made on the spot learns all rows"
     yield Rule(not model.path, "model.new_rows", learns)
     trained = "the template uses no token with an untrained row"
-    yield Rule(model.folder is not None and not model.untrained, "model.new_rows", trained)
+    yield Rule(model.folder is not None and not model.untrained_tokens, "model.new_rows", trained)
     yield Rule(not engine, "dataset.", "--sft.data has the conversations, and there is no environment")
     of_env = _within("env", "max_turns step_seconds episode_seconds scoring_seconds on_fault min_valid group_reward")
     yield Rule(not engine, of_env, "there is no environment")

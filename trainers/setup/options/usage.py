@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from forge_env.utils.settings import bounds_of, kinds_of, shown, texts_of
+from forge_env.utils.settings import bounds_of, kinds_of, spell, texts_of
 from trainers.config import SHORT_OPTIONS, RunConfig
 
 FIRST = {
@@ -58,7 +58,7 @@ def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     for name, (kind, marks) in kinds_of(section.__class__).items():
         value, allowed = getattr(section, name), bounds_of(marks)
         if typing.get_origin(kind) is typing.Literal:
-            allowed = f"one of: {', '.join(map(shown, typing.get_args(kind)))}"
+            allowed = f"one of: {', '.join(map(spell, typing.get_args(kind)))}"
         sentence = f"{allowed[0].upper()}{allowed[1:]}." if allowed else ""
         yield f"{prefix}{name}", value, f"{docs.get(name, '')} {sentence}".strip()
         if dataclasses.is_dataclass(value):
