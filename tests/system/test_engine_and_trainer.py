@@ -103,20 +103,20 @@ async def test_updates_that_the_engine_does_not_load_stop_a_run(
         trainer = TitanTrainer(str(folder), TitanSettings())
         answers.append(trainer.score(delivery.prompt))
         trainer.close()
-    delivery.published(-1, answers[0])
-    delivery.started(*await scored())
+    delivery.note_update(-1, answers[0])
+    delivery.note_start(*await scored())
     try:
         running = asyncio.ensure_future(engine.generate([5, 2], Sampling(max_tokens=200, seed=1), "long"))
         for version in (1, 2):
             await engine.update_weights(engine.version + 1, _weights(folders[version]))
-            delivery.published(version, answers[version])
+            delivery.note_update(version, answers[version])
             found = delivery.check(version, await scored())
             assert found["delivery/difference"] < 1e-5 and found["delivery/missing"] < 0.01
             delivery.refuse()
         monkeypatch.setattr("agents.generator.engine_thread.load_weights", lambda worker, weights: None)
         for version in (3, 4):
             await engine.update_weights(engine.version + 1, _weights(folders[3]))
-            delivery.published(version, answers[3])
+            delivery.note_update(version, answers[3])
             found = delivery.check(version, await scored())
             assert found["delivery/missing"] == pytest.approx(1.0, abs=0.01)
         with pytest.raises(ServiceError, match=r"generator does not generate from .* since update 2, .* as before"):

@@ -196,7 +196,7 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
     delivery = Delivery(context=256)
 
     async def check(version: int) -> dict[str, float]:
-        delivery.published(version, trainer.score(delivery.prompt))
+        delivery.note_update(version, trainer.score(delivery.prompt))
         return delivery.check(version, [Scored("engine", await engine.score(delivery.prompt, f"proof {version}"))])
 
     try:
@@ -223,8 +223,8 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
                 old = [Sample(rows=(row_of(completion),)) for completion in before]
                 assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
             before = completions
-        delivery.started(Scored("engine", await engine.score(delivery.prompt, "an engine that has this adapter")))
-        delivery.published(-1, trainer.score(delivery.prompt))
+        delivery.note_start(Scored("engine", await engine.score(delivery.prompt, "an engine that has this adapter")))
+        delivery.note_update(-1, trainer.score(delivery.prompt))
         assert not np.allclose(
             trainer.score(delivery.prompt), trainer.score(delivery.prompt, of_folder=True), atol=0.01
         )

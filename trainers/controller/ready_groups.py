@@ -45,12 +45,12 @@ def unpack(places: Sequence[Mapping[str, Any]], checkpoint: Path) -> list[ReadyG
     episodes = read_jsonl(checkpoint / READY_FILE)
     groups = []
     for place in places:
-        members, replaced = _next(episodes, place["episodes"]), _next(episodes, place["replaced"])
-        for episode in (*members, *replaced):
+        members, retries = _next(episodes, place["episodes"]), _next(episodes, place["replaced"])
+        for episode in (*members, *retries):
             episode.line  # noqa: B018  is made here, and not on the event loop by the next checkpoint
-        if len(members) < place["episodes"] or any(e.group_id != place["id"] for e in (*members, *replaced)):
+        if len(members) < place["episodes"] or any(e.group_id != place["id"] for e in (*members, *retries)):
             raise UserError(f"{checkpoint / READY_FILE} does not hold the episodes of group {place['id']}")
-        group = Group(task=members[0].task, episodes=members, id=place["id"], replaced=replaced)
+        group = Group(task=members[0].task, episodes=members, id=place["id"], replaced=retries)
         groups.append(ReadyGroup(place["number"], place["deadline"], group))
     return groups
 

@@ -43,14 +43,14 @@ class TaskSampler:
     visits: Counter[str] = field(default_factory=Counter, init=False)
     """Prompts by the pool that their task was in."""
     _next: int = field(default=0, init=False)  # place in the endless sequence
-    _seen: dict[int, list[float]] = field(default_factory=dict, init=False)  # task -> solved episodes, all episodes
+    _rates: dict[int, list[float]] = field(default_factory=dict, init=False)  # task -> solved episodes, all episodes
     _kinds: dict[str, list[float]] = field(default_factory=dict, init=False)  # the same; "" is all tasks
     _sizes: Counter[Pool] = field(default_factory=Counter, init=False)
     _order: tuple[int, list[int]] = field(default=(0, []), init=False)  # of the present pass
 
     def __post_init__(self) -> None:
-        known = ((index, self.rates.get(task.id, ())) for index, task in enumerate(self.tasks))
-        self._seen = {index: list(rate) for index, rate in known if rate and rate[1]}
+        earlier = ((index, self.rates.get(task.id, ())) for index, task in enumerate(self.tasks))
+        self._rates = {index: list(rate) for index, rate in earlier if rate and rate[1]}
         self._order = (0, list(range(len(self.tasks))))
         self._sizes = Counter(map(self.pool, range(len(self.tasks))))
 
@@ -69,23 +69,23 @@ class TaskSampler:
                 self.visits[self.pool(index)] += 1
                 return index
 
-    def observe(self, index: int, solved: int, episodes: int) -> None:
+    def observe(self, index: int, successes: int, episodes: int) -> None:
         """Take note of a task's group: how many of its episodes have a reward, and how many of them are solved."""
         if not episodes:
             return
         self._sizes[self.pool(index)] -= 1
-        new = (solved, episodes)
-        self._seen[index] = _added(self._seen.get(index), new, kept=_KEPT.get(self.by, 0.0))
+        new = (successes, episodes)
+        self._rates[index] = _add(self._rates.get(index), new, decay=_KEPT.get(self.by, 0.0))
         for kind in {"", self.tasks[index].kind}:
-            self._kinds[kind] = _added(self._kinds.get(kind), new, kept=_KEPT_OF_KIND)
+            self._kinds[kind] = _add(self._kinds.get(kind), new, decay=_KEPT_OF_KIND)
         self._sizes[self.pool(index)] += 1
 
     def pool(self, index: int) -> Pool:
         """Whether a task is unseen, or was never, now and then, or always solved, as far as its visits count."""
-        if index not in self._seen:
+        if index not in self._rates:
             return "unseen"
-        solved, episodes = self._seen[index]
-        return "hard" if solved < 0.5 else "easy" if episodes - solved < 0.5 else "mixed"
+        successes, episodes = self._rates[index]
+        return "hard" if successes < 0.5 else "easy" if episodes - successes < 0.5 else "mixed"
 
     def chance(self, index: int) -> float:
         """The probability that `pools` or `window` takes a task in a pass, from `LEAST` to 1.
@@ -104,9 +104,9 @@ class TaskSampler:
     def _rate(self, index: int) -> float:
         """A task's estimated rate. Its kind's rate counts as one episode, and so do all tasks in the kind's."""
         rate, kind = 0.5, self.tasks[index].kind
-        known = [self._kinds.get(""), self._kinds.get(kind) if kind else None, self._seen.get(index)]
-        for solved, episodes in filter(None, known):
-            rate = (solved + rate) / (episodes + 1)
+        counts = [self._kinds.get(""), self._kinds.get(kind) if kind else None, self._rates.get(index)]
+        for successes, episodes in filter(None, counts):
+            rate = (successes + rate) / (episodes + 1)
         return rate
 
     def _index(self, place: int) -> int:
@@ -120,16 +120,16 @@ class TaskSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides later draws, and the visits, as JSON."""
-        seen = [[index, *counts] for index, counts in self._seen.items()]
-        return {"next": self._next, "seen": seen, "kinds": dict(self._kinds), "visits": dict(self.visits)}
+        rows = [[index, *counts] for index, counts in self._rates.items()]
+        return {"next": self._next, "seen": rows, "kinds": dict(self._kinds), "visits": dict(self.visits)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore from `state_dict`: the draws go on as they would have."""
         self._next, self.visits = state["next"], Counter(state["visits"])
-        self._seen = {index: counts for index, *counts in state["seen"]}
+        self._rates = {index: counts for index, *counts in state["seen"]}
         self._kinds = {kind: list(counts) for kind, counts in state["kinds"].items()}
         self._sizes = Counter(map(self.pool, range(len(self.tasks))))
 
 
-def _added(before: Sequence[float] | None, new: Sequence[float], *, kept: float) -> list[float]:
-    return [kept * old + count for old, count in zip(before or (0.0, 0.0), new, strict=True)]
+def _add(before: Sequence[float] | None, new: Sequence[float], *, decay: float) -> list[float]:
+    return [decay * old + count for old, count in zip(before or (0.0, 0.0), new, strict=True)]

@@ -49,7 +49,7 @@ class Evaluations:
         Returns:
             The headline.
         """
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         headline = await self._measure(phase, "", step, env_options, of)
         if step is None:
             return headline
@@ -60,7 +60,7 @@ class Evaluations:
                 metrics = self._metrics(result) | _settings(parts)
                 values |= {f"{prefix_of(name)}{key}": value for key, value in metrics.items()}
                 self.record.say(f"{phase}, {name}: held-out success {result}")
-        values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
+        values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - start_time}
         self.record.metrics("evaluation", step, values)
         return headline
 
@@ -174,7 +174,7 @@ class Evaluations:
     async def _measure(
         self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any], of: Collection[str] | None
     ) -> Evaluation:
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         specs = [
             self._spec(part, i, {**part.env_options, **env_options})
             for part in self.held_out[name]
@@ -182,7 +182,7 @@ class Evaluations:
             for i in range(len(part.tasks))
         ]
         result = await self.rollouts.measure(
-            specs, lambda done: self.record.progress(phase, done, len(specs), {}, since=started)
+            specs, lambda count: self.record.progress(phase, count, len(specs), {}, since=start_time)
         )
         self.record.episodes(phase, result.episodes)
         if step is not None:

@@ -38,13 +38,13 @@ def make_trainer(plan: RunPlan, launcher: Launcher, model: str, store: WeightSto
 
 
 def make_engines(plan: RunPlan, launcher: Launcher, model: str, store: WeightStore) -> Service[PolicyActor]:
-    wanted, places = plan.config.services.generator, plan.placement.replicas["generator"]
+    settings, places = plan.config.services.generator, plan.placement.replicas["generator"]
     return Service(
         actor_class=PolicyActor,
         arguments={"model": model, "settings": plan.engine, "store": store},
         name="generator",
         # One process of ours, whatever its tensor parallel degree: vLLM starts one for each of its GPUs.
-        options=replace(_options(wanted, places, plan.deadlines.weights), procs=1),
+        options=replace(_options(settings, places, plan.deadlines.weights), procs=1),
         launcher=launcher,
     )
 
@@ -77,12 +77,12 @@ def make_environments(
 def make_frozen(plan: RunPlan, launcher: Launcher, model: str) -> dict[str, Service[TrainerActor]]:
     """The frozen models that the run needs, as `RunPlan.frozen_models` calls them; no reference if the trainer is its
     own. `model` is the folder of the reference."""
-    left = {name: iter(plan.placement.replicas[name]) for name in FROZEN}
+    places_of = {name: iter(plan.placement.replicas[name]) for name in FROZEN}
     return {
         what: Service(
             actor_class=TrainerActor,
             arguments={
-                "model": model if name == "ref_model" else found.path,
+                "model": model if name == "ref_model" else model_of.path,
                 "settings": plan.frozen(settings),
                 "is_frozen": True,
             },
@@ -90,9 +90,9 @@ def make_frozen(plan: RunPlan, launcher: Launcher, model: str) -> dict[str, Serv
             options=_options(settings, places, plan.deadlines.weights),
             launcher=launcher,
         )
-        for what, (name, found) in plan.frozen_models.items()
+        for what, (name, model_of) in plan.frozen_models.items()
         for settings in (getattr(plan.config.services, name),)
-        if (places := [*islice(left[name], settings.num_replicas)])
+        if (places := [*islice(places_of[name], settings.num_replicas)])
     }
 
 
@@ -112,21 +112,21 @@ def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seco
 
 def _agents(plan: RunPlan, share: EnvShare, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     engines = ActorPolicy(policy)
-    asked: Policy = LockstepPolicy(engines) if plan.config.training.deterministic else engines
+    policy_of_agents: Policy = LockstepPolicy(engines) if plan.config.training.deterministic else engines
     evaluation = share.config.evaluation
-    rendered = {"model": model, "thinking": plan.config.env.thinking, "tools": plan.config.renderer.tools}
+    renderer = {"model": model, "thinking": plan.config.env.thinking, "tools": plan.config.renderer.tools}
     sampling = {
         "policy": {"temperature": plan.temperature},  # and no top_p, which would bias the ratio
         "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
         "greedy": {"temperature": 0.0},
     }
     agents: dict[str, AgentSpec] = {
-        name: ("agents.token_agent:TokenAgent", {**rendered, "policy": asked, **settings})
+        name: ("agents.token_agent:TokenAgent", {**renderer, "policy": policy_of_agents, **settings})
         for name, settings in sampling.items()
     }
     script = share.config.warmup.expert or "expert"
     if script != "expert" or hasattr(share.factory.env_class, "expert"):
-        expert = {"env": share.config.env.name, "script": script, **rendered}
+        expert = {"env": share.config.env.name, "script": script, **renderer}
         agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 
@@ -136,5 +136,5 @@ def _resources(service: ReplicasConfig, place: ReplicaPlace) -> dict[str, str]:
 
     Waiting threads sleep rather than spin: on few cores a spinning thread takes the core of the thread it waits for.
     """
-    seen = ",".join(names_of(place.gpus))
-    return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": seen}
+    visible_gpus = ",".join(names_of(place.gpus))
+    return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": visible_gpus}

@@ -65,7 +65,7 @@ class TrainingRun:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        for callback in _checked(callbacks):
+        for callback in _check(callbacks):
             callback.run = self
         self.folder = Path()
         """Everything that the run writes, see docs/training.md, What a run leaves; "." before it begins."""
@@ -196,7 +196,7 @@ def _ignore(record: Mapping[str, Any]) -> None:
     """A callback need not have both methods."""
 
 
-def _checked(callbacks: Any) -> Sequence[Any]:
+def _check(callbacks: Any) -> Sequence[Any]:
     """Check callbacks before the run begins, because its first step may be minutes away."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise UserError(f"callbacks is {callbacks!r:.80}; give a list, as in callbacks=[Enough()]")

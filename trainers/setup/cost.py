@@ -35,8 +35,8 @@ def flops_of_token(shape: ModelShape, *, has_adapters: bool = False) -> int:
 
     It is multiplied with the parameters of its layers and experts, and with the output layer.
     """
-    multiplied = shape.num_hidden_layers * shape.active_layer_parameters + shape.vocab_size * shape.hidden_size
-    return (SAMPLE + (TRAIN_ADAPTERS if has_adapters else TRAIN)) * multiplied
+    parameters = shape.num_hidden_layers * shape.active_layer_parameters + shape.vocab_size * shape.hidden_size
+    return (SAMPLE + (TRAIN_ADAPTERS if has_adapters else TRAIN)) * parameters
 
 
 def duration(seconds: float) -> str:

@@ -41,7 +41,7 @@ _OF_RUN = {"temperature": "the trainer takes all logprobs at one temperature"} |
 """Settings that environments of one run share, and why."""
 
 
-def listed(environments: Sequence[Any]) -> dict[str, Any]:
+def settings_of_list(environments: Sequence[Any]) -> dict[str, Any]:
     """The settings that a list in the place of the section `env` states, by their dotted names.
 
     Args:
@@ -54,48 +54,48 @@ def listed(environments: Sequence[Any]) -> dict[str, Any]:
         if not isinstance(name, str) or not name:
             raise UserError(f"env is a list, and an entry is {each!r}: give a name, or {{name: NAME, weight: 1, ...}}")
         texts.append(name if weight is None else f"{name}:{weight}")
-    named = zip(labels(read_name(text).name for text in texts), entries, strict=True)
-    return {"env.name": JOINT.join(texts)} | {f"mixture.{label}": entry for label, entry in named if entry}
+    by_label = zip(labels(read_name(text).name for text in texts), entries, strict=True)
+    return {"env.name": JOINT.join(texts)} | {f"mixture.{label}": entry for label, entry in by_label if entry}
 
 
 def views(config: C) -> dict[str, C]:
     """The config as each environment has it, by label; {} for a run without an environment."""
-    named = read_names(config.env.name)
-    if unknown := sorted(config.mixture.keys() - named.keys()):
-        there = f"{nearest(unknown[0], named)}" if len(named) > 1 else "The run has one environment: use --env.OPTION."
+    names = read_names(config.env.name)
+    if unknown := sorted(config.mixture.keys() - names.keys()):
+        there = f"{nearest(unknown[0], names)}" if len(names) > 1 else "The run has one environment: use --env.OPTION."
         raise UserError(f"--mixture.{unknown[0]}: no environment of this run has that label. {there}")
-    if len(named) < 2:
-        return {label: with_values(config, {"env.name": one.name}) for label, one in named.items()}
-    total, made, seen = math.fsum(one.weight for one in named.values()), dict[str, C](), dict[str, str]()
-    for label, one in named.items():
+    if len(names) < 2:
+        return {label: with_values(config, {"env.name": one.name}) for label, one in names.items()}
+    total, results, labels_of_texts = math.fsum(one.weight for one in names.values()), dict[str, C](), dict[str, str]()
+    for label, one in names.items():
         values = _values(config, label)
         text = json.dumps([one.name, values], sort_keys=True, default=str)
-        if text in seen:
+        if text in labels_of_texts:
             raise UserError(
                 f"--env names {one.name} twice with the same settings: name it once, with both weights together, or "
                 f"give the second one options of its own: --mixture.{label}.options.OPTION VALUE"
             )
-        seen[text] = label
-        shown = {
+        labels_of_texts[text] = label
+        shared_settings = {
             "warmup.demonstrations": max(1, math.ceil(config.warmup.demonstrations * one.weight / total)),
-            "warmup.probe_tasks": math.ceil(config.warmup.probe_tasks / len(named)),
+            "warmup.probe_tasks": math.ceil(config.warmup.probe_tasks / len(names)),
         }
-        sets = {"evaluation.sets": _sets(config, label, list(named))}
-        made[label] = with_values(config, {"env.name": one.name, "mixture": {}, **shown, **sets, **values})
-    return made
+        sets = {"evaluation.sets": _sets(config, label, list(names))}
+        results[label] = with_values(config, {"env.name": one.name, "mixture": {}, **shared_settings, **sets, **values})
+    return results
 
 
-def with_views(config: C, made: Mapping[str, C]) -> C:
+def with_views(config: C, by_label: Mapping[str, C]) -> C:
     """The config with the settings of its views.
 
     Of several, `env` has the largest limits: engine, memory and deadlines follow them. `mixture` has all settings of
     each, so that a run that goes on has the same ones.
     """
-    if len(made) < 2:
-        return next(iter(made.values()), config)
+    if len(by_label) < 2:
+        return next(iter(by_label.values()), config)
     limits = [limit.name for limit in fields(EpisodeLimits)]
-    largest = {f"env.{name}": max(getattr(view.env, name) for view in made.values()) for name in limits}
-    return with_values(config, {**largest, "mixture": {label: _entry(view) for label, view in made.items()}})
+    largest = {f"env.{name}": max(getattr(view.env, name) for view in by_label.values()) for name in limits}
+    return with_values(config, {**largest, "mixture": {label: _entry(view) for label, view in by_label.items()}})
 
 
 def differences(config: RunConfig) -> Iterator[tuple[str, str, Any, Any]]:
@@ -126,17 +126,17 @@ def _names(config: RunConfig) -> dict[str, str]:
 
 def _values(config: RunConfig, label: str) -> dict[str, Any]:
     """The settings of an environment that differ from the run's, by their dotted names in a config."""
-    names, where, given = _names(config), f"--mixture.{label}", config.mixture.get(label, {})
-    options = given.get("options", {}) if isinstance(given, Mapping) else {}
-    for name, section in {where: given, f"{where}.options": options}.items():
+    names, where, entry = _names(config), f"--mixture.{label}", config.mixture.get(label, {})
+    options = entry.get("options", {}) if isinstance(entry, Mapping) else {}
+    for name, section in {where: entry, f"{where}.options": options}.items():
         if not isinstance(section, Mapping):
             raise UserError(f"{name} is {section!r}: write one option for each setting: {name}.NAME VALUE")
     values: dict[str, Any] = {"env.options": config.env.options | options}
-    for name, setting in _flat(given):
-        if dotted := names.get(name):
-            section, _, of_section = dotted.partition(".")
+    for name, setting in _flat(entry):
+        if full_name := names.get(name):
+            section, _, of_section = full_name.partition(".")
             kind, _ = kinds_of(getattr(config, section).__class__)[of_section]
-            values[dotted] = read_value(setting, kind, f"{where}.{name}")
+            values[full_name] = read_value(setting, kind, f"{where}.{name}")
         elif (shared := name.partition(".")[0]) in _OF_RUN:
             raise UserError(f"{where}.{name}: environments of one run share it, for {_OF_RUN[shared]}: leave it out")
         elif name != "options":
@@ -145,8 +145,8 @@ def _values(config: RunConfig, label: str) -> dict[str, Any]:
     return values
 
 
-def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in given.items():
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
         if name in _SECTIONS and isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", setting) for inner, setting in value.items())
         else:
@@ -155,18 +155,18 @@ def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _entry(view: RunConfig) -> dict[str, Any]:
     """All settings of an environment, as `mixture` has them."""
-    values = {name: attrgetter(dotted)(view) for name, dotted in _names(view).items()}
+    values = {name: attrgetter(full_name)(view) for name, full_name in _names(view).items()}
     return with_entries({"options": view.env.options}, values)
 
 
-def _sets(config: RunConfig, label: str, known: Sequence[str]) -> dict[str, Any]:
+def _sets(config: RunConfig, label: str, labels_of_run: Sequence[str]) -> dict[str, Any]:
     """The further held-out sets of an environment, which their setting `env` names."""
     sets = config.evaluation.sets
-    named = {name: given.get("env") if isinstance(given, Mapping) else None for name, given in sets.items()}
-    for name, env in named.items():
-        if env not in known:
+    env_of = {name: settings.get("env") if isinstance(settings, Mapping) else None for name, settings in sets.items()}
+    for name, env in env_of.items():
+        if env not in labels_of_run:
             raise UserError(
                 f"--evaluation.sets.{name}.env is {env or 'not set'}, and the run has several environments: set it to "
-                f"one of: {', '.join(known)}"
+                f"one of: {', '.join(labels_of_run)}"
             )
-    return {n: {k: v for k, v in sets[n].items() if k != "env"} for n, env in named.items() if env == label}
+    return {n: {k: v for k, v in sets[n].items() if k != "env"} for n, env in env_of.items() if env == label}

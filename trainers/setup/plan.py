@@ -62,7 +62,7 @@ OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.chec
 
 def plan_settings(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """The plan as far as the settings decide it, of a run on any machine: it has no tasks and no memory."""
-    check_bounds(given := config)
+    check_bounds(user_config := config)
     config = config.resolved()
     model = find_shape(config.model.path, config.model.size)
     config = with_values(config, {"model.path": model.path})
@@ -74,7 +74,7 @@ def plan_settings(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     if objective is not None:
         objective, environments = _with_group_sizes(objective, environments, algorithm)
     return RunPlan(
-        given=given,
+        user_config=user_config,
         config=config,
         defaults=defaults,
         algorithm=algorithm,
@@ -110,7 +110,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
 
 def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[str, Default], list[EnvShare]]:
     """Give each setting of -1 its default, and make each environment, with its data; returns also the defaults."""
-    made, environments, named = {}, list[EnvShare](), read_names(config.env.name)
+    views_by_label, environments, entries = {}, list[EnvShare](), read_names(config.env.name)
     for label, view in (views(config) or {"": config}).items():
         with of(label):
             check_bounds(view)
@@ -120,10 +120,10 @@ def _with_environments(config: C, shape: ModelShape | None) -> tuple[C, Mapping[
             if (factory := run_checks.make_environment(view)) is not None:
                 view, defaults = with_room_for_expert(view, defaults, factory)
                 share = EnvShare(label=label, config=view, defaults=defaults, factory=factory, source=source)
-                environments.append(replace(share, weight=named[label].weight))
-            made[label] = view
-    config = with_views(resolve_sources(config), made)
-    if len(made) > 1:
+                environments.append(replace(share, weight=entries[label].weight))
+            views_by_label[label] = view
+    config = with_views(resolve_sources(config), views_by_label)
+    if len(views_by_label) > 1:
         config, defaults = take_defaults(config, shape)
     return config, defaults, environments
 
@@ -219,7 +219,7 @@ def with_hub(plan: RunPlan) -> RunPlan:
     missing = [model.path for model in (plan.model, *plan.teachers.values()) if model.missing]
     for name in missing:
         fetch_config(name)
-    return make_plan(plan.given, plan.algorithm) if missing else plan
+    return make_plan(plan.user_config, plan.algorithm) if missing else plan
 
 
 def with_folders(plan: RunPlan, model: Path, teachers: Mapping[str, Path]) -> RunPlan:
@@ -228,8 +228,8 @@ def with_folders(plan: RunPlan, model: Path, teachers: Mapping[str, Path]) -> Ru
         plan = replace(plan, model=model_checks.check_folder(plan, model))
     for name, folder in teachers.items():
         model_checks.check_teacher(plan, name, folder, model)
-    found = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in teachers.items()}
-    return replace(plan, teachers=found)
+    with_paths = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in teachers.items()}
+    return replace(plan, teachers=with_paths)
 
 
 def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOutSet]]]:

@@ -71,8 +71,8 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
 
 def _without_copies(train: DataTasks, held_out: Sequence[Task]) -> tuple[DataTasks, list[str]]:
     """The training tasks that are not a copy of a held-out one, and a sentence on the others."""
-    known = set(map(_content, held_out))
-    others = [task for task in train if _content(task) not in known]
+    held_out_contents = set(map(_content, held_out))
+    others = [task for task in train if _content(task) not in held_out_contents]
     if not others:
         raise UserError(f"all training tasks of {train.rows.source} are copies of held-out ones: give other data")
     number = len(train) - len(others)
@@ -90,18 +90,18 @@ def _within_rates(config: RunConfig, train: Sequence[Task], profile: Profile) ->
             f"{facts['seed']}; profile the tasks of this run, whose --training.seed is {config.training.seed}"
         )
     rates = [profile.rate(task) for task in train]
-    kept = [task for task, rate in zip(train, rates, strict=True) if rate is None or low <= rate <= high]
-    if not kept:
+    within = [task for task, rate in zip(train, rates, strict=True) if rate is None or low <= rate <= high]
+    if not within:
         raise UserError(
             f"--dataset.pass_rate_range is {low:g},{high:g}, and none of the {len(train):,} training tasks is in it: "
             f"{', '.join(f'{count} {name}' for name, count in profile.counts.items())}; give a wider range"
         )
     about = [f"the training tasks are from the profile {folder}"]
-    if outside := len(train) - len(kept):
+    if outside := len(train) - len(within):
         about.append(f"{outside:,} of {len(train):,} tasks are outside {low:g}..{high:g} and are not trained on")
     if unknown := rates.count(None):
         about.append(f"{unknown:,} tasks have no rate, for faults ended their attempts; they are trained on")
-    return DataTasks(kept, train.rows) if isinstance(train, DataTasks) else kept, about
+    return DataTasks(within, train.rows) if isinstance(train, DataTasks) else within, about
 
 
 def _content(task: Task) -> str:
@@ -112,17 +112,17 @@ def _content(task: Task) -> str:
 
 
 def _draw(
-    config: RunConfig, environment: EnvFactory, split: str, given: int, option: str, *, default: int
+    config: RunConfig, environment: EnvFactory, split: str, user_count: int, option: str, *, default: int
 ) -> Sequence[Task]:
     """Return the tasks of a split: the given number, or else at most the default.
 
     Args:
-        given: the number that the user gave; 0 is none.
+        user_count: the number that the user gave; 0 is none.
     """
-    tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
-    if len(tasks) < given:
+    tasks = environment.tasks(split, count=user_count or default, seed=config.training.seed, at_most=not user_count)
+    if len(tasks) < user_count:
         raise UserError(
-            f"{option} is {given}, and {config.env.name} has {len(tasks)} tasks in the split {split}: set it to "
+            f"{option} is {user_count}, and {config.env.name} has {len(tasks)} tasks in the split {split}: set it to "
             f"{len(tasks)} or less, or leave it out"
         )
     return tasks
@@ -146,10 +146,10 @@ def resolve_sources(config: C) -> C:
         for name in config.evaluation.sets
         if (data := _of_set(config, name, "options", "data"))
     }
-    resolved = {name: _resolved(source) for name, source in sources.items() if source}
+    absolute = {name: _resolve(source) for name, source in sources.items() if source}
     if config.dataset.pass_rate:
-        resolved["dataset.pass_rate"] = str(Path(config.dataset.pass_rate).expanduser().absolute())
-    return with_values(config, resolved)
+        absolute["dataset.pass_rate"] = str(Path(config.dataset.pass_rate).expanduser().absolute())
+    return with_values(config, absolute)
 
 
 def data_digests(config: RunConfig) -> dict[str, str]:
@@ -172,7 +172,7 @@ def _of_set(config: RunConfig, name: str, *path: str) -> Any:
     return value
 
 
-def _resolved(source: str) -> str:
+def _resolve(source: str) -> str:
     return source if find_file(source) is None else str(Path(source).expanduser().absolute())
 
 

@@ -63,9 +63,9 @@ def check_sleep(plan: RunPlan) -> None:
         return
     if reason := cannot_sleep_reason(plan):
         raise UserError(f"--services.generator.sleep is yes, and {reason}: leave it out")
-    taken = {process.where for process in processes if process.service == "trainer"}
+    trainer_gpus = {process.where for process in processes if process.service == "trainer"}
     engines = [process for process in processes if process.service == "generator"]
-    if generator.with_gpus and not any(process.where in taken for process in engines):
+    if generator.with_gpus and not any(process.where in trainer_gpus for process in engines):
         raise UserError(
             "--services.generator.sleep is yes, and no trainer is on the engine's GPU to use its memory meanwhile: "
             "leave it out, or share the GPUs with --launcher.share_gpus yes"

@@ -50,12 +50,12 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     check_packages(plan, family_of(model))
     if plan.has_engine:
         check_engine_packages(folder)
-    checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
+    files = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
     if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])
         shapes = {name: place.shape for name, place in halves.items()}
         check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, plan.shape), shapes)
-    renderer = checked.renderer
+    renderer = files.renderer
     rows = untrained_tokens(folder, renderer)
     if rows and plan.config.model.new_rows == "on" and plan.model.is_quantized:
         raise UserError(
@@ -68,7 +68,7 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         untrained_tokens=rows,
         template=renderer.notes,
         tools_problem=renderer.format.tools_problem,
-        tokenizer=checked.tokenizer,
+        tokenizer=files.tokenizer,
     )
 
 

@@ -21,8 +21,8 @@ def check_command(name: str) -> None:
     """Raise UserError unless `python -m trainers.NAME` is a command."""
     if name in COMMANDS:
         return
-    known = ", ".join(ALGORITHMS)
-    hint = f"Did you mean {_ELSEWHERE[name]}? Available: {known}." if name in _ELSEWHERE else nearest(name, ALGORITHMS)
+    names = ", ".join(ALGORITHMS)
+    hint = f"Did you mean {_ELSEWHERE[name]}? Available: {names}." if name in _ELSEWHERE else nearest(name, ALGORITHMS)
     raise UserError(
         f"there is no algorithm {name!r}. {hint} An algorithm of your own is started by "
         "python -m trainers my_file.py:MINE"

@@ -20,7 +20,7 @@ def names_of_others() -> list[str]:
     return [name for names in OUR_NAMES.values() for name in names.split()]
 
 
-def our_name(theirs: str, algorithm: str, known: Collection[str]) -> str:
+def our_name(theirs: str, algorithm: str, names_here: Collection[str]) -> str:
     """Our name of a setting that has another name elsewhere; "" if there is none in this run.
 
     >>> our_name("actor_rollout_ref.rollout.n", "grpo", {"grpo.n_samples"})
@@ -33,6 +33,6 @@ def our_name(theirs: str, algorithm: str, known: Collection[str]) -> str:
     for name in (".".join(parts[i:]) for i in range(len(parts))):
         ours = [ours.replace(ALGORITHM, algorithm) for ours, names in OUR_NAMES.items() if name in names.split()]
         same_section = [f"{parts[0]}.{one.rpartition('.')[2]}" for one in ours]
-        if here := [one for one in (*same_section, *ours) if one in known]:
+        if here := [one for one in (*same_section, *ours) if one in names_here]:
             return here[0]
     return ""

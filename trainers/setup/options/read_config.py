@@ -35,32 +35,32 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
     if there are some, and a trainer on GPUs packs rows and is compiled where it can, unless a setting says otherwise.
     """
     read = functools.partial(parse, config_class, arguments, SHORT_OPTIONS, settings=settings)
-    config, saved = read(), dict[str, Any]()
+    config, old_values = read(), dict[str, Any]()
     if config.resume and config.output:
         facts = Path(config.output) / FACTS
         checkpoint = find(facts.parent, config.checkpoint.step)
         _check_settings(checkpoint, config)
-        saved |= with_secrets(checkpoint.extra["config"], facts.parent)
-        saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
-        saved["checkpoint"] |= {"step": 0}
-        check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
-        config = read(saved=saved)
+        old_values |= with_secrets(checkpoint.extra["config"], facts.parent)
+        old_values |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
+        old_values["checkpoint"] |= {"step": 0}
+        check_registered(old_values["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
+        config = read(saved=old_values)
         check_present(asdict(config), "for example --{} VALUE")
         return config
     check_present(asdict(config), "for example --{} VALUE")
     if config.env.name and any(argument.partition("=")[0] == "--config" for argument in arguments):
-        saved["env"] = {"name": ENV_OF_A_FILE}
-    for named in read_names(config.env.name).values():
-        resolve(named.name, "env")  # a typo is refused before torch is imported
+        old_values["env"] = {"name": ENV_OF_A_FILE}
+    for entry in read_names(config.env.name).values():
+        resolve(entry.name, "env")  # a typo is refused before torch is imported
     if gpus_available() and not config.training.deterministic:
         services = [n for n in ("generator", "trainer", "ref_model", "teacher") if getattr(config.services, n).procs]
-        saved["services"] = {name: {"with_gpus": True} for name in services}
-    config = read(saved=saved)
+        old_values["services"] = {name: {"with_gpus": True} for name in services}
+    config = read(saved=old_values)
     if not config.services.trainer.with_gpus:
         return config
     # Measured in docs/gpu.md: both save time on a GPU, and neither changes what is computed.
-    saved["training"] = {"packing": config.training.attention != "sdpa", "compile": _has_c_compiler()}
-    return read(saved=saved)
+    old_values["training"] = {"packing": config.training.attention != "sdpa", "compile": _has_c_compiler()}
+    return read(saved=old_values)
 
 
 def _has_c_compiler() -> bool:
@@ -70,11 +70,11 @@ def _has_c_compiler() -> bool:
 
 def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:
     """Check that a checkpoint has the settings of this command."""
-    saved, dictionaries = checkpoint.extra, [item.name for item in leaves(config) if get_origin(item.kind) is dict]
-    if {saved["algorithm"], config.algorithm_name} & (saved["config"].keys() ^ vars(config).keys()):
-        raise UserError(f"{checkpoint.path} was saved by {saved['algorithm']}: go on with python -m {saved['command']}")
+    extra, dictionaries = checkpoint.extra, [item.name for item in leaves(config) if get_origin(item.kind) is dict]
+    if {extra["algorithm"], config.algorithm_name} & (extra["config"].keys() ^ vars(config).keys()):
+        raise UserError(f"{checkpoint.path} was saved by {extra['algorithm']}: go on with python -m {extra['command']}")
     names, before = (
-        {name for name, _ in flatten(tree, dictionaries.__contains__)} for tree in (asdict(config), saved["config"])
+        {name for name, _ in flatten(tree, dictionaries.__contains__)} for tree in (asdict(config), extra["config"])
     )
     if other := sorted(names ^ before):
         raise UserError(
@@ -92,15 +92,15 @@ def give_dataset(config: C) -> C:
         raise UserError(
             f"--dataset.path is {data.path!r}, and there is no environment: supervised training has --sft.data"
         )
-    known = inspect.signature(env_class(name).tasks).parameters
-    if "data" not in known:
+    parameters = inspect.signature(env_class(name).tasks).parameters
+    if "data" not in parameters:
         raise UserError(
             f"--dataset.path is {data.path!r}, and the environment {name} makes its own tasks: leave it out, or choose "
             "one that reads tasks from data, as math, code_exec and tool_api do"
         )
     if options.get("data", data.path) != data.path:
         raise UserError(f"--dataset.path is {data.path!r} and --env.options.data is {options['data']!r}: give one")
-    if data.streaming and "streaming" not in known:
+    if data.streaming and "streaming" not in parameters:
         raise UserError(f"--dataset.streaming is true, and the environment {name} cannot stream: set it to false")
     streaming = {"env.options.streaming": True} if data.streaming else {}
     return with_values(config, {"env.options.data": data.path} | streaming)
