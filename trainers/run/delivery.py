@@ -110,7 +110,7 @@ class Delivery:
                 self._engines[name] = _Proved(version=version, engine=engine, trainer=trainer, noise=noise)
             else:
                 failure = _failure(before, version, size, by_engine, rest)
-                self._engines[name] = replace(before, failed=before.failures | {version}, failure=failure)
+                self._engines[name] = replace(before, failures=before.failures | {version}, failure=failure)
         by_metric = {"delivery/difference": differences, "delivery/missing": missing}
         return {metric: max(values) for metric, values in by_metric.items() if values}
 

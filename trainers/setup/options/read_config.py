@@ -44,7 +44,7 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
         old_values |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
         old_values["checkpoint"] |= {"step": 0}
         check_registered(old_values["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
-        config = read(saved=old_values)
+        config = read(old_values=old_values)
         check_present(asdict(config), "for example --{} VALUE")
         return config
     check_present(asdict(config), "for example --{} VALUE")
@@ -55,12 +55,12 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
     if gpus_available() and not config.training.deterministic:
         services = [n for n in ("generator", "trainer", "ref_model", "teacher") if getattr(config.services, n).procs]
         old_values["services"] = {name: {"with_gpus": True} for name in services}
-    config = read(saved=old_values)
+    config = read(old_values=old_values)
     if not config.services.trainer.with_gpus:
         return config
     # Measured in docs/gpu.md: both save time on a GPU, and neither changes what is computed.
     old_values["training"] = {"packing": config.training.attention != "sdpa", "compile": _has_c_compiler()}
-    return read(saved=old_values)
+    return read(old_values=old_values)
 
 
 def _has_c_compiler() -> bool:
