@@ -21,6 +21,6 @@ class CheckedFolder:
 def check_folder(folder: Path, thinking: Thinking, tools: ToolsForm = "auto") -> CheckedFolder:
     """Check the template, the tokenizer, the thinking and the output layer of a Hugging Face folder."""
     check_head(folder)
-    with ServedTokenizer(folder) as served:  # its process works meanwhile
+    with ServedTokenizer(folder) as tokenizer:  # its process works meanwhile
         renderer = Renderer(folder, thinking=thinking, tools=tools)
-        return CheckedFolder(renderer, served.check())
+        return CheckedFolder(renderer, tokenizer.check())

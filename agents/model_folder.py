@@ -180,7 +180,7 @@ def fetch_config(name: str) -> Path:
 
 
 def check_hub_id(name: str) -> None:
-    """Refuse what is no local folder and cannot be a hub id either."""
+    """Refuse what is not a local folder and cannot be a hub id either."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
 
@@ -199,13 +199,13 @@ def _write_model(checkpoint: Path, out: Path) -> None:
     command = [sys.executable, "-m", EXPORTER, str(checkpoint), str(out)]
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=EXPORT_SECONDS)
+        process = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=EXPORT_SECONDS)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"the model of the checkpoint {checkpoint} was not written within {EXPORT_SECONDS:g} s: look at the disk"
         ) from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
         raise UserError(f"the model of the checkpoint {checkpoint} cannot be written: {reason}")
 
 

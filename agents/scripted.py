@@ -128,7 +128,7 @@ class ScriptedAgent:
             if conversation.is_long(len(row) + len(new)):
                 raise ContextFull(f"the prompt has {len(row) + len(new)} tokens")
             tokens = {"kind": "tokens", "starts_row": not len(row), "prompt_ids": array_of(new, IDS)}
-        message = _checked(self._name, await call_alone(self._script, conversation.messages))
+        message = _check(self._name, await call_alone(self._script, conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         constraint = conversation.constraint
@@ -142,7 +142,7 @@ class ScriptedAgent:
         return turn, action
 
 
-def _checked(script: str, value: Any) -> Message:
+def _check(script: str, value: Any) -> Message:
     """A copy of the script's message, which may be a constant."""
     wrong = _wrong_with(value)
     try:
@@ -162,7 +162,7 @@ def _of_json(value: Any) -> Any:
 
 
 def _wrong_with(value: Any) -> str:
-    """Why a value is no assistant message; "" if it is one."""
+    """Why a value is not an assistant message; "" if it is one."""
     if not isinstance(value, dict):
         return f"that is a {type(value).__name__} and no dict"
     if value.get("role") != "assistant":

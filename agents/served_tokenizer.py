@@ -17,7 +17,7 @@ from typing import Any
 
 from agents.renderer.chat_template import read_tokenizer_config
 from forge_env.core.errors import UserError
-from forge_env.utils.atomic import locked, replace_file
+from forge_env.utils.atomic import hold_lock, replace_file
 from forge_env.utils.cache_folder import cache_folder
 from forge_env.utils.digests import files_digests, value_digest
 
@@ -83,11 +83,11 @@ class ServedTokenizer:
         tokenizer = FastTokenizer(folder)
         self._texts = [*TEXTS, *(f"a {mark}b" for mark in _marks(folder, tokenizer.added_tokens))]
         self._ids = [tokenizer.encode(text) for text in self._texts]
-        self._given = json.dumps([str(folder.resolve()), self._texts, plain_config(folder), self._ids])
+        self._input = json.dumps([str(folder.resolve()), self._texts, plain_config(folder), self._ids])
         self._file = self._file_of_answer()
-        self._kept = _read_answer(self._file)
+        self._saved_answer = _read_answer(self._file)
         self._process: Popen[str] | None = None
-        if self._kept is None:
+        if self._saved_answer is None:
             self._process = Popen(
                 [sys.executable, "-c", _CHILD], stdin=PIPE, stdout=PIPE, stderr=PIPE, encoding="utf-8", errors="replace"
             )
@@ -132,15 +132,15 @@ class ServedTokenizer:
         """Where an answer is kept: its name is a digest of all that it follows from."""
         versions = {part.name: part.version for name in PACKAGES for part in distributions(name=name)}
         files = [path for path in sorted(self._folder.iterdir()) if path.is_file() and path.suffix != ".safetensors"]
-        name = value_digest([_CHILD, self._given, versions, sys.version, files_digests(files)])
+        name = value_digest([_CHILD, self._input, versions, sys.version, files_digests(files)])
         return folder / name if (folder := cache_folder("tokenizers")) is not None else None
 
     def _answer(self) -> dict[str, Any]:
-        if self._kept is not None:
-            return self._kept
+        if self._saved_answer is not None:
+            return self._saved_answer
         assert self._process is not None
         try:
-            out, errors = self._process.communicate(self._given, timeout=SECONDS)
+            out, errors = self._process.communicate(self._input, timeout=SECONDS)
             answer: dict[str, Any] = json.loads(out)
         except TimeoutExpired:
             return {"given": {"error": f"it took more than {SECONDS:g} s"}}
@@ -148,7 +148,7 @@ class ServedTokenizer:
             return {"given": {"error": (errors.strip().splitlines() or ["its process ended without a word"])[-1]}}
         if self._file is not None and "error" not in answer["given"]:
             with suppress(OSError, UserError):
-                with locked(self._file):
+                with hold_lock(self._file):
                     replace_file(self._file, out)
                 by_age = sorted((path.stat().st_mtime_ns, path) for path in self._file.parent.iterdir())
                 for _, old in by_age[:-MOST_KEPT]:
@@ -172,8 +172,8 @@ def plain_config(folder: Path) -> str:
 
 def _marks(folder: Path, special: Sequence[str]) -> list[str]:
     """The special tokens of tokenizer.json and of tokenizer_config.json, which may differ."""
-    added = (read_tokenizer_config(folder).get("added_tokens_decoder") or {}).values()
-    return list(dict.fromkeys([*special, *(token["content"] for token in added)]))
+    tokens = (read_tokenizer_config(folder).get("added_tokens_decoder") or {}).values()
+    return list(dict.fromkeys([*special, *(token["content"] for token in tokens)]))
 
 
 def _part(ids: Sequence[int], others: Sequence[int]) -> list[int]:

@@ -31,7 +31,7 @@ async def sample_within(
 
     Args:
         sampling: `max_tokens` is the limit of the full turn, inserted tokens included.
-        budget: tokens of a thought, including its opening token; 0 is no limit.
+        budget: tokens of a thought, including its opening token; 0 means no limit.
         close: the tokens that end a thought.
         is_in_thought: whether the tokens of a turn begin a thought and do not end it.
 
@@ -43,20 +43,20 @@ async def sample_within(
     if not has_room or first.finish_reason != "length" or len(first.token_ids) < budget:
         return first, [first.prompt_ids]
     sampled = first.token_ids.tolist()
-    inserted = tuple(close) if is_in_thought(sampled) else ()
-    left = sampling.max_tokens - len(sampled) - len(inserted)
-    rest = await ask(first.with_inserted(inserted), replace(sampling, max_tokens=left), 1)
-    return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
+    insertion = tuple(close) if is_in_thought(sampled) else ()
+    remaining_tokens = sampling.max_tokens - len(sampled) - len(insertion)
+    rest = await ask(first.with_inserted(insertion), replace(sampling, max_tokens=remaining_tokens), 1)
+    return first.then(insertion, rest), [first.prompt_ids, rest.prompt_ids]
 
 
-def context_digest(seen: Sequence[np.ndarray], versions: Sequence[tuple[int, int]]) -> str:
+def context_digest(prompts: Sequence[np.ndarray], versions: Sequence[tuple[int, int]]) -> str:
     """The `Turn.context_digest` of a turn.
 
     Args:
-        seen: the prompt of each request.
+        prompts: the prompt of each request.
         versions: of the turn's tokens; a stop string may have cut off the versions of the second request.
     """
-    if len(seen) == 1:
-        return digest(seen[0])
+    if len(prompts) == 1:
+        return digest(prompts[0])
     requests = 1 + sum(version == NOT_SAMPLED for version, _ in versions[:-1])
-    return " ".join(map(digest, seen[:requests]))
+    return " ".join(map(digest, prompts[:requests]))

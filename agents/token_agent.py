@@ -74,23 +74,23 @@ class TokenAgent:
             TurnRefused: the policy, or a feature of the schema, does not allow an answer of this form.
             PolicyError: the policy did not answer.
         """
-        asked, observation = conversation.asked or _DEFAULT_TURN, conversation.observation
-        if asked.prompt is None:
-            row, added = self.renderer.next_prompt(conversation, tools)
+        next_turn, observation = conversation.next_turn or _DEFAULT_TURN, conversation.observation
+        if next_turn.prompt is None:
+            row, new_ids = self.renderer.next_prompt(conversation, tools)
         else:
-            row, added = self.renderer.plain_prompt(conversation, asked.prompt)
-            observation = ({"role": "user", "content": self.renderer.decode(added)},)
-        new = array_of(added, IDS)
+            row, new_ids = self.renderer.plain_prompt(conversation, next_turn.prompt)
+            observation = ({"role": "user", "content": self.renderer.decode(new_ids)},)
+        new = array_of(new_ids, IDS)
         prompt = join_arrays(IDS, row, new)
-        if asked.count:
+        if next_turn.count:
             raise PromptCounted(len(prompt))
         room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
-        if asked.max_tokens is not None:
-            room = min(room, asked.max_tokens)
+        if next_turn.max_tokens is not None:
+            room = min(room, next_turn.max_tokens)
         if room < 1 or conversation.is_long(len(prompt)):
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
-        completion, seen = await self._sample(conversation, asked, prompt, room, tools)
-        if stop := (*asked.stop, *self.renderer.stop):
+        completion, prompts = await self._sample(conversation, next_turn, prompt, room, tools)
+        if stop := (*next_turn.stop, *self.renderer.stop):
             completion = truncate_at_stop(completion, stop, self.renderer.decode)
         sampled = completion.token_ids.tolist()
         action = self.renderer.read(sampled, completion.finish_reason, tools)
@@ -106,19 +106,19 @@ class TokenAgent:
             **completion.sampled,
             versions=completion.versions,
             starts_row=not len(row),
-            context_digest=context_digest(seen, completion.versions),
+            context_digest=context_digest(prompts, completion.versions),
             finish_reason=completion.finish_reason,
             routes=tuple(routes.within(first, end) for routes in completion.routes) if completion.routes else (),
-            constraint="" if asked.constraint is None else asked.constraint.label,
+            constraint="" if next_turn.constraint is None else next_turn.constraint.label,
             constrained=completion.constrained,
         )
-        if conversation.asked is not None:
+        if conversation.next_turn is not None:
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sampled)}
             action = replace(action, usage=usage)
-        if asked.prompt is not None:
+        if next_turn.prompt is not None:
             text = self.renderer.plain_text(sampled)
             action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
-        if asked.logprobs:
+        if next_turn.logprobs:
             action = replace(action, logprobs=self._logprobs(turn))
         return turn, action
 
@@ -134,7 +134,7 @@ class TokenAgent:
         return tuple(sampled[:-1] if token_ids[-1] in self.renderer.stop_token_ids else sampled)
 
     async def _sample(
-        self, conversation: Conversation, asked: NextTurn, prompt: np.ndarray, room: int, tools: Sequence[ToolSpec]
+        self, conversation: Conversation, next_turn: NextTurn, prompt: np.ndarray, room: int, tools: Sequence[ToolSpec]
     ) -> tuple[Completion, list[np.ndarray]]:
         """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
         turn, seed, session = len(conversation.turns), conversation.seed, conversation.request_id
@@ -145,12 +145,12 @@ class TokenAgent:
             max_tokens=room,
             seed=None if seed is None else _turn_seed(seed, turn, 0),
             stop_token_ids=self.renderer.stop_token_ids,
-            stop=(*asked.stop, *self.renderer.stop),
+            stop=(*next_turn.stop, *self.renderer.stop),
         )
         budget = conversation.max_thinking_tokens
         # A plain prompt has no template, and so no thought.
-        thinks = self.renderer.thinks and asked.prompt is None
-        if asked.constraint is None and not (budget and thinks):
+        thinks = self.renderer.thinks and next_turn.prompt is None
+        if next_turn.constraint is None and not (budget and thinks):
             completion = await self._policy.generate(prompt, sampling, request_id=request_id, session=session)
             return completion, [completion.prompt_ids]
 
@@ -160,8 +160,8 @@ class TokenAgent:
             id_ = f"{request_id}+{number}" if number else request_id
             return await self._policy.generate(prompt_ids, sampling, request_id=id_, session=session)
 
-        if asked.constraint is not None:
-            return await asked.constraint.sample(
+        if next_turn.constraint is not None:
+            return await next_turn.constraint.sample(
                 ask, prompt, sampling, renderer=self.renderer, tools=tools, budget=budget, thinks=thinks
             )
         return await sample_within(

@@ -203,7 +203,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 ages=WeightAges(staleness=0),
                 seconds=60.0,
             )
-            weights.published = weights.in_engines = 0
+            weights.newest = weights.in_engines = 0
             record.startup.end()  # its first step asks no service how it did
             rollouts = ProbedRollouts(
                 plan=plan, envs={"": envs}, engines=engines, weights=weights, record=record, probe=probe
@@ -227,7 +227,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 run=run,
                 objective=plan.objective,
                 alarm=make_alarm(plan, record.say),
-                started=time.perf_counter(),
+                start_time=time.perf_counter(),
                 probe=probe,
             )
             if plan.objective.kl_reference == "model":  # there is no reference model here: the trainer does its work

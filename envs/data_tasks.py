@@ -38,7 +38,7 @@ def data_tasks(
     """Return `count` tasks of a file or of a dataset of the hub; the same seed gives the same ones in the same order.
 
     All rows are read, so that which of them are left out does not depend on the seed; a row that is equal to an earlier
-    one is no task of its own. One task in ten, by its prompt, is "test", the others are "train", and "all" is every
+    one is not a task of its own. One task in ten, by its prompt, is "test", the others are "train", and "all" is every
     task. Of two tasks or more one at least is "test". A file with `{split}` in its name, and a dataset of the hub, are
     divided already.
 
@@ -54,20 +54,20 @@ def data_tasks(
     if not data.is_divided:
         check_split(split, SPLITS, name=data.name)
     order = None if streaming else seed  # a stream is shuffled already
-    wanted = _Wanted(split="all" if data.is_divided else split, count=count, seed=order)
+    selection = _Wanted(split="all" if data.is_divided else split, count=count, seed=order)
     rows: Iterable[Row] = data
     if streaming:
         rows = shuffled(data, random.Random(seed), buffer=_BUFFER)
-    found = RowCount(source=data.name)
-    for number, task in enumerate(_tasks(rows, found, make)):
-        wanted.offer(number, task)
-        if streaming and wanted.is_full:
-            found.is_complete = False
+    row_count = RowCount(source=data.name)
+    for number, task in enumerate(_tasks(rows, row_count, make)):
+        selection.offer(number, task)
+        if streaming and selection.is_full:
+            row_count.is_complete = False
             break
     if not streaming:
-        wanted.fill_both_splits()
-    tasks = DataTasks(wanted.tasks(), found)
-    found.tasks = wanted.sizes if not data.is_divided else {split: wanted.total}
+        selection.fill_both_splits()
+    tasks = DataTasks(selection.tasks(), row_count)
+    row_count.tasks = selection.sizes if not data.is_divided else {split: selection.total}
     _check(tasks, data, split, count)
     return tasks
 
@@ -88,22 +88,22 @@ def message_prompt(value: Any) -> tuple[Message, ...]:
     raise BadRow(f"its prompt is neither text nor a list of messages with role and content: {value!r:.60}")
 
 
-def _tasks(rows: Iterable[Row], found: RowCount, make: Callable[[Mapping[str, Any]], Task]) -> Iterator[Task]:
-    """Make tasks of rows, equal ones once; count the rows, and those that are no task."""
-    seen: set[str] = set()
+def _tasks(rows: Iterable[Row], row_count: RowCount, make: Callable[[Mapping[str, Any]], Task]) -> Iterator[Task]:
+    """Make tasks of rows, equal ones once; count the rows, and those that are not a task."""
+    ids: set[str] = set()
     for row in rows:
-        found.rows += 1
+        row_count.rows += 1
         try:
             task = make(row.read())
             if problem := _problem(task):
                 raise BadRow(problem)
         except BadRow as bad:
-            found.left_out.add(row.where, str(bad))
+            row_count.left_out.add(row.where, str(bad))
             continue
-        if task.id in seen:
-            found.repeated += 1
+        if task.id in ids:
+            row_count.repeated += 1
             continue
-        seen.add(task.id)
+        ids.add(task.id)
         yield task
 
 
@@ -122,15 +122,15 @@ def _problem(task: Task) -> str:
 
 
 def _check(tasks: DataTasks, data: Data, split: str, count: int | None) -> None:
-    found, left_out = tasks.rows, tasks.rows.left_out
+    row_count, left_out = tasks.rows, tasks.rows.left_out
     name = data.file or data.name
-    if not found.rows:
+    if not row_count.rows:
         raise UserError(f"{name} is empty: it holds no row")
-    if left_out.total == found.rows:
+    if left_out.total == row_count.rows:
         raise UserError(f"no row of {name} can be used: {left_out}")
     also = f"; {left_out}" if left_out.total else ""
     if not tasks:
-        raise UserError(f"{name} has no {split} task: it has {found.shown_tasks}{also}")
+        raise UserError(f"{name} has no {split} task: it has {row_count.shown_tasks}{also}")
     if count is not None and len(tasks) < count:
         hint = ', or for the split "all"' if not data.is_divided and split != "all" else ""
         raise TooFewTasks(
@@ -148,14 +148,14 @@ class _Wanted:
     seed: int | None
     total: int = 0
     sizes: dict[str, int] = field(default_factory=lambda: {"train": 0, "test": 0})
-    _kept: list[tuple[int, int, Task]] = field(default_factory=list)
+    _best: list[tuple[int, int, Task]] = field(default_factory=list)
     """Each with its place in the order."""
     _nearest: dict[str, tuple[int, Task]] = field(default_factory=dict)
     """Of each split the task that is first to go to the other one, should that be empty."""
 
     @property
     def is_full(self) -> bool:
-        return self.count is not None and len(self._kept) >= self.count
+        return self.count is not None and len(self._best) >= self.count
 
     def offer(self, number: int, task: Task) -> None:
         key = json.dumps(task.prompt)
@@ -166,10 +166,10 @@ class _Wanted:
         if part not in self._nearest or place < self._nearest[part][0]:
             self._nearest[part] = (place, task)
         if self.split in (part, "all"):
-            self._kept.append((self._draw(number), number, task))
-            if self.count is not None and len(self._kept) > 2 * self.count + 100:
-                self._kept.sort()
-                del self._kept[
+            self._best.append((self._draw(number), number, task))
+            if self.count is not None and len(self._best) > 2 * self.count + 100:
+                self._best.sort()
+                del self._best[
                     self.count + 1 :
                 ]  # one more, which takes the place of a task that goes to the other split
 
@@ -179,15 +179,15 @@ class _Wanted:
         if not empty or self.total < 2:
             return
         [full] = self.sizes.keys() - {empty}
-        moved = self._nearest[full][1]
+        task = self._nearest[full][1]
         self.sizes = {**self.sizes, full: self.total - 1, empty: 1}
         if self.split == empty:
-            self._kept = [(0, 0, moved)]
+            self._best = [(0, 0, task)]
         elif self.split == full:
-            self._kept = [item for item in self._kept if item[2].id != moved.id]
+            self._best = [item for item in self._best if item[2].id != task.id]
 
     def tasks(self) -> list[Task]:
-        return [task for *_, task in sorted(self._kept, key=lambda item: item[:2])][: self.count]
+        return [task for *_, task in sorted(self._best, key=lambda item: item[:2])][: self.count]
 
     def _draw(self, number: int) -> int:
         if self.seed is None:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from forge_env.core.sandbox import Sandbox
-from sandboxes.settings import AUTO, BACKENDS, chosen, open_backend, open_first
+from sandboxes.settings import AUTO, BACKENDS, open_backend, open_first, resolve_name
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
         UserError: no backend or no setting of that name.
         SandboxUnavailable: the backend cannot isolate on this machine; for "auto", with the reason of every backend.
     """
-    name = chosen(name)
+    name = resolve_name(name)
     if name == "auto":
         automatic = {backend: BACKENDS[backend] for backend in AUTO}
         sandbox = await open_first(automatic, settings, "No sandbox is available on this machine.")

@@ -26,7 +26,7 @@ WORKSPACE_BACKENDS = dict(sorted(rows("workspaces").items(), key=lambda item: it
 _VARIABLE = "FORGE_ENV_SANDBOX"
 
 
-def chosen(name: str) -> str:
+def resolve_name(name: str) -> str:
     """Return `name`, or for "auto" the value of FORGE_ENV_SANDBOX. Raises UserError for an unknown name."""
     if name == "auto":
         name = os.environ.get(_VARIABLE) or "auto"

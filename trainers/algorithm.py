@@ -169,8 +169,10 @@ def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
 def find_algorithm(target: str) -> Algorithm:
     algorithm, (source, name) = load(target), split_target(target)
     if not isinstance(algorithm, Algorithm):
-        shown = algorithm.__name__ if isinstance(algorithm, type) else f"a {type(algorithm).__name__}"
-        raise UserError(f"{target!r} is {shown} and no Algorithm: name the value that the file makes by Algorithm(...)")
+        type_name = algorithm.__name__ if isinstance(algorithm, type) else f"a {type(algorithm).__name__}"
+        raise UserError(
+            f"{target!r} is {type_name} and no Algorithm: name the value that the file makes by Algorithm(...)"
+        )
     if algorithm.loss is None or algorithm.objective is None:
         missing = "objective" if algorithm.loss else "loss"
         raise UserError(f"{target!r} is an Algorithm without {missing}=, so that it is no policy gradient")

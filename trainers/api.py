@@ -79,7 +79,7 @@ def train(
         UserError: a mistake in one sentence, such as an unknown setting, or a callback that raised.
         ForgeError: the run failed.
     """
-    with _begun(env, algorithm, options) as (plan, run):
+    with _begin(env, algorithm, options) as (plan, run):
         try:
             run_async(run.in_order(execute(plan, run), _say), insists=False)
         except KeyboardInterrupt:
@@ -92,7 +92,7 @@ async def train_async(
     env: Environment | list[Any] = "", algorithm: str | Algorithm = "grpo", **options: Unpack[Options]
 ) -> TrainingRun:
     """Do what `train` does, for a caller with an event loop. Cancelling it stops the run, a second time at once."""
-    with _begun(env, algorithm, options) as (plan, run):
+    with _begin(env, algorithm, options) as (plan, run):
         await run.in_order(execute(plan, run), _say)
     return run
 
@@ -163,7 +163,7 @@ async def _execute_once(plan: RunPlan, run: TrainingRun) -> None:
 
 
 @contextmanager
-def _begun(
+def _begin(
     env: Environment | list[Any], algorithm: str | Algorithm, options: Options
 ) -> Iterator[tuple[RunPlan, TrainingRun]]:
     """The plan of a run, which this machine can start, and the run; a process has one at a time."""
@@ -175,34 +175,34 @@ def _begun(
             "train was called while a run is under way in this process: wait for its end, or start the other run in a "
             "process of its own"
         )
-    made: list[Path] = []
+    new_folders: list[Path] = []
     try:
         begin_now()
-        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        callbacks, settings = given.pop("callbacks", ()), _plain(given.pop("settings", {}))
-        config = [f"--config={given.pop('config')}"] if "config" in given else []
-        if given.get("resume") and not config and "output" not in {*settings, *given}:
+        arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        callbacks, settings = arguments.pop("callbacks", ()), _plain(arguments.pop("settings", {}))
+        config = [f"--config={arguments.pop('config')}"] if "config" in arguments else []
+        if arguments.get("resume") and not config and "output" not in {*settings, *arguments}:
             raise UserError("resume=True goes on with the run of a folder: give output=FOLDER too")
         run, algorithm = TrainingRun(callbacks), _find(algorithm)
         if isinstance(env, str) and is_of_process(env):
             env = env_class(env)
         if isinstance(env, str | list):
-            given |= {"env": env} if env else {}
+            arguments |= {"env": env} if env else {}
         else:
-            others = read_config(algorithm.config, config, [settings, _plain(given)])
+            others = read_config(algorithm.config, config, [settings, _plain(arguments)])
             factory = env if isinstance(env, EnvFactory) else EnvFactory(env, **others.env.options)
             if not (output := others.output):
-                made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
-                given["output"] = output = str(made[0])
-            given["env"] = name_env(factory, Path(output) / ENVIRONMENT)
+                new_folders.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
+                arguments["output"] = output = str(new_folders[0])
+            arguments["env"] = name_env(factory, Path(output) / ENVIRONMENT)
             if factory is env:
-                given |= {f"env.options.{name}": value for name, value in factory.options.items()}
-        plan = _plan(algorithm, config, [settings, _plain(given)])
+                arguments |= {f"env.options.{name}": value for name, value in factory.options.items()}
+        plan = _plan(algorithm, config, [settings, _plain(arguments)])
         if plan.config.dry_run:
             raise UserError(f"dry_run is for the command: python -m {algorithm.command} --dry-run")
         yield _ready(plan), run
     finally:
-        remove_empty(made)  # nothing was started
+        remove_empty(new_folders)  # nothing was started
         _under_way.release()
 
 

@@ -98,10 +98,10 @@ def prune(run: Path, keep_last: int, spare: int | None = None) -> None:
 
 def remove(path: Path) -> None:
     """Remove a checkpoint. It loses the name of a complete one first, in case this is interrupted."""
-    doomed = path.with_name(f".{path.name}.old")
-    shutil.rmtree(doomed, ignore_errors=True)
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)  # a model may just be written into it
+    old_path = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old_path, ignore_errors=True)
+    path.rename(old_path)
+    shutil.rmtree(old_path, ignore_errors=True)  # a model may just be written into it
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CISPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 1.0
-    """1 is no lower bound."""
+    """1 means no lower bound."""
     clip_high: Annotated[float, Ge(0)] = 4.0
 
 
@@ -49,7 +49,7 @@ class CISPOLoss(RatioLoss):
     bound and a ratio of at most 5, is slime's. TRL recommends it too, after arXiv 2510.13786.
 
     Args:
-        clip_low: how far below 1 the weight may go, within [0, 1]; 1 is no lower bound.
+        clip_low: how far below 1 the weight may go, within [0, 1]; 1 means no lower bound.
         clip_high: how far above 1.
         beta: see `PolicyLoss`; likewise `aggregation` and `options`.
     """

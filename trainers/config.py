@@ -203,7 +203,7 @@ class RunConfig:
 
     @property
     def teachers(self) -> list[str]:
-        """The settings `distill.teacher` of the environments, each once; complete in a plan. "" is no teacher."""
+        """The settings `distill.teacher` of the environments, each once; complete in a plan. "" means no teacher."""
         of_each = [entry.get("distill", {}).get("teacher", "") for entry in self.mixture.values()]
         return [teacher for teacher in dict.fromkeys(of_each or [self.distill.teacher]) if teacher]
 

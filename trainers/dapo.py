@@ -82,8 +82,8 @@ class OverlongPunishment:
     """The penalty rises from 0 over this share of `length`, at its end."""
     penalty: float = 1.0
     context: int = 0
-    """Prompt and sampled tokens of an episode at most; 0 is no limit. With a limit, the length of an episode is at most
-    what its first prompt leaves of it: no episode can sample more."""
+    """Prompt and sampled tokens of an episode at most; 0 means no limit. With a limit, the length of an episode is at
+    most what its first prompt leaves of it: no episode can sample more."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 <= self.buffer <= 1 or not self.penalty >= 0:

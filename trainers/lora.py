@@ -23,7 +23,7 @@ from trainers.families.shape import ModelShape
 ALL = "all-linear"
 """The name for all of `TARGETS`."""
 IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
-"""In a model with experts the matrices of `IN_MLP` are no single matrices."""
+"""In a model with experts the matrices of `IN_MLP` are not single matrices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,17 +172,17 @@ def check_adapter(folder: Path, lora: Lora) -> None:
 
     `check_adapter_shapes` checks its tensors.
     """
-    saved = read_config(folder, option="--lora.adapter")
+    config = read_config(folder, option="--lora.adapter")
     for key in SCALES:
-        if saved.get(key):
+        if config.get(key):
             raise UserError(
-                f"--lora.adapter is {folder} with {key} = {saved[key]!r}, and a trained adapter has one rank and the "
+                f"--lora.adapter is {folder} with {key} = {config[key]!r}, and a trained adapter has one rank and the "
                 "scale alpha / rank: choose another adapter, or merge it into its model and name that"
             )
     for name, key, value in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
-        if saved.get(key) != value:
+        if config.get(key) != value:
             raise UserError(
-                f"--lora.{name} is {value:g}, and the adapter in {folder} has {key} = {saved.get(key)}: set "
+                f"--lora.{name} is {value:g}, and the adapter in {folder} has {key} = {config.get(key)}: set "
                 f"--lora.{name} to that"
             )
 

@@ -35,7 +35,7 @@ class ReinforceConfig(AlgorithmConfig):
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     """What is subtracted from an episode's reward."""
     clip_ratio: Annotated[float, Ge(0)] = 0.2
-    """A token's importance weight may differ from 1 by this at most. 0 is no weight, which is right on-policy only."""
+    """A token's importance weight differs from 1 by this at most. 0 means no weight, which is right on-policy only."""
     normalization: Literal["none", "group", "batch", "mean"] = "none"
 
 
@@ -48,7 +48,7 @@ class ReinforceLoss(PolicyLoss):
     """The policy gradient with a bounded weight: per token -sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) A log p.
 
     r is the ratio of the model to `old_logprobs` if given, else to `generator_logprobs`, else to `reference_logprobs`;
-    sg(.) stops the gradient. clip_ratio=None is no weight at all: the textbook's REINFORCE, which is right on-policy
+    sg(.) stops the gradient. clip_ratio=None means no weight at all: the textbook's REINFORCE, which is right on-policy
     only. torchforge bounds r to [0.1, 10], which is not symmetric around 1. RLOO (arXiv 2402.14740) is this loss with
     leave-one-out advantages; TRL's RLOO clips the ratio of whole sequences instead.
 

@@ -72,8 +72,8 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
     """
     if not path.is_dir():
         raise UserError(f"{option} is {path}, which is no folder: name one in PEFT's format, with {CONFIG}")
-    saved = read_config(path, option=option)
-    _scale(saved, "", f"{option} is {path}")
+    config = read_config(path, option=option)
+    _scale(config, "", f"{option} is {path}")
     halves, weights = (
         {name: place.shape for name, place in places(files).items()}
         for files in ([path / WEIGHTS], weight_files(model))
@@ -83,15 +83,15 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
     ranks, scalings = dict[str, int](), dict[str, float]()
     for name in halves:
         layer, _ = _split(name)
-        ranks[layer], scalings[layer] = _scale(saved, layer, f"{option} is {path}")
+        ranks[layer], scalings[layer] = _scale(config, layer, f"{option} is {path}")
         _check_matrix(name, halves, weights, ranks[layer], f"{option} is {path}", model)
     return AdapterFolder(path, max(ranks.values()), scalings)
 
 
-def _scale(saved: Mapping[str, Any], layer: str, what: str) -> tuple[int, float]:
+def _scale(config: Mapping[str, Any], layer: str, what: str) -> tuple[int, float]:
     """The rank of a layer, and what its B A is multiplied by."""
-    rank = _of_layer(saved.get("rank_pattern"), layer, saved.get("r"), what)
-    alpha = _of_layer(saved.get("alpha_pattern"), layer, saved.get("lora_alpha"), what)
+    rank = _of_layer(config.get("rank_pattern"), layer, config.get("r"), what)
+    alpha = _of_layer(config.get("alpha_pattern"), layer, config.get("lora_alpha"), what)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= RANKS[-1]:
         raise UserError(
             f"{what} with r = {rank!r}, and the engine takes ranks from 1 to {RANKS[-1]}: merge the adapter into its "
@@ -99,7 +99,7 @@ def _scale(saved: Mapping[str, Any], layer: str, what: str) -> tuple[int, float]
         )
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
         raise UserError(f"{what} with lora_alpha = {alpha!r}, which must be a finite number")
-    return rank, alpha / (math.sqrt(rank) if saved.get("use_rslora") else rank)
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _of_layer(pattern: Any, layer: str, default: Any, what: str) -> Any:
@@ -119,21 +119,21 @@ def read_config(path: Path, *, option: str) -> dict[str, Any]:
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise UserError(f"{option} is {path}, which is no PEFT folder: it has no {name}")
-    saved = read_object(path / CONFIG)
-    check_booleans({name: value for name, value in saved.items() if name != "init_lora_weights"}, path / CONFIG)
+    config = read_object(path / CONFIG)
+    check_booleans({name: value for name, value in config.items() if name != "init_lora_weights"}, path / CONFIG)
     remedy = "choose another adapter, or merge it into its model and name that"
-    if saved.get("peft_type", "LORA") != "LORA":
+    if config.get("peft_type", "LORA") != "LORA":
         raise UserError(
-            f"{option} is {path} with peft_type = {saved['peft_type']!r}, and only 'LORA' is known: {remedy}"
+            f"{option} is {path} with peft_type = {config['peft_type']!r}, and only 'LORA' is known: {remedy}"
         )
-    if str(init := saved.get("init_lora_weights")).lower() not in _INITS:
+    if str(init := config.get("init_lora_weights")).lower() not in _INITS:
         raise UserError(
             f"{option} is {path} with init_lora_weights = {init!r}, which changes the model's own weights: {remedy}"
         )
-    for name in sorted(saved.keys() - {*_HARMLESS.split(), *SCALES}):
-        if saved[name] and (name, saved[name]) != ("bias", "none"):
-            raise UserError(f"{option} is {path} with {name} = {saved[name]!r}, which is not supported: {remedy}")
-    return saved
+    for name in sorted(config.keys() - {*_HARMLESS.split(), *SCALES}):
+        if config[name] and (name, config[name]) != ("bias", "none"):
+            raise UserError(f"{option} is {path} with {name} = {config[name]!r}, which is not supported: {remedy}")
+    return config
 
 
 def _check_matrix(name: str, halves: Shapes, weights: Shapes, rank: int, what: str, model: Path) -> None:

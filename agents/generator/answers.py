@@ -18,7 +18,7 @@ class Answers:
     def __init__(self) -> None:
         self.waiting: set[asyncio.Future[Any]] = set()
         """Unanswered futures; changed only on the event loop."""
-        self.broken = ""
+        self.why_broken = ""
         """The reason why the engine is broken for good, as a sentence; empty while it runs."""
         self._loop: asyncio.AbstractEventLoop
 
@@ -26,13 +26,13 @@ class Answers:
         """Take the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def unwatched(self) -> asyncio.Future[Any]:
+    def new_future(self) -> asyncio.Future[Any]:
         """A future that only `resolve` ends."""
         return self._loop.create_future()
 
     def future(self) -> asyncio.Future[Any]:
         """A future that ends with the engine at the latest."""
-        future = self.unwatched()
+        future = self.new_future()
         self.waiting.add(future)
         future.add_done_callback(self.waiting.discard)
         return future
@@ -45,7 +45,7 @@ class Answers:
 
     def break_all(self, reason: str) -> None:
         """Fail every waiting call, and refuse all later ones."""
-        self.broken = self.broken or reason
+        self.why_broken = self.why_broken or reason
         self.fail_all(reason)
 
     # ---- from the engine's thread ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 GAPS = 5
-"""Mean times between two arrivals that are no end of them."""
+"""Mean times between two arrivals that are not an end of them."""
 
 
 class BatchDelay:
@@ -27,7 +27,7 @@ class BatchDelay:
         self._first_arrival, self._last_arrival, self._arrivals = 0.0, 0.0, 0  # of this busy period
         self._waiting_since: float | None = None
 
-    def arrived(self, running: int) -> None:
+    def on_arrival(self, running: int) -> None:
         self._last_arrival = time.monotonic()
         if not self._peaks[0]:
             self._first_arrival, self._arrivals = self._last_arrival, 0
@@ -49,5 +49,5 @@ class BatchDelay:
             self._waiting_since = now
         gap = (self._last_arrival - self._first_arrival) / self._arrivals
         end = self._last_arrival + max(self._gather_s, GAPS * gap)
-        left = min(end, self._waiting_since + self._most_s) - now
-        return max(left, 0)
+        remaining_s = min(end, self._waiting_since + self._most_s) - now
+        return max(remaining_s, 0)

@@ -40,7 +40,7 @@ class VLLMEngine:
         self._answers = Answers()
         self._thread = EngineThread(model, settings, self._answers)
         self._watchdog: asyncio.Task[None] | None = None
-        self._closed = False
+        self._is_closed = False
 
     @property
     def version(self) -> int:
@@ -61,14 +61,14 @@ class VLLMEngine:
         return self._thread.phases
 
     @property
-    def broken(self) -> str:
+    def why_broken(self) -> str:
         """The reason why the engine is broken for good, as a sentence; empty while it runs."""
-        return self._answers.broken
+        return self._answers.why_broken
 
     async def start(self) -> None:
         """Load the model. It takes seconds to minutes."""
         self._answers.attach()
-        ready = self._thread.ready = self._answers.unwatched()
+        ready = self._thread.ready = self._answers.new_future()
         self._thread.start()
         await ready
         self._watchdog = asyncio.create_task(self._watch(), name="engine watchdog")
@@ -116,9 +116,9 @@ class VLLMEngine:
         """
         self._check_running()
         trials = [self._try_grammar(sampling) for _, sampling, *_ in requests]
-        tried = await asyncio.gather(*trials, return_exceptions=True)
+        errors = await asyncio.gather(*trials, return_exceptions=True)
         self._check_running()  # nobody would answer requests of an engine that has ended meanwhile
-        batch = [self._request(*request) for request, wrong in zip(requests, tried, strict=True) if wrong is None]
+        batch = [self._request(*request) for request, wrong in zip(requests, errors, strict=True) if wrong is None]
         self._thread.inbox.put(Batch(batch))
         try:
             answers = await asyncio.gather(*(request.future for request in batch), return_exceptions=True)
@@ -126,7 +126,7 @@ class VLLMEngine:
             self._abort_all(batch)
             raise
         sampled = iter(answers)
-        return [_answer(next(sampled) if wrong is None else wrong) for wrong in tried]
+        return [_answer(next(sampled) if wrong is None else wrong) for wrong in errors]
 
     @property
     def is_asleep(self) -> bool:
@@ -186,8 +186,8 @@ class VLLMEngine:
 
     async def close(self) -> None:
         """Stop the engine. Its memory is freed with the last reference to this object."""
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             # vLLM calls gc.freeze() when it starts, so a reference cycle with this object would keep the model's memory
             # forever: no task and no future that holds a frame may stay.
             watchdog, self._watchdog = self._watchdog, None
@@ -202,8 +202,8 @@ class VLLMEngine:
                 self._thread.pending.clear()
 
     def _check_running(self) -> None:
-        if self.broken or self._closed:
-            raise PolicyError(f"the engine is not running: {self.broken or 'it was closed'}")
+        if self.why_broken or self._is_closed:
+            raise PolicyError(f"the engine is not running: {self.why_broken or 'it was closed'}")
 
     async def _try_grammar(self, sampling: Sampling) -> None:
         """Try a grammar, if there is one. Check again afterwards, because the engine may have been closed meanwhile."""
@@ -230,7 +230,7 @@ class VLLMEngine:
         return await future
 
     def _abort_all(self, requests: Sequence[SampleRequest]) -> None:
-        self._thread.inbox.put(Command(lambda: self._thread.abort(requests), self._answers.unwatched()))
+        self._thread.inbox.put(Command(lambda: self._thread.abort(requests), self._answers.new_future()))
 
     async def _watch(self) -> None:
         """Detect an engine that has requests and makes no progress: a step never ends, or steps compute nothing."""
@@ -238,7 +238,7 @@ class VLLMEngine:
 
         async def progress() -> object:
             # The first request may compile for minutes: the start of an engine has its own time limit.
-            is_working = waiting and thread.answered and not thread.is_commanded and not thread.is_asleep
+            is_working = waiting and thread.num_answers and not thread.is_commanded and not thread.is_asleep
             return thread.progress() if is_working else object()
 
         await until_stalled(progress, seconds)

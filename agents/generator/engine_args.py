@@ -50,14 +50,14 @@ _OURS = {
 }
 
 
-def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_engine_args(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings for vLLM's EngineArgs, and convert texts to their types.
 
     Args:
-        given: values as from a YAML file, or texts as from the command line, also within dictionaries.
+        settings: values as from a YAML file, or texts as from the command line, also within dictionaries.
     """
     args: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name in _OURS:
             raise UserError(f"{OPTION}.{name} is set by the run: {_OURS[name]}")
         if name not in SETTINGS:
@@ -88,15 +88,15 @@ def refusal(error: Exception, args: Mapping[str, Any]) -> UserError | None:
         args: the result of `read_engine_args`.
     """
     message = _letters(str(error))
-    blamed = next((name for name in args if _letters(name) in message), "") or next(
+    argument = next((name for name in args if _letters(name) in message), "") or next(
         (name for name, value in args.items() if isinstance(value, str) and _letters(value) in message), ""
     )
-    if not blamed:
+    if not argument:
         return None
     # An error of pydantic has several lines, with the addresses of its documentation.
     errors: list[dict[str, Any]] = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
     reasons = "; ".join(" ".join(each["msg"].split()) for each in errors)
-    return UserError(f"{OPTION}.{blamed} is {args[blamed]}, which vLLM refuses: {reasons}")
+    return UserError(f"{OPTION}.{argument} is {args[argument]}, which vLLM refuses: {reasons}")
 
 
 def approximations(args: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,7 @@ class EngineThread(threading.Thread):
         self.phases: dict[str, tuple[float | None, float]] = {}
         self.pending: dict[str, SampleRequest] = {}
         """Requests in the engine, by id."""
-        self.answered = 0
+        self.num_answers = 0
         """The number of requests that have ended."""
         self.is_commanded = False
         """Whether a command runs instead of steps."""
@@ -83,7 +83,7 @@ class EngineThread(threading.Thread):
     def progress(self) -> tuple[int, int]:
         """A value that changes whenever a token is computed; it is read on the event loop."""
         running = list(self.engine.engine_core.engine_core.scheduler.running)
-        return self.answered, sum(request.num_computed_tokens for request in running)
+        return self.num_answers, sum(request.num_computed_tokens for request in running)
 
     def run(self) -> None:
         if self._settings.has_worker_processes:  # the process group belongs to the workers
@@ -99,7 +99,7 @@ class EngineThread(threading.Thread):
         try:
             self._load()
         except BaseException as error:
-            self._answers.broken = f"the engine did not start: {type(error).__name__}: {error}"
+            self._answers.why_broken = f"the engine did not start: {type(error).__name__}: {error}"
             self._answers.resolve(self.ready, error=error)
             return
         self._answers.resolve(self.ready, None)
@@ -141,19 +141,19 @@ class EngineThread(threading.Thread):
             if not self._admit_requests():
                 return
             if self.engine.has_unfinished_requests() and not self.is_asleep:
-                started = time.perf_counter()
+                start_time = time.perf_counter()
                 self.stats.request_steps += len(self.pending)
                 self._step()
-                self.counters.step(self.stats, time.perf_counter() - started)
+                self.counters.step(self.stats, time.perf_counter() - start_time)
 
     def _step(self) -> None:
-        finished = [output for output in self.engine.step() if output.finished]
-        routes = self._routes_of(finished) if self._logs_routes and finished else {}
-        self._answers.resolve_all([self._answer(output, routes.get(output.request_id)) for output in finished])
+        outputs = [output for output in self.engine.step() if output.finished]
+        routes = self._routes_of(outputs) if self._logs_routes and outputs else {}
+        self._answers.resolve_all([self._answer(output, routes.get(output.request_id)) for output in outputs])
 
     def _answer(self, output: Any, routes: Any) -> Answer:
         request = self.pending.pop(output.request_id)
-        self.answered += 1
+        self.num_answers += 1
         if request.scores_prompt:
             return request.future, prompt_logprobs_of(output), None
         grammar, reason = request.sampling.grammar, output.outputs[0].finish_reason
@@ -211,14 +211,14 @@ class EngineThread(threading.Thread):
             elif not item.future.done():
                 self._admit(item)
                 if not item.scores_prompt:  # a scored prompt does not announce more requests
-                    self._batch_delay.arrived(len(self.pending))
+                    self._batch_delay.on_arrival(len(self.pending))
 
     def _begin(self, batch: Batch) -> None:
         self.engine.reset_prefix_cache()
         for request in batch.requests:
             if not request.future.done():
                 self._admit(request)
-        self._batch_delay.arrived(len(self.pending))
+        self._batch_delay.on_arrival(len(self.pending))
 
     def _run(self, command: Command) -> None:
         self.is_commanded = True
@@ -232,7 +232,7 @@ class EngineThread(threading.Thread):
     def _admit(self, request: SampleRequest) -> None:
         from vllm.inputs import TokensPrompt
 
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         self._abort_older(request.request_id)
         try:
             adapter = self.adapters.request(request.adapter)
@@ -257,7 +257,7 @@ class EngineThread(threading.Thread):
             self._answers.resolve(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
         self.pending[request.request_id] = request
-        self.stats.admission_seconds += time.perf_counter() - started
+        self.stats.admission_seconds += time.perf_counter() - start_time
 
     def _load_tokenizer(self) -> None:
         """Load the tokenizer that vLLM needs for stop strings. The engine starts without one, since few requests have
@@ -341,9 +341,9 @@ class EngineThread(threading.Thread):
         self.is_asleep = False
 
     def _wake(self, part: str) -> float:
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         self.engine.collective_rpc("wake_up", kwargs={"tags": [part]})
-        return time.perf_counter() - started
+        return time.perf_counter() - start_time
 
     def _set_version(self, version: int) -> None:
         self.version = version

@@ -36,18 +36,18 @@ _NAME = r"[\w.-]{1,64}"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
-def slot_arguments(rank: int, named: int = 0) -> dict[str, Any]:
+def slot_arguments(rank: int, num_names: int = 0) -> dict[str, Any]:
     """Arguments of vLLM's EngineArgs for adapters of a rank up to the largest of `RANKS`; none for rank 0.
 
     Args:
         rank: of the adapters, at most.
-        named: number of adapters with a name, at most.
+        num_names: number of adapters with a name, at most.
     """
     if not rank:
         return {}
     return {
         "enable_lora": True,
-        "max_loras": 1 + named,
+        "max_loras": 1 + num_names,
         "max_lora_rank": slot_rank(rank),
         "lora_target_modules": list(TARGETS),
     }
@@ -73,11 +73,11 @@ class AdapterTable:
 
     Args:
         rank: of an adapter, at most; 0 is an engine without adapters.
-        named: number of adapters with a name, at most.
+        num_names: number of adapters with a name, at most.
     """
 
-    def __init__(self, rank: int, named: int) -> None:
-        self._rank, self._most = rank, named
+    def __init__(self, rank: int, num_names: int) -> None:
+        self._rank, self._most = rank, num_names
         self._slots: dict[str, _Slot] = {}
         self._loads = 0
 
@@ -100,8 +100,8 @@ class AdapterTable:
             )
         if name in self._slots:
             return self._slots[name].number
-        taken = {slot.number for slot in self._slots.values()}
-        free = [number for number in range(2, 2 + self._most) if number not in taken]
+        in_use = {slot.number for slot in self._slots.values()}
+        free = [number for number in range(2, 2 + self._most) if number not in in_use]
         if not free:
             raise PolicyError(
                 f"there is no slot for adapter {name}: the engine has {self._most} of them, taken by "
@@ -142,8 +142,8 @@ class AdapterTable:
 
 def version_of(stamp: str, name: str) -> int:
     """The version that a token of a request was sampled with, from the `AdapterTable.stamp` at that time."""
-    published, *named = stamp.split(" ")
-    return int(dict(entry.split("=") for entry in named)[name]) if name else int(published)
+    base_version, *entries = stamp.split(" ")
+    return int(dict(entry.split("=") for entry in entries)[name]) if name else int(base_version)
 
 
 def load_adapter(worker: Any, number: int, tensors: Mapping[str, Tensor]) -> None:

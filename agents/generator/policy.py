@@ -47,7 +47,7 @@ class PolicyActor(ForgeActor):
         super().__init__(**base)
         self._store = store
         self._relay: SharedMemoryStore | None = None  # between the store and the engine's worker processes
-        self._relayed = 0
+        self._num_relays = 0
         self._has_worker_processes = settings.has_worker_processes
         self._model = model
         self._renderer: Renderer | None = None  # made for the first prompt that is text
@@ -91,21 +91,21 @@ class PolicyActor(ForgeActor):
         """
         sampling, request_id = sampling or Sampling(), request_id or uuid.uuid4().hex
         if not isinstance(prompt, str):
-            return await self._asked(self._engine.generate(prompt, sampling, request_id))
+            return await self._ask(self._engine.generate(prompt, sampling, request_id))
         if self._renderer is None:
             self._renderer = Renderer(self._model)
-        asked = Conversation(request_id=request_id, observation=({"role": "user", "content": prompt},))
-        _, prompt_ids = self._renderer.next_prompt(asked, ())
+        conversation = Conversation(request_id=request_id, observation=({"role": "user", "content": prompt},))
+        _, prompt_ids = self._renderer.next_prompt(conversation, ())
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self._renderer.stop_token_ids)
-        completion = await self._asked(self._engine.generate(prompt_ids, sampling, request_id))
+        completion = await self._ask(self._engine.generate(prompt_ids, sampling, request_id))
         message = self._renderer.read(completion.token_ids, completion.finish_reason).message
         return replace(completion, text=str(message.get("content") or ""))
 
     def on_ping(self) -> None:
-        if self._engine.broken:
-            raise ReplicaBroken(self._engine.broken)
+        if self._engine.why_broken:
+            raise ReplicaBroken(self._engine.why_broken)
 
-    async def _asked(self, call: Awaitable[T]) -> T:
+    async def _ask(self, call: Awaitable[T]) -> T:
         """Await a call to the engine; if the engine is broken, the call goes to another replica."""
         try:
             return await call
@@ -128,7 +128,7 @@ class PolicyActor(ForgeActor):
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                return Scored(self.name, await self._asked(self._engine.score(prompt_ids, f"score/{uuid.uuid4().hex}")))
+                return Scored(self.name, await self._ask(self._engine.score(prompt_ids, f"score/{uuid.uuid4().hex}")))
         return Scored(self.name, ())
 
     @concurrent_endpoint
@@ -155,22 +155,22 @@ class PolicyActor(ForgeActor):
             raise UserError("this policy has no weight store to pull from: give PolicyActor store=")
         if self._has_worker_processes and self._relay is None:
             return await self._engine.pull_weights(version, self._store, seconds=seconds)
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         async with self._store.fetch(version) as state_dict:
-            fetched = time.perf_counter()
+            fetch_time = time.perf_counter()
             if self._relay is None:
                 wake = await self._engine.update_weights(version, state_dict)
             else:
                 wake = await self._pull_through(self._relay, version, state_dict, seconds)
-        return {"fetch": fetched - started, "swap": time.perf_counter() - fetched, "wake": wake}
+        return {"fetch": fetch_time - start_time, "swap": time.perf_counter() - fetch_time, "wake": wake}
 
     async def _pull_through(
         self, relay: SharedMemoryStore, version: int, state_dict: Mapping[str, Tensor], seconds: float
     ) -> float:
         """Relay weights that only this process can fetch to the engine's workers; returns the seconds of waking."""
-        self._relayed += 1  # the relay publishes every number once, and a version may be pulled twice
-        await relay.commit(await asyncio.to_thread(relay.take, self._relayed, WeightStream.of(state_dict)))
-        seconds_of = await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
+        self._num_relays += 1  # the relay publishes every number once, and a version may be pulled twice
+        await relay.commit(await asyncio.to_thread(relay.take, self._num_relays, WeightStream.of(state_dict)))
+        seconds_of = await self._engine.pull_weights(version, relay, stored_as=self._num_relays, seconds=seconds)
         return seconds_of["wake"]
 
 

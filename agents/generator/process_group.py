@@ -59,8 +59,8 @@ def _end(core: Any) -> None:
 
 def _is_up() -> bool:
     """Whether this process has a group; torch is not imported to find out."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_initialized())
+    module = sys.modules.get("torch.distributed")
+    return module is not None and bool(module.is_initialized())
 
 
 group = EngineGroup()

@@ -44,14 +44,14 @@ class RouteLog:
         kind = np.uint8 if self._capturer.output_dtype_name == "uint8" else np.uint16
         self._experts = np.zeros((tokens, *self._capturer.shape_per_token), dtype=kind)
 
-    def record(self, runner: Any, scheduled: Mapping[str, int]) -> None:
+    def record(self, runner: Any, token_counts: Mapping[str, int]) -> None:
         """Store the experts of the last step."""
         requests = runner.input_batch.req_ids
         starts = runner.input_batch.num_computed_tokens_cpu
         places = [
-            self._places(runner, name, int(starts[row]), int(starts[row]) + scheduled[name])
+            self._places(runner, name, int(starts[row]), int(starts[row]) + token_counts[name])
             for row, name in enumerate(requests)
-            if name in scheduled
+            if name in token_counts
         ]
         at = np.concatenate(places)
         self._experts[at] = self._capturer.device_buffer[: len(at)].numpy()

@@ -66,7 +66,7 @@ class EngineSettings(EngineOptions, StallOption, UpdateOption):
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
     lora_rank: int = 0
-    """The largest rank of an adapter that is published instead of weights, see `agents.generator.lora_slot`; 0 is no
+    """The largest rank of an adapter that is published instead of weights, see `agents.generator.lora_slot`; 0 means no
     adapter."""
     named_adapters: int = 0
     """Adapters beside the published one that can be loaded by name, of rank `lora_rank` at most; see

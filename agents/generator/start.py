@@ -81,8 +81,8 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
         try:
             engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
         except Exception as error:
-            if refused := refusal(error, settings.engine_args):
-                raise refused from error
+            if error_sentence := refusal(error, settings.engine_args):
+                raise error_sentence from error
             raise
     if settings.fast_path:
         speed_up(engine)

@@ -44,9 +44,9 @@ class CacheCounters:
     def __init__(self, engine: Any) -> None:
         from vllm.v1.metrics.stats import PrefixCacheStats
 
-        self._started = time.perf_counter()
+        self._start_time = time.perf_counter()
         scheduler = engine.engine_core.engine_core.scheduler
-        self._scheduler, self._manager = _timed(scheduler), scheduler.kv_cache_manager
+        self._scheduler, self._manager = _with_timer(scheduler), scheduler.kv_cache_manager
         # The scheduler does not take the counts away, because its own statistics are off: they are since the start.
         self._manager.log_stats = True
         self._manager.prefix_cache_stats = PrefixCacheStats()
@@ -62,7 +62,7 @@ class CacheCounters:
         return replace(
             stats,
             worker_seconds=self._scheduler.worker_seconds,
-            clock=time.perf_counter() - self._started,
+            clock=time.perf_counter() - self._start_time,
             prefix_asked=counts.queries,
             prefix_found=counts.hits,
             preemptions=counts.preempted_requests,
@@ -70,7 +70,7 @@ class CacheCounters:
         )
 
 
-def _timed(scheduler: Any) -> Any:
+def _with_timer(scheduler: Any) -> Any:
     """Let vLLM's scheduler sum up the seconds between the end of its plan of a step and the result of the step."""
 
     class Timed(type(scheduler)):  # type: ignore[misc]

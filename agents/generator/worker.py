@@ -70,7 +70,7 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
 
 def pull_weights(worker: Any, store: bytes, version: int) -> dict[str, float]:
     """Fetch a published version in the worker's process, and load it; returns the seconds of both."""
-    return asyncio.run(_pull(worker, _attached(store), version))
+    return asyncio.run(_pull(worker, _attach(store), version))
 
 
 def end_with(worker: Any, pid: int) -> None:
@@ -79,16 +79,16 @@ def end_with(worker: Any, pid: int) -> None:
 
 
 async def _pull(worker: Any, store: WeightStore, version: int) -> dict[str, float]:
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     async with store.fetch(version) as weights:
-        fetched = time.perf_counter()
+        fetch_time = time.perf_counter()
         load_weights(worker, weights)
-    return {"fetch": fetched - started, "swap": time.perf_counter() - fetched}
+    return {"fetch": fetch_time - start_time, "swap": time.perf_counter() - fetch_time}
 
 
 @functools.cache
-def _attached(store: bytes) -> WeightStore:
+def _attach(store: bytes) -> WeightStore:
     """One attached object per store in this process: it keeps the shared memory open."""
-    attached: WeightStore = pickle.loads(store)
-    attached.attach()
-    return attached
+    weight_store: WeightStore = pickle.loads(store)
+    weight_store.attach()
+    return weight_store

@@ -53,7 +53,7 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
         try:
-            text = _written(template, question, opening, trial_calls(1, ids, as_text=as_text))
+            text = _template_text(template, question, opening, trial_calls(1, ids, as_text=as_text))
         except TemplateError as error:
             problem = problem or f"refuses a call ({error})"
             continue
@@ -84,7 +84,7 @@ def trial_calls(count: int, dialect: str = "openai", *, as_text: bool = False) -
     return calls
 
 
-def _written(template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any]) -> str:
+def _template_text(template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any]) -> str:
     """What the template writes of an answer of calls, and what it ends the answer with."""
     answer = {"role": "assistant", "content": "", "tool_calls": list(calls)}
     start = template.render(question, TRIAL_TOOLS, add_generation_prompt=True)
@@ -111,7 +111,7 @@ def _read_of_two(
 ) -> int:
     """How many of two calls in an answer are read back; 0 if what is read is something else."""
     try:
-        text = _written(template, question, opening, trial_calls(2, dialect, as_text=as_text))
+        text = _template_text(template, question, opening, trial_calls(2, dialect, as_text=as_text))
     except TemplateError:
         return 1
     read = parse(text.partition(end)[0] if end else text, dialect, TRIAL_TOOLS)[1]

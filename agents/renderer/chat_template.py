@@ -54,14 +54,14 @@ class ChatTemplate:
                 f"the chat template in {where} is not valid Jinja: {error}; copy the template from the model again"
             ) from None
         names = _ENVIRONMENT.make_globals({"strftime_now": self._today})
-        self._compiled = jinja2.Template.from_code(_ENVIRONMENT, code, names)
+        self._program = jinja2.Template.from_code(_ENVIRONMENT, code, names)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, add_generation_prompt: bool = False
     ) -> str:
         values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
-            return self._compiled.render(**self._tokens, **values, add_generation_prompt=add_generation_prompt)
+            return self._program.render(**self._tokens, **values, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template can raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
@@ -73,7 +73,7 @@ class ChatTemplate:
         """The text of a special token, such as "eos_token"; "" if there is none."""
         return self._tokens.get(name, "")
 
-    def replaced(self, source: str) -> ChatTemplate:
+    def with_source(self, source: str) -> ChatTemplate:
         """Another source for the same model."""
         return ChatTemplate(source, self._tokens, self.where)
 
@@ -114,25 +114,25 @@ def _compile(source: str) -> tuple[CodeType, frozenset[str]]:
     return _ENVIRONMENT.compile(source), frozenset(variables)
 
 
-def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
+def find_template(folder: Path, override: Path | None = None) -> ChatTemplate:
     """The chat template of a Hugging Face folder.
 
     Args:
-        written: a file with another template for this model, as an adapter has it.
+        override: a file with another template for this model, as an adapter has it.
     """
     config = read_tokenizer_config(folder)
     tokens = {name: _text_of(config[name]) for name in _TOKENS if config.get(name)}
     source: Any = config.get("chat_template") or ""
-    if (file := written or folder / TEMPLATE).is_file():
+    if (file := override or folder / TEMPLATE).is_file():
         source = file.read_text(encoding="utf-8")
     if isinstance(source, list):  # several templates by name
-        named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
-        if len(named) != 1:
+        by_name = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
+        if len(by_name) != 1:
             raise UserError(
-                f"the model in {folder} has {len(named)} chat templates, {', '.join(named)}: write the one to use into "
-                f"{folder / TEMPLATE}"
+                f"the model in {folder} has {len(by_name)} chat templates, {', '.join(by_name)}: write the one to use "
+                f"into {folder / TEMPLATE}"
             )
-        [source] = named.values()
+        [source] = by_name.values()
     if not source or not isinstance(source, str):
         raise UserError(
             f"the model in {folder} has no chat template, so there is no form for a conversation: write one into "
@@ -170,7 +170,7 @@ def effective(
         parts.append("{%- endmacro %}\n")
     if with_text_tools:
         parts.append(TEXT_TOOLS.read_text(encoding="utf-8"))
-    return template.replaced("".join(parts) + template.source) if parts else template
+    return template.with_source("".join(parts) + template.source) if parts else template
 
 
 def flag_line(name: str, value: bool) -> str:

@@ -75,15 +75,15 @@ class ConversationFormat:
     notes: tuple[str, ...] = ()
     """Sentences on what the run does otherwise than the model's template, for the plan of a run."""
 
-    def prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as the template takes it. Calls that cannot be read, or are too many, are text again."""
         copy = {**message, "content": message.get("content") or ""}
-        listed = copy.pop("tool_calls", None)
+        tool_calls = copy.pop("tool_calls", None)
         if isinstance(self.answers, ChannelForm) and (thought := copy.pop("reasoning_content", None)):
             copy["thinking"] = thought
-        if listed and "thinking" in copy:  # beside a call the template has room for one of the two
+        if tool_calls and "thinking" in copy:  # beside a call the template has room for one of the two
             copy |= {"content": "", "thinking": "\n\n".join(filter(None, (copy["thinking"], copy["content"])))}
-        if message["role"] != "assistant" or not listed:
+        if message["role"] != "assistant" or not tool_calls:
             return copy
         calls = from_openai(message)
         if any(call.arguments is None for call in calls) or (self.answers.one_call and len(calls) > 1):
@@ -99,8 +99,8 @@ class ConversationFormat:
     def render(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
     ) -> str:
-        prepared = [self.prepared(message) for message in messages]
-        return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
+        template_messages = [self.prepare(message) for message in messages]
+        return self.template.render(template_messages, tools, add_generation_prompt=add_generation_prompt)
 
 
 def learn_format(
@@ -113,9 +113,9 @@ def learn_format(
         tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.
     """
-    for name, value, allowed in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
-        if value not in get_args(allowed):
-            raise UserError(f"{name} is {value!r}. {nearest(value, get_args(allowed))}")
+    for name, value, choices in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
+        if value not in get_args(choices):
+            raise UserError(f"{name} is {value!r}. {nearest(value, get_args(choices))}")
     own = find_template(folder, template)
     return _Learner(folder, tokenizer, own, thinking, tools).learn()
 
@@ -192,8 +192,8 @@ class _Learner:
 
     def _tokens(self, template: ChatTemplate) -> set[str]:
         """The special tokens, and the other added tokens that the template writes: a vocabulary may have thousands."""
-        written = (token for token in self._tokenizer.added_tokens if token in template.source)
-        return {token for token in (*self._tokenizer.special_tokens, *written) if len(token.strip()) > 1}
+        in_template = (token for token in self._tokenizer.added_tokens if token in template.source)
+        return {token for token in (*self._tokenizer.special_tokens, *in_template) if len(token.strip()) > 1}
 
     def _first_question(self, template: ChatTemplate) -> list[Message]:
         """The shortest conversation that the template takes."""
@@ -231,19 +231,19 @@ class _Learner:
                 "make the two equal, so that what is sampled can stand in a conversation",
             )
         special = self._tokens(template)
-        saved = [self._own.token("eos_token"), *map(self._tokenizer.token_text, _saved_ends(self._folder))]
-        saved = [token for token in dict.fromkeys(saved) if token and token in special]
+        end_tokens = [self._own.token("eos_token"), *map(self._tokenizer.token_text, _saved_ends(self._folder))]
+        end_tokens = [token for token in dict.fromkeys(end_tokens) if token and token in special]
         end = _first_token(after, special) or after.strip()
         if not end:  # some templates end only those answers that something follows
             more = [*self._question, {"role": "assistant", "content": _MARK}, _USER]
             after = template.render(more, add_generation_prompt=True).partition(_MARK)[2].lstrip()
-            end = next((token for token in saved if after.startswith(token)), "")
+            end = next((token for token in end_tokens if after.startswith(token)), "")
         if not end:
             raise self._refuse(
                 "writes nothing after an answer, so that its end could not be told",
                 "let it write the token that ends an answer",
             )
-        return opening, [end, *(token for token in saved if token != end)]
+        return opening, [end, *(token for token in end_tokens if token != end)]
 
     def _that_keeps(self, template: ChatTemplate, opening: str) -> ChatTemplate:
         """Qwen3's format without thoughts: the same template, but the empty thought stays in earlier answers.
@@ -251,7 +251,7 @@ class _Learner:
         It is taken only if it writes the same as the model's template in each trial, but for the empty thoughts.
         """
         lines = "".join(flag_line(name, False) for name in THINKING_FLAGS if name in self._own.reads)
-        ours = self._own.replaced(lines + QWEN3_TEMPLATE.read_text(encoding="utf-8"))
+        ours = self._own.with_source(lines + QWEN3_TEMPLATE.read_text(encoding="utf-8"))
         if ours.source == template.source:
             return template
         for messages, tools in _conversations():
@@ -279,15 +279,15 @@ class _Learner:
         answer = {"role": "assistant", "content": _MARK, "reasoning_content": "probe thought"}
         text = template.render([*self._question, answer])
         writes = THINK in text.split("probe thought")[0][-40:] and END_THINK in text and "probe thought" in text
-        known = writes or THINK in opening
+        has_thoughts = writes or THINK in opening
         is_off = END_THINK in opening
         tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
-        if self._thinking == "on" and (not known or is_off):
+        if self._thinking == "on" and (not has_thoughts or is_off):
             raise UserError(
                 f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to "
                 "off, or choose another model"
             )
-        thinks = known and not is_off and (self._thinking != "off" or THINK in opening)
+        thinks = has_thoughts and not is_off and (self._thinking != "off" or THINK in opening)
         if thinks and self._thinking == "off":
             raise UserError(
                 f"thinking is off, and the chat template in {self._folder} begins a thought before each answer: set it "

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_env.core.json_text import ARGUMENTS, NoArgument, marked, not_finite, unmarked
+from forge_env.core.json_text import ARGUMENTS, NoArgument, not_finite, with_marks, without_marks
 
 MAX_DEPTH = 64
 """Maximum nesting depth: deeper values break the code that copies and stores them."""
@@ -41,10 +41,10 @@ def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
 def decode_all(text: str) -> tuple[Any, str]:
     """Read text that is exactly one JSON value. Returns the value, and the problem if there is one (the value is then
     None)."""
-    stripped = text.strip(SPACE)
-    value, end, problem = decode(stripped)
-    if not problem and end < len(stripped):
-        return None, goes_on(stripped[end:])
+    inner_text = text.strip(SPACE)
+    value, end, problem = decode(inner_text)
+    if not problem and end < len(inner_text):
+        return None, goes_on(inner_text[end:])
     return value, problem
 
 
@@ -93,7 +93,7 @@ def goes_on(rest: str) -> str:
 
 def dump(value: Any) -> str:
     """Write JSON as models do: letters of all scripts unescaped, numbers with the digits that were read."""
-    text = unmarked(_ENCODER.encode(marked(value)))
+    text = without_marks(_ENCODER.encode(with_marks(value)))
     if text.isascii():
         return text
     # A lone surrogate cannot be sent or tokenised; its escape can, and decodes to the same character.

@@ -51,8 +51,8 @@ class AnswerForm:
     def read(self, text: str, *, tools: Sequence[ToolSpec] | None, is_cut: bool) -> Answer:
         """Read an answer. No text raises.
 
-        A thought at the beginning is no content, and a call in it is no call. A call ends a thought that has no end of
-        its own, unless a limit has cut the answer.
+        A thought at the beginning is not content, and a call in it is not a call. A call ends a thought that has no end
+        of its own, unless a limit has cut the answer.
 
         Args:
             text: without the token that ended it.
@@ -68,7 +68,7 @@ class AnswerForm:
         content, calls = self._calls(rest, tools)
         return Answer(content.strip(), None if thought is None else thought.strip(), calls)
 
-    def begun(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
+    def read_beginning(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
         """The thought and the content of the beginning of an answer, as far as they stay however it goes on.
 
         What `read` returns for the full answer begins with them. Calls are known at the end of an answer only.
@@ -99,14 +99,14 @@ class AnswerForm:
 
     def _calls(self, text: str, tools: Sequence[ToolSpec] | None) -> tuple[str, tuple[ToolCall, ...]]:
         if tools is not None and not tools:
-            return self._uncalled(text), ()
+            return self._plain_content(text), ()
         content, calls = parse(text, self.dialect, tools or ())
         if self.one_call and len(calls) > 1:
             error = "The call cannot be read because it is not the only one: write one call a turn."
-            calls = (calls[0], *(_refused(call, error) for call in calls[1:]))
+            calls = (calls[0], *(_refuse(call, error) for call in calls[1:]))
         return content, calls
 
-    def _uncalled(self, text: str) -> str:
+    def _plain_content(self, text: str) -> str:
         """The content of an answer when nothing may be called."""
         return text
 
@@ -121,24 +121,24 @@ class ChannelForm(AnswerForm):
         """See `AnswerForm.read`; but no call ends an analysis, whose text may be a call's header."""
         return super().read(text, tools=tools, is_cut=is_cut or self.is_in_thought(text))
 
-    def begun(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
-        *ended, last = [*harmony.messages(text)] or [harmony.ChannelMessage("", "", False)]
+    def read_beginning(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
+        *earlier, last = [*harmony.messages(text)] or [harmony.ChannelMessage("", "", False)]
         if not last.is_ended and not last.header:  # a header that is not whole
             last = harmony.ChannelMessage("", "", False)
         body = last.body if last.is_ended else last.body[: before_marks(last.body, [harmony.END])]
-        known = [*ended, harmony.ChannelMessage(last.header, body, last.is_ended)]
-        thought = "\n\n".join(each.body.strip() for each in known if each.is_thought and each.body)
-        said = [each.body for each in known if each.header and not each.is_thought and not each.recipient]
-        return thought.strip(), "\n".join(filter(None, said)).strip()
+        messages = [*earlier, harmony.ChannelMessage(last.header, body, last.is_ended)]
+        thought = "\n\n".join(each.body.strip() for each in messages if each.is_thought and each.body)
+        contents = [each.body for each in messages if each.header and not each.is_thought and not each.recipient]
+        return thought.strip(), "\n".join(filter(None, contents)).strip()
 
     def _split(self, text: str) -> tuple[str | None, str | None]:
         return harmony.split(text)
 
-    def _uncalled(self, text: str) -> str:
+    def _plain_content(self, text: str) -> str:
         return "\n".join(each.body for each in harmony.messages(text))
 
 
-def _refused(call: ToolCall, error: str) -> ToolCall:
+def _refuse(call: ToolCall, error: str) -> ToolCall:
     if call.arguments is None:
         return call
     raw = dump({"name": call.name, "arguments": call.arguments})

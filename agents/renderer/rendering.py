@@ -65,8 +65,8 @@ class Renderer:
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         answers = self.format.answers
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
-        closed = answers.close_thought + answers.begin_content if self.thinks else ""
-        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closed))
+        closing = answers.close_thought + answers.begin_content if self.thinks else ""
+        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(closing))
         """The tokens that end a thought; the answer comes next."""
         self.end_thought: int = -1 if self._end_think is None else self._end_think
         """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
@@ -88,10 +88,10 @@ class Renderer:
         row = _last_row(conversation)
         tools, text_of_tools = self._defused_tools(tools)
         if not conversation.turns:
-            return NO_IDS, self._first_prompt(self._defused(conversation.observation), tools, text_of_tools)
-        if len(row) and self._continues and (added := self._continuation(conversation, tools)) is not None:
-            return row, added
-        text = self._render(self._defused(conversation.messages), tools, add_generation_prompt=True)
+            return NO_IDS, self._first_prompt(self._defuse_all(conversation.observation), tools, text_of_tools)
+        if len(row) and self._continues and (new_ids := self._continuation(conversation, tools)) is not None:
+            return row, new_ids
+        text = self._render(self._defuse_all(conversation.messages), tools, add_generation_prompt=True)
         return NO_IDS, self._tokenizer.encode(text)
 
     def with_hint(self, rows: Sequence[Ids], prompt: Ids, messages: Sequence[Message], hint: str) -> list[list[int]]:
@@ -101,18 +101,18 @@ class Renderer:
         Raises:
             TemplateError: the prompt does not end with its last message.
         """
-        hinted: Message = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{hint}"}
+        with_text: Message = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{hint}"}
         plain, longer = (
-            self._tokenizer.encode(self._render(self._defused(each), add_generation_prompt=True))
-            for each in (messages, [*messages[:-1], hinted])
+            self._tokenizer.encode(self._render(self._defuse_all(each), add_generation_prompt=True))
+            for each in (messages, [*messages[:-1], with_text])
         )
         same, ids = _common(plain, longer), as_list(prompt)
-        changed, added = plain[same:], longer[same:]
-        before, after = len(ids) - len(changed), _common(changed[::-1], added[::-1])
-        if ids[before:] != changed:
+        plain_end, longer_end = plain[same:], longer[same:]
+        before, after = len(ids) - len(plain_end), _common(plain_end[::-1], longer_end[::-1])
+        if ids[before:] != plain_end:
             raise TemplateError(f"the chat template in {self._tokenizer.name_or_path} has no place for a hint")
-        kept, added = ids[: len(ids) - after], [*ids[:before], *added[: len(added) - after]]
-        return [added + row[len(kept) :] if row[: len(kept)] == kept else row for row in map(as_list, rows)]
+        head, longer_end = ids[: len(ids) - after], [*ids[:before], *longer_end[: len(longer_end) - after]]
+        return [longer_end + row[len(head) :] if row[: len(head)] == head else row for row in map(as_list, rows)]
 
     def check_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Check that the template can be used with these tools.
@@ -172,7 +172,7 @@ class Renderer:
             )
         question = self.format.question
         base = self._render(question, tools, add_generation_prompt=True).removesuffix(self.format.opening)
-        full = self._render([*question, *self._defused([message])], tools)
+        full = self._render([*question, *self._defuse_all([message])], tools)
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
@@ -203,8 +203,8 @@ class Renderer:
 
     def plain_text(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, without the stop token."""
-        ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
-        return self.decode(token_ids[:-1] if ended else token_ids)
+        has_end = bool(token_ids) and token_ids[-1] in self.stop_token_ids
+        return self.decode(token_ids[:-1] if has_end else token_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """A conversation as the template writes it, with special tokens, also those that a message spells out."""
@@ -251,14 +251,14 @@ class Renderer:
             message["tool_calls"] = to_openai(answer.calls)
         return Action(message=message, tool_calls=answer.calls, finish_reason=finish_reason)
 
-    def prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages as the chat template takes them, for a server that executes it: see `next_prompt`."""
-        return [self.format.prepared(message) for message in self._defused(messages)]
+        return [self.format.prepare(message) for message in self._defuse_all(messages)]
 
     def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
         return self._defused_tools(tools)[0]
 
-    def _defused(self, messages: Sequence[Message]) -> list[Message]:
+    def _defuse_all(self, messages: Sequence[Message]) -> list[Message]:
         """Keep messages from forging turns: if one of their fields spells out a special token, it becomes plain
         text."""
         return [self._defused_message(message) for message in messages]
@@ -268,10 +268,10 @@ class Renderer:
             return {**message, "content": self._defuse(message["content"])}
         if self.format.writes_thoughts:
             message = _with_thought(message)
-        defused: Message = self._defuse({key: value for key, value in message.items() if key != "tool_calls"})
+        copy: Message = self._defuse({key: value for key, value in message.items() if key != "tool_calls"})
         if "tool_calls" in message:
-            defused["tool_calls"] = [self._defused_call(call) for call in message["tool_calls"] or ()]
-        return defused
+            copy["tool_calls"] = [self._defused_call(call) for call in message["tool_calls"] or ()]
+        return copy
 
     def _defused_call(self, call: Any) -> Any:
         """Defuse a call. JSON escapes in the text of its arguments can spell out a token for a template, too.
@@ -324,7 +324,7 @@ class Renderer:
 
     def _continuation(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> list[int] | None:
         """The tokens that continue a row; None if the template rewrites the row."""
-        new = self._defused(conversation.observation)
+        new = self._defuse_all(conversation.observation)
         if not new:
             return None
         sampled = conversation.turns[-1].token_ids.tolist()
@@ -332,7 +332,7 @@ class Renderer:
         parts = self._bridges[role] if role in self._bridges and self._is_plain(role, sampled) else None
         if parts is not None and (len(new) == 1 or parts.between) and all(m["role"] == role for m in new):
             return parts.fill(self._tokenizer, [message["content"] for message in new])
-        messages = self._defused(conversation.messages)
+        messages = self._defuse_all(conversation.messages)
         behind = self._behind(messages[: -len(new) - 1], messages[-len(new) - 1], new, tools, self.decode(sampled))
         return None if behind is None else self._tokens_behind(sampled, behind)
 
@@ -359,17 +359,17 @@ class Renderer:
         full = self._render([*before, answer, *new], tools, add_generation_prompt=True)
         if not full.startswith(prompt):
             return None
-        written = full[len(prompt) :]
-        start, end = self._first_end(written)
+        answer_text = full[len(prompt) :]
+        start, end = self._first_end(answer_text)
         if not end:
             return None
-        if text and self.format.mark_of_results and not text.endswith(written[start:end]):
+        if text and self.format.mark_of_results and not text.endswith(answer_text[start:end]):
             return None  # it ended with another mark
         thought = str(answer.get("reasoning_content") or "").strip()
-        has_end = END_THINK not in text or END_THINK[1:] in written[:start]  # it may be defused
-        if thought not in written[:start] or not has_end:
+        has_end = END_THINK not in text or END_THINK[1:] in answer_text[:start]  # it may be defused
+        if thought not in answer_text[:start] or not has_end:
             return None
-        return written[end:]
+        return answer_text[end:]
 
     def _first_end(self, text: str) -> tuple[int, int]:
         """The place of the first end of an answer in a text: its start, and the index after it, 0 if there is none."""
@@ -434,8 +434,8 @@ class Renderer:
         if cached is None or cached[0] is not tools:
             if len(self._tools) >= 64:
                 self._tools.clear()
-            defused = self._defuse(list(tools))
-            cached = self._tools[id(tools)] = (tools, defused, json.dumps(defused))
+            copies = self._defuse(list(tools))
+            cached = self._tools[id(tools)] = (tools, copies, json.dumps(copies))
         return cached[1:]
 
     def _learn_first_prompt(self, others: list[Message], tools: Sequence[ToolSpec]) -> TemplateParts | None:

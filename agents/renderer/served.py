@@ -26,20 +26,20 @@ _SHOWN = 12  # tokens of a difference
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
 
 
-def difference(renderer: Renderer, expected: Sequence[int], rendered: Sequence[int]) -> str:
+def difference(renderer: Renderer, expected: Sequence[int], actual: Sequence[int]) -> str:
     """The first difference of a prompt from the run's, as text or, if the text is the same, as tokens; "" if there is
     none.
     """
-    if list(expected) == list(rendered):
+    if list(expected) == list(actual):
         return ""
-    first = next((i for i, (a, b) in enumerate(zip(expected, rendered, strict=False)) if a != b), None)
+    first = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), None)
     if first is None:
-        first = min(len(expected), len(rendered))
-    ours, theirs = (list(ids[first : first + _SHOWN]) for ids in (expected, rendered))
-    shown = [repr(renderer.decode(ids)) if ids else "its end" for ids in (ours, theirs)]
-    if renderer.decode(expected) == renderer.decode(rendered):
-        shown = [f"the tokens {ids}" for ids in (ours, theirs)]
-    return f"after {first} equal tokens the run has {shown[0]}, and it has {shown[1]}"
+        first = min(len(expected), len(actual))
+    ours, theirs = (list(ids[first : first + _SHOWN]) for ids in (expected, actual))
+    values = [repr(renderer.decode(ids)) if ids else "its end" for ids in (ours, theirs)]
+    if renderer.decode(expected) == renderer.decode(actual):
+        values = [f"the tokens {ids}" for ids in (ours, theirs)]
+    return f"after {first} equal tokens the run has {values[0]}, and it has {values[1]}"
 
 
 def texts_of_export(
@@ -58,8 +58,13 @@ def texts_of_export(
 
     renderer = Renderer(model, thinking=thinking, tools=tools)
     source = renderer.format.template.source
-    found = first_difference(renderer, with_template(renderer, AutoTokenizer.from_pretrained(str(model)), source))
-    return {TEMPLATE: source, GENERATION: _generation_config(model, renderer.stop_token_ids, temperature)}, found
+    difference_text = first_difference(
+        renderer, with_template(renderer, AutoTokenizer.from_pretrained(str(model)), source)
+    )
+    return {
+        TEMPLATE: source,
+        GENERATION: _generation_config(model, renderer.stop_token_ids, temperature),
+    }, difference_text
 
 
 def first_difference(renderer: Renderer, render: Render, tools: Sequence[ToolSpec] = TRIAL_TOOLS) -> str:
@@ -85,9 +90,9 @@ def with_template(renderer: Renderer, tokenizer: Any, template: str, tools: Sequ
 
     def render(messages: Sequence[Message]) -> list[int]:
         options = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
-        rendered = [renderer.format.prepared(message) for message in messages]
+        template_messages = [renderer.format.prepare(message) for message in messages]
         # How the tokenizer of Transformers cuts a text is another question: `agents.served_tokenizer`.
-        return renderer.encode(tokenizer.apply_chat_template(rendered, chat_template=template, **options))
+        return renderer.encode(tokenizer.apply_chat_template(template_messages, chat_template=template, **options))
 
     return render
 
@@ -95,7 +100,7 @@ def with_template(renderer: Renderer, tokenizer: Any, template: str, tools: Sequ
 def _generation_config(model: Path, stop_token_ids: Sequence[int], temperature: float) -> str:
     """The model's own settings of generation, with the sampling and the ends of a turn of the training."""
     file = model / GENERATION
-    saved = read_object(file) if file.is_file() else {}
-    other_settings = {name: value for name, value in saved.items() if name not in _SAMPLING}
+    own_settings = read_object(file) if file.is_file() else {}
+    other_settings = {name: value for name, value in own_settings.items() if name not in _SAMPLING}
     sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}  # 0 is all tokens
     return json.dumps({**other_settings, **sampling, "eos_token_id": list(stop_token_ids)}, indent=2) + "\n"

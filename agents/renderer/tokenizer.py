@@ -87,7 +87,7 @@ class FastTokenizer:
 
 
 @functools.lru_cache(maxsize=2)
-def _load(path: Path, changed: int) -> Tokenizer:
+def _load(path: Path, modified_ns: int) -> Tokenizer:
     """The tokenizer of a file, which takes a second to read if its vocabulary is large."""
     return Tokenizer.from_file(str(path))
 

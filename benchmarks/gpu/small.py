@@ -132,7 +132,7 @@ class Runner:
 
     def copy(self) -> None:
         """Of the weights, as for an engine."""
-        published = self.trainer.model.published
+        published = self.trainer.model.published_weights
         layout = TensorLayout.of(published.layout(torch.bfloat16))
         flat = torch.empty(layout.size, dtype=torch.uint8, device=self.trainer.device)
         with published.stream(torch.bfloat16) as tensors:

@@ -168,9 +168,9 @@ def planned_bytes(folder: Path, given: argparse.Namespace) -> float:
     ]
     model = FoundModel(shape=read_shape(folder), where="")
     config = read_config(Config, options)
-    plan = RunPlan(given=config, config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
+    plan = RunPlan(user_config=config, config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
     memory = trainer_memory(plan)
-    return memory.total - memory.held["runtime"]
+    return memory.total - memory.always["runtime"]
 
 
 def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> Callable[[], object]:

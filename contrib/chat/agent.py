@@ -149,8 +149,8 @@ def _room(conversation: Conversation) -> int:
     """Tokens of the next answer at most. The size of the conversation is known from the last answer's usage."""
     held = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
     room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
-    if conversation.asked is not None and conversation.asked.max_tokens is not None:
-        room = min(room, conversation.asked.max_tokens)
+    if conversation.next_turn is not None and conversation.next_turn.max_tokens is not None:
+        room = min(room, conversation.next_turn.max_tokens)
     if room < 1 or conversation.is_long(int(held)):
         raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")
     return room

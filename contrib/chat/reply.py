@@ -13,7 +13,7 @@ from contrib.common.endings import Ending, ending_of
 from contrib.common.http_clients import decoded
 from contrib.common.json_text import read
 
-_SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers, are no secrets
+_SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers, are not secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ async def run_audit(
         factory: must not be open.
         seed: of the choice of tasks, and of the episodes.
         tasks: how many; None is all.
-        seconds: time budget; the tasks that it leaves out are reported as not audited, which is no success.
+        seconds: time budget; the tasks that it leaves out are reported as not audited, which is not a success.
         progress: called with the name of a task that is finished, and their number.
     """
     for name, value in (("seconds", seconds), ("tasks", tasks)):

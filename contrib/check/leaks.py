@@ -36,7 +36,7 @@ CANCEL_SECONDS = 2 * HELD_SECONDS  # how long a cancelled episode may take to cl
 async def leaks(context: CheckContext) -> str:
     """Episodes that end, fault or are cancelled leave nothing behind once the factory is closed.
 
-    What is opened once and kept for the whole process is no leak, so only what grows in two rounds fails the check.
+    What is opened once and kept for the whole process is not a leak, so only what grows in two rounds fails the check.
     """
     with private_temp_folder() as folder:
         if await _leaked(context, folder) and (leaked := await _leaked(context, folder)):
@@ -165,7 +165,7 @@ class Resources:
     @classmethod
     def now(cls, folder: Path) -> Resources:
         """Take a snapshot; a process with the folder's path in its environment was started by this one."""
-        gc.collect()  # an object without references is no leak, even if it has not been collected yet
+        gc.collect()  # an object without references is not a leak, even if it has not been collected yet
         return cls(
             descriptors=_descriptors(),
             threads={t: t.name for t in threading.enumerate() if not t.name.startswith(POOL_PREFIXES)},

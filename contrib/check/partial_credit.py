@@ -29,7 +29,7 @@ from forge_env.tool_env.tool_env import ToolEnv
 
 MAX_TASKS = 3
 LEAST = 0.01
-"""A mean below it is no part of the marks (a success has 1 or more): partial credit may tend to 0."""
+"""A mean below it is not part of the marks (a success has 1 or more): partial credit may tend to 0."""
 FORMS = (
     "\\boxed{0}",
     "<answer>0</answer>",

@@ -127,7 +127,7 @@ async def _refusal(context: CheckContext, task: Task) -> str:
 
 
 async def wrong(context: CheckContext) -> str:
-    """Empty and wrong answers, copies of the question and the answers of other tasks are no success."""
+    """Empty and wrong answers, copies of the question and the answers of other tasks are not a success."""
     tried = 0
     for task in context.tasks:
         for kind, answer in _wrong_answers(context, task):

@@ -50,8 +50,8 @@ class TaskAuditor:
 
     What counts as a cheat in an episode: a text argument of a call matches the pattern of a known cheat; or the reward
     is above 0, and the final answer of an episode without calls, or all calls of a cheat, are what the environment's
-    `cheats(task)` lists. A wrong answer that the list has by chance is no cheat. A `cheats` that raises lists nothing;
-    `forge-env check` shows it.
+    `cheats(task)` lists. A wrong answer that the list has by chance is not a cheat. A `cheats` that raises lists
+    nothing; `forge-env check` shows it.
     """
 
     def __init__(self, factory: EnvFactory) -> None:
@@ -134,7 +134,7 @@ class TaskAuditor:
                 return name
         if not self._has_list or not (episode.reward or 0.0) > 0 or not episode.turns:
             return ""
-        has_called = any(turn.tool_calls for turn in episode.turns)  # to say "done" after the work is no cheat
+        has_called = any(turn.tool_calls for turn in episode.turns)  # to say "done" after the work is not a cheat
         answer = None if has_called else str(episode.turns[-1].message.get("content") or "").strip()
         for attack in self._attacks_on(episode.task):
             is_same = attack.answer == answer if attack.answer is not None else attack.texts and attack.texts <= texts

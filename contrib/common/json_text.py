@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge_env.core.json_text import JSON_NUMBER, MARK, marked, read_float, read_int, unmarked
+from forge_env.core.json_text import JSON_NUMBER, MARK, read_float, read_int, with_marks, without_marks
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 _TOKEN = re.compile(rf"{_STRING}|{JSON_NUMBER.pattern}", re.ASCII)
@@ -25,7 +25,7 @@ def write(value: Any, **options: Any) -> str:
     >>> write(read("[1.10, 1e400, -0]"))
     '[1.10, 1e400, -0]'
     """
-    return unmarked(json.dumps(marked(value), **options))
+    return without_marks(json.dumps(with_marks(value), **options))
 
 
 def marked_text(text: str) -> str:

@@ -23,7 +23,7 @@ def linear_pattern(pattern: str) -> Callable[[str], bool]:
 
     def matches(text: str) -> bool:
         if not text.isascii():
-            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text for the engine
+            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text for the engine
         try:
             matcher.validate_python(text)
         except pydantic_core.ValidationError:

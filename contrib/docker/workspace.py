@@ -77,7 +77,7 @@ class DockerWorkspaces(Workspaces):
     def __init__(self, engine: Engine, images: Images) -> None:
         super().__init__(WorkspaceCapabilities(backend="docker"))
         self._engine, self._engine_images = engine, images
-        self._filter = base64.b64encode(seccomp_filter(counted=True)).decode()
+        self._filter = base64.b64encode(seccomp_filter(in_group=True)).decode()
         self._images.take(python_folder())
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()

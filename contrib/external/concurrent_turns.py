@@ -63,18 +63,18 @@ class ConcurrentEnv(Env):
         raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method answer()")
 
     async def no_room(self, context: int, reason: str) -> None:
-        """Take note that the prompt of the turn in a conversation leaves no room for an answer; it is no turn then."""
+        """Note that the prompt of the turn in a conversation leaves no room for an answer; it is not a turn then."""
         raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method no_room()")
 
     async def refused(self, context: int, reason: str) -> None:
-        """Take note that the agent cannot do what `NextTurn` asked of the turn in a conversation; it is no turn then.
+        """Note that the agent cannot do what `NextTurn` asked of the turn in a conversation; it is not a turn then.
 
         By default the episode fails.
         """
         raise EnvError(reason)
 
     async def counted(self, context: int, tokens: int) -> None:
-        """Take the number of tokens of a prompt, for `NextTurn.count`; it is no turn."""
+        """Take the number of tokens of a prompt, for `NextTurn.count`; it is not a turn."""
         raise NotImplementedError(f"{type(self).__name__} asks for counts: define the coroutine method counted()")
 
 
@@ -94,7 +94,7 @@ class _ConcurrentTurns:
         self._turns = 0
         """Turns of the work that were answered or are running."""
         self._others = 0
-        """Requests that were no turns of the work: refused, or auxiliary."""
+        """Requests that were not turns of the work: refused, or auxiliary."""
         self._reward = 0.0
         self._begun = 0
         self._last: tuple[int, str] | None = None
@@ -123,7 +123,7 @@ class _ConcurrentTurns:
         while True:
             is_work = not run.conversations.current.auxiliary
             if is_work and self._turns >= run.limits.max_turns and self._running:
-                await asyncio.wait(self._running)  # one of them may have no room, and be no turn
+                await asyncio.wait(self._running)  # one of them may have no room, and is not a turn then
             if is_work and self._turns >= run.limits.max_turns:
                 await run.notify_limit(env, "max_turns")
                 return Outcome.TRUNCATED, "max_turns"
@@ -139,7 +139,7 @@ class _ConcurrentTurns:
     def _begin(self, tasks: asyncio.TaskGroup) -> None:
         run = self._run
         conversation = run.conversations.current
-        number = 0 if conversation.asked is None else conversation.asked.context
+        number = 0 if conversation.next_turn is None else conversation.next_turn.context
         if number in self._answering:
             raise EnvError(
                 f"{type(self._env).__name__} asked for a turn of context {number}, whose last turn is being answered: "

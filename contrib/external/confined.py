@@ -44,7 +44,7 @@ def confined(
         cwd: its working directory, in one of `shown`.
         port: the port of its listener.
     """
-    limits = guest_limits(LIMITS, counted=True)  # address space is not counted: some runtimes reserve terabytes of it
+    limits = guest_limits(LIMITS, in_group=True)  # address space is not counted: some runtimes reserve terabytes of it
     spec = {
         "shown": [os.path.abspath(path) for path in shown],
         "folder": os.path.abspath(folder),

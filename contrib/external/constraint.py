@@ -87,7 +87,7 @@ class Constraint:
         """See `AnswerForm.sample`.
 
         A model that thinks is asked twice: for its thought without the grammar, and then for the answer. So the tokens
-        of a thought have the logprobs of the model alone. If the first completion is no complete thought, it is
+        of a thought have the logprobs of the model alone. If the first completion is not a complete thought, it is
         dropped, and the answer is sampled without one. This depends on its tokens alone. So the tokens of a thought
         that is kept were sampled as if nothing else could have come.
         """
@@ -155,7 +155,7 @@ async def _answer(ask: Ask, prompt: np.ndarray, sampling: Sampling, number: int)
 
 
 def wrong_with(schema: Any) -> str:
-    """Why a value is no JSON Schema that an answer can be held to, as a clause; "" if it is one."""
+    """Why a value is not a JSON Schema that an answer can be held to, as a clause; "" if it is one."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 

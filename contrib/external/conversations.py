@@ -55,7 +55,7 @@ class ProgramConversation:
     agent: str = ""
     """The client's name for the agent, see `Told`."""
     auxiliary: str = ""
-    """Why it is no part of the work; "" for a part of it."""
+    """Why it is not part of the work; "" for a part of it."""
     known: list[Content] = field(default_factory=list)
     """The contents of its messages, the last response included."""
     text: str = ""

@@ -340,7 +340,7 @@ class External(ConcurrentEnv):
         if missing := self._session.missing(player.who):
             raise self._fault(f"{missing}: the record is not complete, and gets no reward{record.failure_details()}")
         if code and not self.setup.scores_failures and self._full_at is not None and self._last is not None:
-            # The program failed on a full context. The model has filled it as well, so this is no fault of the program.
+            # The program failed on a full context. The model has filled it, too, so the program has no fault.
             record.note = (
                 f"{ended_by('max_tokens', self._limits, self._full_reason)}: {player.who} {player.ending(code)} on that"
             )
@@ -392,7 +392,7 @@ class External(ConcurrentEnv):
             async with queued():
                 return await deadline.run(scoring)
         except TimeoutError:
-            if not deadline.expired:
+            if not deadline.has_expired:
                 raise
             raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
 

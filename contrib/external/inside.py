@@ -146,7 +146,7 @@ async def start_inside(
 ) -> InsideProgram:
     """Open the workspace of an episode, and start its program there."""
     assert setup.rooms is not None
-    async with queued():  # preparing a workspace is no time of the program's
+    async with queued():  # preparing a workspace does not count as the program's time
         room = await _open_room(setup.rooms, setup.gateway.port, task, seed, limits)
         try:
             if setup.rooms.files is not None:

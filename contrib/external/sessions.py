@@ -143,7 +143,7 @@ async def open_served(
             that they have called.
         take_seconds: how long an episode waits for an agent that takes it; then it is a fault.
         max_request_bytes: the size limit of a request.
-        auxiliary: rules that tell which requests are no part of the work, see `contrib.external.told.read_rules`.
+        auxiliary: rules that tell which requests are not part of the work, see `contrib.external.told.read_rules`.
     """
     if not 0 < take_seconds < math.inf:
         raise UserError(f"take_seconds is {take_seconds:g}; it is a number of seconds above 0")

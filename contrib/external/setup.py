@@ -87,7 +87,7 @@ async def open_setup(
             host:PACKAGES, or what `contrib.workspaces.images.resolve.find_image` finds.
         files: a folder of this machine that is copied to /agent in the workspace.
         task_options: options of the environment of the tasks, as a JSON object: {"network": "declared"}.
-        auxiliary: rules that tell which requests are no part of the work, see `contrib.external.told.read_rules`.
+        auxiliary: rules that tell which requests are not part of the work, see `contrib.external.told.read_rules`.
     """
     inside = is_inside(tasks, image)
     rules = (*read_rules(auxiliary), *RULES)

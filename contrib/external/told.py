@@ -33,7 +33,7 @@ class Told:
     parent_field: str = ""
     """Where it says so."""
     auxiliary: str = ""
-    """Why the request is no part of the work; "" for a part of it."""
+    """Why the request is not part of the work; "" for a part of it."""
 
 
 @dataclass(frozen=True, slots=True)

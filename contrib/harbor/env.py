@@ -1,7 +1,7 @@
 """Harbor tasks as episodes: `harbor:PATH`, a folder of tasks or one task.
 
 The agent works in a workspace of the task's image. When it ends, its processes are killed, and the tests run in a fresh
-workspace of that image, where they appear first. The task says which of the agent's files are there. With a separate
+workspace of that image, and appear there only then. The task says which of the agent's files are there. With a separate
 verifier only the artefacts are, without links and special files. If the task says nothing, the workspace is a fork: it
 has all that the agent has made, but programs, libraries and the files that they read at their start come from the
 image. With a shared verifier the tests run on a copy of the agent's whole file system: an agent that has replaced an
@@ -254,7 +254,7 @@ class Harbor(PreparedEnv):
         clock = Deadline(_NO_LIMIT)
         with clock:  # pauses where the agent is not at work
             observation, reward, terminated, truncated, info = await super().step(action)
-        self._used += clock.used
+        self._used += clock.seconds_used
         if self._used < limit:
             return observation, reward, terminated, truncated, info
         info = {**info, "agent_timeout": f"the agent has worked for {limit:g} s, which is all that the task allows"}
@@ -267,7 +267,7 @@ class Harbor(PreparedEnv):
     async def _end_step(self, answer: str) -> StepResult:
         """Verify a step that is not the last, and begin the next one if its rewards allow that."""
         step, workspace = self._step, await self.open()
-        async with queued():  # the verifier's time is no time of the model's
+        async with queued():  # the verifier's time does not count as the model's
             await workspace.end_processes()
             total, facts = await self.grade(await self.collect(workspace), answer)
             if step is not None and not passes(self._verdicts[-1], step.min_reward):

@@ -15,7 +15,7 @@ from contrib.common.http_clients import decoded
 from contrib.common.json_text import marked_text
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import ForgeError
-from forge_env.core.json_text import unmarked
+from forge_env.core.json_text import without_marks
 
 _END_SECONDS = 2.0
 """Seconds that a server has to end after the end of its input."""
@@ -90,7 +90,7 @@ async def stdio_in_workspace(
     async def write() -> None:
         with contextlib.suppress(OSError):  # it has ended, which `run` tells
             async for message in sent:
-                line = unmarked(message.message.model_dump_json(by_alias=True, exclude_unset=True)) + "\n"
+                line = without_marks(message.message.model_dump_json(by_alias=True, exclude_unset=True)) + "\n"
                 await asyncio.get_running_loop().sock_sendall(ours, line.encode("utf-8", "replace"))
 
     taking, running, sending = map(asyncio.create_task, (take(), run(), write()))

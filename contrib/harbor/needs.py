@@ -107,7 +107,7 @@ def _said(task: HarborTask, path: Path, line: int, call: str) -> str:
 
 
 def fetching_call(line: str) -> str:
-    """Return the program of a command line that fetches something from elsewhere, with what it is told to do; or "".
+    """Return the program of a command line that fetches something from elsewhere, with its arguments; or "".
 
     >>> fetching_call("cd /app && apt-get -y install curl")
     'apt-get -y install'

@@ -10,9 +10,9 @@ Example::
             return await judge(self.task.prompt[-1]["content"], answer, self.task.target)
 
 The text to be judged stands between marks with a random word, which its author cannot know. The judge is told that text
-between marks is no instruction. So a text cannot end its block. It cannot write the verdict either, since only the last
-line of the judge's answer is read. It can still flatter, mislead or threaten the judge: a model trained on a judge's
-verdicts learns to exploit the judge. Check the verdicts against people's.
+between marks is not an instruction. So a text cannot end its block. It cannot write the verdict either, since only the
+last line of the judge's answer is read. It can still flatter, mislead or threaten the judge: a model trained on a
+judge's verdicts learns to exploit the judge. Check the verdicts against people's.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _append(path: Path, content: bytes) -> None:
 
 
 def _entry(line: bytes) -> dict[str, float]:
-    """Return score by key of one line; {} if it is no verdict."""
+    """Return score by key of one line; {} if it is not a verdict."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ def _resume(run: Run, _: str) -> str:
 def _stop(run: Run, _: str) -> str:
     if run.caller.is_stopping:
         raise UserError("the run is stopping already")
-    if run.controls.begun and run.controls.queue is None:
+    if run.controls.steps_begun and run.controls.queue is None:
         raise UserError("the run has taken its last step, and ends by itself")
     run.caller.stop()
     return "stops after the step in progress, with a checkpoint; --resume goes on with it"

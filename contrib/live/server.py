@@ -152,7 +152,7 @@ class LiveServer(Observer):
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """A request; one that is no JSON object is one for nothing."""
+    """A request; one that is not a JSON object is one for nothing."""
     with suppress(ValueError, RecursionError):
         request = json.loads(line)
         if isinstance(request, dict):

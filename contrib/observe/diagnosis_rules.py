@@ -19,7 +19,7 @@ WINDOW = 20
 FEW = 5
 """Steps of the present state, where a change has to be seen soon."""
 LEAST_GROUPS = 32
-"""Groups, and episodes, below which nothing is concluded: a lucky step of a small batch is no finding."""
+"""Groups, and episodes, below which nothing is concluded: a lucky step of a small batch is not a finding."""
 MOST = 0.8
 """Share of groups without a signal: then a step learns from less than a fifth of its samples."""
 PART = 0.25
@@ -256,7 +256,7 @@ def _fallen_reward(history: History) -> str:
     if history.steps < 3 * FEW:
         return ""
     now = _mean(history.last(FEW), "training_reward")
-    # From step to step, so that a slow movement of the mean is no noise.
+    # From step to step, so that a slow movement of the mean is not noise.
     rewards = [record["training_reward"] for record in history.recent if "training_reward" in record]
     noise = math.sqrt(_mean_of([(b - a) ** 2 for a, b in pairwise(rewards)]) / 2 / FEW)
     is_low = now <= history.lowest + NEAR_LOWEST * (history.best - history.lowest)
@@ -417,7 +417,7 @@ def _entropy(history: History, facts: RunFacts) -> Case | None:
 def _apart(history: History, facts: RunFacts) -> Case | None:
     newest = (history.evaluations or [{}])[-1]
     now, high = newest.get("training_success", 0.0), newest.get("success_high", 1.0)
-    if facts.resamples or now - high <= APART:  # groups that are sampled anew are no measure of the tasks
+    if facts.resamples or now - high <= APART:  # groups that are sampled anew do not measure the tasks
         return None
     return Case(
         "held_out_apart",

@@ -19,7 +19,7 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.group_reward import compared
+from forge_env.rollout.group_reward import with_group_rewards
 from forge_env.rollout.task_list import TASKS_SECONDS
 
 ALL = "all"
@@ -116,7 +116,9 @@ async def _compare(
         reason = "it is compared with its siblings, and one of them was not judged"
         return [one if one.refused else _refused(one.before, reason) for one in siblings]
     after = tuple(one.after for one in siblings)
-    group = await compared(factory, Group(task=after[0].task, episodes=after, id="again"), limits=settings.limits)
+    group = await with_group_rewards(
+        factory, Group(task=after[0].task, episodes=after, id="again"), limits=settings.limits
+    )
     return [replace(one, after=episode) for one, episode in zip(siblings, group.episodes, strict=True)]
 
 
@@ -140,7 +142,7 @@ def _not_enough(played: Replay) -> str:
     if played.stopped:
         return f"the record does not hold enough: {played.stopped}"
     for difference in played.differences:
-        # What is shown after the last turn is no question to the agent: it may tell the verdict.
+        # What is shown after the last turn is not a question to the agent: it may tell the verdict.
         if difference.what in ("observation", "tools", "end") and difference.turn != len(played.recorded.turns):
             return f"the record does not hold enough: turn {difference.turn} has another {difference.what} today"
     return ""

@@ -155,7 +155,7 @@ def _is_message(decoded: Message, turn: Turn, *, is_exact: bool) -> bool:
 
 
 def _called(function: Mapping[str, Any]) -> tuple[str, Any]:
-    """The name and the arguments of a call in a decoded message; text that is no JSON stays text."""
+    """The name and the arguments of a call in a decoded message; text that is not JSON stays text."""
     try:
         return function["name"], json.loads(function["arguments"])
     except ValueError:

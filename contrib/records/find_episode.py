@@ -35,7 +35,7 @@ class _IndexedLine(NamedTuple):
     path: Path
     number: int
     id: str
-    """Of its episode; "" if the line is no episode."""
+    """Of its episode; "" if the line is not an episode."""
 
 
 def find_episode(run: Path, name: str) -> FoundEpisode:

@@ -90,7 +90,7 @@ async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool =
 async def replay_in(
     factory: EnvFactory, recorded: Episode, settings: RunSettings, *, keep_going: bool = False
 ) -> Replay:
-    """As `replay`, in an environment that is open. What siblings are compared by is no part of it."""
+    """As `replay`, in an environment that is open. What siblings are compared by is not part of it."""
     agent, limits = Replayer(recorded, keep_going=keep_going), settings.limits
     if any(turn.is_summary for turn in recorded.turns):  # the record says when, and the limits may not be recorded
         limits = replace(limits or factory.episode_limits(), compact_at=0.5)
@@ -153,7 +153,7 @@ class Replayer:
         if not self._keep_going and compare_values(turn.observation, observation) == "different":
             reason = f"the observation before turn {number} differs, so that the turn is no answer to it"
             raise self._stopped(reason, number, observation)
-        asked = conversation.asked
+        asked = conversation.next_turn
         if asked is not None and asked.constraint is not None and asked.constraint.label != turn.constraint:
             raise TurnRefused("the answer had not this form when it was recorded")
         taken = replace(turn, observation=observation, reward=0.0, tool_uses=(), policy_seconds=0.0, env_seconds=0.0)
@@ -205,7 +205,7 @@ class Replayer:
 
 def _observation(conversation: Conversation, turn: Turn) -> tuple[Message, ...]:
     """Return the observation at a recorded turn; for a plain prompt, the recorded part if the prompt ends with it."""
-    asked = conversation.asked
+    asked = conversation.next_turn
     if asked is None or asked.prompt is None:
         return conversation.observation
     old = turn.observation[0]["content"] if turn.observation else ""

@@ -53,7 +53,7 @@ async def _rescore(episode: Episode, part: RewardPart) -> Rescored:
     try:
         reward, parts = await deadline.run(score([part], episode.task, messages, messages[-1]["content"]))
     except TimeoutError as error:
-        reason = f"it took longer than {SECONDS:g} s" if deadline.expired else f"the reward timed out: {error}"
+        reason = f"it took longer than {SECONDS:g} s" if deadline.has_expired else f"the reward timed out: {error}"
         return _failed(episode, reason)
     except (EnvError, InfraError) as error:
         return _failed(episode, error_text(error))

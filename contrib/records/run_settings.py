@@ -22,7 +22,7 @@ from forge_env.records.run_files import (
     read_object,
     trained_config,
 )
-from forge_env.utils.secret_values import restored
+from forge_env.utils.secret_values import with_secrets
 from trainers.settings.mixture import Named, read_names
 
 FAULTED = "faults"
@@ -84,10 +84,10 @@ def all_settings(run: Path) -> dict[str, RunSettings]:
     for folder in folders:
         if (folder / PLAN).is_file():
             plan = read_object(folder / PLAN)
-            return {"": _settings(folder / PLAN, restored(plan, folder), plan.get("limits", {}))}
+            return {"": _settings(folder / PLAN, with_secrets(plan, folder), plan.get("limits", {}))}
         if env := trained_config(folder):
             facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
-            config = restored({"env": env, "mixture": trained_config(folder, "mixture") or {}}, folder)
+            config = with_secrets({"env": env, "mixture": trained_config(folder, "mixture") or {}}, folder)
             made, name = {}, env.get("name")
             for label, one in (read_names(str(name or "")) or {"": Named("")}).items():
                 own = config["env"] | config["mixture"].get(label, {})

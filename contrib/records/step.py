@@ -105,7 +105,7 @@ async def train_again(run: Path, step: int) -> StepAgain:
         raise UserError(
             f"step {step} of {run} learned from a teacher or from demonstrations: only rewards are trained again"
         )
-    groups = [objective.judged(group) for group in groups]
+    groups = [objective.with_verdicts(group) for group in groups]
     with _trainer(run, plan, checkpoint, weights_step) as trainer:
         references = _references(run, plan, trainer)
         samples, rewards, made = await SampleMaker(objective=objective, reference=references)(groups)

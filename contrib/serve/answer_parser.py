@@ -151,7 +151,7 @@ class AnswerParser(Parser):
             if answer.calls:
                 delta.tool_calls = _deltas(answer.calls)
         else:
-            thought, content = self._form.begun(self._text, tools=_tools(request))
+            thought, content = self._form.read_beginning(self._text, tools=_tools(request))
         if request.include_reasoning and (more := self._more(0, thought)):
             delta.reasoning = more
         if more := self._more(1, content):
@@ -216,7 +216,7 @@ def install(renderer: Renderer) -> None:
 
 def prepared(renderer: Renderer, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of a request as the run would hand them to the chat template."""
-    ready = renderer.prepared([_message(message) for message in messages])
+    ready = renderer.prepare([_message(message) for message in messages])
     for message in ready:
         if thought := message.get("reasoning_content"):
             message["reasoning"] = thought  # the field that vLLM reads
@@ -243,7 +243,7 @@ def _text_of(content: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """A call with the id and the arguments that the answer had; `ChatAgent` wraps arguments that are no object."""
+    """A call with the id and the arguments that the answer had; `ChatAgent` wraps arguments that are not an object."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     id_, arguments = str(call.get("id") or ""), function.get("arguments")

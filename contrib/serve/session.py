@@ -177,12 +177,12 @@ class Session:
                 result = await call_on(self._reset_env(), method, *args, **kwargs)
         except BaseException as error:
             if is_timeout(error, deadline):
-                return Answer(timed_out=True, seconds=deadline.used)
-            return Answer(seconds=deadline.used, fault=_fault(part, error))
+                return Answer(timed_out=True, seconds=deadline.seconds_used)
+            return Answer(seconds=deadline.seconds_used, fault=_fault(part, error))
         try:
-            return Answer(result=read(result), seconds=deadline.used)
+            return Answer(result=read(result), seconds=deadline.seconds_used)
         except BaseException as error:
-            return Answer(seconds=deadline.used, fault=_fault(f"{part} returned what cannot be read", error))
+            return Answer(seconds=deadline.seconds_used, fault=_fault(f"{part} returned what cannot be read", error))
 
 
 _Call = Callable[[Session, Mapping[str, Any]], Awaitable[Answer]]
@@ -207,7 +207,7 @@ async def _value(call: Awaitable[Any]) -> dict[str, Any]:
 
 
 def _fault(part: str, error: BaseException) -> dict[str, str]:
-    """Return an exception of the environment as data. The frames of this file are no place in the environment."""
+    """Return an exception of the environment as data. The frames of this file are not a place in the environment."""
     while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
         error = error.with_traceback(trace.tb_next)
     reported = fault(part, error) or error

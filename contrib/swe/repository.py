@@ -1,7 +1,7 @@
 """Prepares the repository of a task in a workspace: the files at the base commit, and nothing that came after it.
 
 The snapshot is untrusted, so that git and tar read it only inside of a workspace. The result has one branch; commits
-that are no ancestors of the base commit, among them the solution, are not in it.
+that are not ancestors of the base commit, among them the solution, are not in it.
 """
 
 from __future__ import annotations

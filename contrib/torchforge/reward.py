@@ -47,7 +47,7 @@ class RewardActor(ForgeActor):
         """Return the reward of a response.
 
         Raises:
-            EnvError: when the function raises, or what it returns is no finite number.
+            EnvError: when the function raises, or what it returns is not a finite number.
         """
         arguments = {"prompt": prompt, "response": response, "target": target}
         with guard(self._name):

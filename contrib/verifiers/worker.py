@@ -29,7 +29,7 @@ class Refused(Exception):
 
 def main(what: str, settings: dict[str, Any]) -> int:
     channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)  # what environments print is no answer
+    os.dup2(2, 1)  # what environments print is not an answer
     logging.disable(logging.INFO)
     try:
         if importlib.util.find_spec("verifiers") is None or importlib.util.find_spec("verifiers.v1") is None:

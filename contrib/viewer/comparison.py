@@ -21,7 +21,7 @@ from contrib.viewer.viewed_run import ViewedRun
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from forge_env.evaluation.compare import Key, Result, compare_results, finite, nothing_common
-from forge_env.evaluation.digests import changed
+from forge_env.evaluation.digests import changed_parts
 
 NOT_EVALUATED = ("train", "demonstrations")
 """Phases that are compared only if the reader chooses them."""
@@ -210,5 +210,5 @@ def _older(sides: tuple[Side, Side]) -> Iterator[str]:
         return
     plans = [side.run.run.read_json("plan.json").get("depends_on") for side in sides]
     then, now = ({k: v for k, v in (p or {}).items() if k != "agent" and isinstance(v, dict)} for p in plans)
-    if parts := changed(then, now):
+    if parts := changed_parts(then, now):
         yield f"{sides[0].name} and {sides[1].name} are of before and after a change of {' and of '.join(parts)}"

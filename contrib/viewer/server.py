@@ -106,7 +106,7 @@ class ViewServer(http.server.ThreadingHTTPServer):
         return self.library.act(request, body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do nothing: a browser that disconnects during an answer is no error."""
+        """Do nothing: a browser that disconnects during an answer is not an error."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -143,7 +143,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         is_own = self.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
         is_json = self.headers.get("Content-Type", "").partition(";")[0].strip() == "application/json"
         size = self.headers.get("Content-Length", "")
-        self.close_connection = True  # what is not read is no request
+        self.close_connection = True  # what is not read is not a request
         if not (self.server.knows_host(self.headers.get("Host", "")) and is_own and is_json and self._has_cookie()):
             return self._send(403, "text/plain", "only the page itself may send requests\n")
         if not (size.isdecimal() and len(size) < 6 and int(size) <= MOST_BYTES):

@@ -129,7 +129,7 @@ class CommandResult:
     """False: no program ran. `exit_code` is 127 if there is none, else 126, and `stderr` says why."""
     signal: int | None = None
     stdout: str = ""
-    """UTF-8; what is no text is replaced. Fetch binary data with `get`."""
+    """UTF-8; what is not text is replaced. Fetch binary data with `get`."""
     stderr: str = ""
     truncated_stdout: bool = False
     truncated_stderr: bool = False

@@ -68,7 +68,7 @@ class EnvActor(ForgeActor):
         self._group_reward = group_reward
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
-        self._ended = 0
+        self._num_episodes = 0
         self._in_thread = asyncio.Lock()  # one thread at a time makes lines of episodes
 
     async def on_start(self) -> None:
@@ -103,9 +103,9 @@ class EnvActor(ForgeActor):
         return await offers_tools(self._factory, spec.task, seed=spec.seed, env_options=spec.env_options)
 
     @concurrent_endpoint
-    async def ended(self) -> int:
+    async def num_episodes(self) -> int:
         """The number of episodes that have ended here so far, including those in unfinished groups."""
-        return self._ended
+        return self._num_episodes
 
     @concurrent_endpoint
     async def in_flight(self) -> list[dict[str, Any]]:
@@ -126,14 +126,19 @@ class EnvActor(ForgeActor):
 
     async def _run(self, spec: GroupSpec, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Group:
         @contextmanager
-        def counted() -> Iterator[None]:
+        def count_episode() -> Iterator[None]:
             with around():
                 yield
-            self._ended += 1
+            self._num_episodes += 1
 
         agent = self._agents[spec.agent]
         group = await run_group(
-            self._factory, agent, spec, limits=spec.limits or self._limits, on_fault=self._on_fault, around=counted
+            self._factory,
+            agent,
+            spec,
+            limits=spec.limits or self._limits,
+            on_fault=self._on_fault,
+            around=count_episode,
         )
         await self._make_lines((*group.episodes, *group.replaced))
         return group

@@ -21,7 +21,7 @@ _LARGEST_POWER = 64
 
 
 class NotCalls(Exception):
-    """A statement that is no call with a fixed result; the text is the statement."""
+    """A statement that is not a call with a fixed result; the text is the statement."""
 
 
 def read_check(source: str, entry_point: str) -> list[CallTest]:
@@ -73,8 +73,8 @@ def _is_idle(statement: ast.stmt, names: Mapping[str, str] | None) -> bool:
     if isinstance(statement, ast.Assert):
         test = statement.test
         if isinstance(test, ast.Compare) and [*map(type, test.ops)] == [ast.Eq]:
-            left, right = (_Renamed(names or {}).visit(copy.deepcopy(n)) for n in (test.left, test.comparators[0]))
-            return ast.dump(left) == ast.dump(right)
+            first, right = (_Renamed(names or {}).visit(copy.deepcopy(n)) for n in (test.left, test.comparators[0]))
+            return ast.dump(first) == ast.dump(right)
         return isinstance(test, ast.Constant) and bool(test.value)
     return isinstance(statement, (ast.Pass, ast.Import, ast.ImportFrom)) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, (ast.Constant, ast.Name))
@@ -105,35 +105,35 @@ def _test(test: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:
     return _call_test(test, names, accepted=["True"], compare="truth")
 
 
-def _comparison(left: ast.expr, how: ast.cmpop, right: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:
+def _comparison(first: ast.expr, how: ast.cmpop, right: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:
     if isinstance(how, (ast.Lt, ast.LtE)):
-        return _near(left, right, names)
+        return _near(first, right, names)
     if isinstance(how, ast.Is) and isinstance(right, ast.Constant) and right.value in (None, True, False):
-        return _call_test(left, names, accepted=[_literal(right)], compare="exact")
+        return _call_test(first, names, accepted=[_literal(right)], compare="exact")
     if isinstance(how, ast.Eq):
-        if not isinstance(left, ast.Call):
-            left, right = right, left
-        kind, inner = _collected(left)
-        kind_of_right, items = _collected(right)
+        if not isinstance(first, ast.Call):
+            first, right = right, first
+        kind, inner = _collection(first)
+        kind_of_right, items = _collection(right)
         if kind and kind == kind_of_right and isinstance(items, (ast.List, ast.Tuple)):
             literal = ast.Set(items.elts) if kind == "set" else ast.Tuple(items.elts, ast.Load())
             return _call_test(inner, names, accepted=[_literal(literal)], compare=kind)
-        return _call_test(left, names, accepted=[_literal(right)], compare="equal")
+        return _call_test(first, names, accepted=[_literal(right)], compare="equal")
     return None
 
 
-def _collected(node: ast.expr) -> tuple[str, ast.expr]:
+def _collection(node: ast.expr) -> tuple[str, ast.expr]:
     """The kind and the x of tuple(x) or set(x); no kind for another expression."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("tuple", "set") and len(node.args) == 1:
         return ast.unparse(node.func), node.args[0]
     return "", node
 
 
-def _near(left: ast.expr, right: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:
+def _near(first: ast.expr, right: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:
     """abs(call - number) < number, or the other way round inside."""
-    if not (isinstance(left, ast.Call) and ast.unparse(left.func) in ("abs", "math.fabs") and len(left.args) == 1):
+    if not (isinstance(first, ast.Call) and ast.unparse(first.func) in ("abs", "math.fabs") and len(first.args) == 1):
         return None
-    difference = left.args[0]
+    difference = first.args[0]
     if not (isinstance(difference, ast.BinOp) and isinstance(difference.op, ast.Sub)):
         return None
     call, number = difference.left, difference.right
@@ -166,9 +166,9 @@ def _call_test(call: ast.expr, names: Mapping[str, str] | None, **expected: Any)
 
 def _literal(node: ast.expr) -> str:
     """Return the source of a literal, with its arithmetic worked out. Raises ValueError for all else."""
-    folded = _Fold().visit(copy.deepcopy(node))
-    ast.literal_eval(folded)
-    return ast.unparse(folded)
+    constant = _Fold().visit(copy.deepcopy(node))
+    ast.literal_eval(constant)
+    return ast.unparse(constant)
 
 
 class _Fold(ast.NodeTransformer):
@@ -183,10 +183,10 @@ class _Fold(ast.NodeTransformer):
     }
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        left, right = self.visit(node.left), self.visit(node.right)
-        if not (isinstance(left, ast.Constant) and isinstance(right, ast.Constant)):
+        first, right = self.visit(node.left), self.visit(node.right)
+        if not (isinstance(first, ast.Constant) and isinstance(right, ast.Constant)):
             raise ValueError("no arithmetic of two constants")
-        values: tuple[Any, Any] = (left.value, right.value)
+        values: tuple[Any, Any] = (first.value, right.value)
         how = type(node.op)
         are_numbers = all(type(value) in (int, float) for value in values)
         are_texts = how is ast.Add and all(isinstance(value, str) for value in values)

@@ -15,10 +15,10 @@ def cheats(task: Task) -> list[str]:
     answers = [*_ENDS, *_by_heart(task)]
     if not calls:
         return [*answers, *_PROGRAMS]
-    called = str(calls[0].get("function", "f"))
-    name = called.rpartition(".")[2]
+    function = str(calls[0].get("function", "f"))
+    name = function.rpartition(".")[2]
     functions = [source.replace("FUNCTION", name) for source in _FUNCTIONS]
-    if called.startswith("Solution()"):
+    if function.startswith("Solution()"):
         functions = [f"{source}\nclass Solution:\n    {name} = lambda self, *xs: {name}(*xs)" for source in functions]
     return [*answers, *functions]
 

@@ -34,13 +34,13 @@ class NoTests(Exception):
 class Shape:
     """The fields of a data set, and a function that reads a row."""
 
-    needed: Sequence[tuple[str, ...]]
+    columns: Sequence[tuple[str, ...]]
     """Required fields, each with its alternative names."""
     read: Callable[[Row], tuple[str, dict[str, Any], str]]
     """Returns the question, the target and a solution, which may be empty."""
 
     def fits(self, row: Row) -> bool:
-        return all(any(row.get(name) is not None for name in names) for names in self.needed)
+        return all(any(row.get(name) is not None for name in names) for names in self.columns)
 
 
 def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") -> Task:
@@ -58,7 +58,7 @@ def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") ->
         raise BadRow(f"it has the fields {', '.join(row) or 'none'}; {_shapes()}")
     row, before = _one_question(row)
     try:
-        asked, target, solution = SHAPES[name].read(row)
+        text, target, solution = SHAPES[name].read(row)
     except NotCalls as error:
         raise BadRow(
             f"its asserts are more than calls with fixed arguments and results, and could be forged ({error!s:.60}): "
@@ -73,7 +73,7 @@ def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") ->
     # "trusted": no answer can change its verdict. The key is kept because the id of a task is a hash of its metadata.
     metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
     return Task(
-        prompt=(*before, {"role": "user", "content": asked}),
+        prompt=(*before, {"role": "user", "content": text}),
         target=target,
         metadata=metadata,
         kind=kind_of_row(whole, kind),
@@ -81,23 +81,25 @@ def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") ->
 
 
 def _shapes() -> str:
-    shapes = (f"{name} has {', '.join(' or '.join(names) for names in shape.needed)}" for name, shape in SHAPES.items())
+    shapes = (
+        f"{name} has {', '.join(' or '.join(names) for names in shape.columns)}" for name, shape in SHAPES.items()
+    )
     return "the known shapes: " + "; ".join(shapes)
 
 
 def _as_known(row: Row, question: str, tests: str) -> Row:
     """A row with its tests under the names of APPS, or of MBPP for asserts, or of LiveCodeBench for a list of cases."""
-    asked, cases = field_of(row, question, what="question"), field_of(row, tests, what="tests")
+    text, cases = field_of(row, question, what="question"), field_of(row, tests, what="tests")
     if isinstance(cases, str) and cases.lstrip().startswith("assert"):
         cases = [ast.unparse(statement) for statement in parse_python(cases).body]
     with suppress(ValueError):
         cases = _json(cases)
     if isinstance(cases, list) and cases and all(isinstance(case, Mapping) for case in cases):
         others = {name: row.get(name) for name in ("starter_code", "metadata")}
-        return {"question_content": asked, "public_test_cases": cases, **others}
+        return {"question_content": text, "public_test_cases": cases, **others}
     if isinstance(cases, list):
-        return {"text": asked, "test_list": cases}
-    return {**row, "question": asked, "input_output": cases}
+        return {"text": text, "test_list": cases}
+    return {**row, "question": text, "input_output": cases}
 
 
 def _one_question(row: Row) -> tuple[Row, Sequence[Message]]:
@@ -153,14 +155,14 @@ def _apps(row: Row) -> tuple[str, dict[str, Any], str]:
     cases = _json(row["input_output"]) or {}
     name = cases.get("fn_name")
     starter = row.get("starter_code") or ""
-    given, printed = ([*(cases.get(f"{side}puts") or cases.get(f"{side}put") or ())] for side in ("in", "out"))
-    pairs = list(zip(given, printed, strict=True))
+    inputs, outputs = ([*(cases.get(f"{side}puts") or cases.get(f"{side}put") or ())] for side in ("in", "out"))
+    pairs = list(zip(inputs, outputs, strict=True))
     if name is None:
         tests: Tests = [
-            {"type": "stdin", "stdin": _text(arguments), "stdout": _text(printed)} for arguments, printed in pairs
+            {"type": "stdin", "stdin": _text(arguments), "stdout": _text(output)} for arguments, output in pairs
         ]
     else:
-        tests = [_json_call(_called(name, starter), arguments, _one_of(result)) for arguments, result in pairs]
+        tests = [_json_call(_function_name(name, starter), arguments, _one_of(result)) for arguments, result in pairs]
     solutions = _json(row.get("solutions")) or [""]
     return _question(row["question"], starter, name), {"tests": _that_fit(tests)}, solutions[0]
 
@@ -190,12 +192,14 @@ def _live_code_bench(row: Row) -> tuple[str, dict[str, Any], str]:
         name = case.get("fn_name") or (_json(case.get("metadata")) or {}).get("func_name") or name
         if name is None:
             raise BadRow("it has functional tests, and its metadata no func_name")
-        given, result = case["input"], case["output"]
+        argument_text, result = case["input"], case["output"]
         arguments = (
-            [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+            [json.loads(line) for line in argument_text.split("\n") if line.strip()]
+            if isinstance(argument_text, str)
+            else argument_text
         )
         result = json.loads(result) if isinstance(result, str) else result
-        tests.append(_json_call(_called(name, starter), arguments, [result]))
+        tests.append(_json_call(_function_name(name, starter), arguments, [result]))
     return _question(row["question_content"], starter, name), {"tests": _that_fit(tests)}, ""
 
 
@@ -219,13 +223,13 @@ def _question(text: str, starter: str, name: str | None) -> str:
     return f"{text.strip()}\n\n{how}"
 
 
-def _called(name: str, starter: str) -> str:
+def _function_name(name: str, starter: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadRow(f"its function has the name {name!r}")
     return f"Solution().{name}" if "class Solution" in starter else name
 
 
-def _json_call(function: str, arguments: Sequence[Any], accepted: Sequence[Any]) -> dict[str, Any]:
+def _json_call(function: str, arguments: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
     """Make a call test with values from JSON, where a tuple counts as a list."""
     if not isinstance(arguments, list):
         raise BadRow(f"the arguments {arguments!r:.60} are no list")
@@ -233,7 +237,7 @@ def _json_call(function: str, arguments: Sequence[Any], accepted: Sequence[Any])
         "type": "call",
         "function": function,
         "args": ", ".join(map(repr, arguments)),
-        "accepted": list(map(repr, accepted)),
+        "accepted": list(map(repr, results)),
         "compare": "json",
     }
 
@@ -256,10 +260,10 @@ def _json(value: Any) -> Any:
 
 
 SHAPES = {
-    "HumanEval": Shape(needed=(("prompt",), ("entry_point",), ("test",)), read=_human_eval),
-    "MBPP": Shape(needed=(("text", "prompt"), ("test_list",)), read=_mbpp),
-    "APPS": Shape(needed=(("question",), ("input_output",)), read=_apps),
+    "HumanEval": Shape(columns=(("prompt",), ("entry_point",), ("test",)), read=_human_eval),
+    "MBPP": Shape(columns=(("text", "prompt"), ("test_list",)), read=_mbpp),
+    "APPS": Shape(columns=(("question",), ("input_output",)), read=_apps),
     "LiveCodeBench": Shape(
-        needed=(("question_content",), ("public_test_cases", "private_test_cases")), read=_live_code_bench
+        columns=(("question_content",), ("public_test_cases", "private_test_cases")), read=_live_code_bench
     ),
 }

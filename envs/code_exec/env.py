@@ -162,7 +162,7 @@ class CodeExec(ToolEnv):
     @tool(timeout=30.0)
     async def python(self, code: str) -> str:
         """Run Python code."""
-        return _report(_checked(await self._execute(code)))
+        return _report(_check(await self._execute(code)))
 
     @reward
     async def tests(self, answer: str) -> float:
@@ -253,7 +253,7 @@ def _limits_of(limits: Limits, seconds: float) -> Limits:
     return replace(limits, cpu_s=seconds, wall_s=seconds + 1.0)
 
 
-def _checked(result: ExecResult) -> ExecResult:
+def _check(result: ExecResult) -> ExecResult:
     if result.status is ExecStatus.SANDBOX_ERROR:
         raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
     return result
@@ -263,12 +263,12 @@ def _report(result: ExecResult) -> str:
     text = result.stdout.rstrip("\n")
     if result.truncated_stdout:
         text += "\n[output cut]"
-    lost = "[variables and files are gone]" if result.state_lost else ""
+    note = "[variables and files are gone]" if result.state_lost else ""
     if result.status is ExecStatus.OK:
-        return "\n".join(part for part in (text, lost) if part)
+        return "\n".join(part for part in (text, note) if part)
     reason = {
         ExecStatus.NONZERO: f"exit code {result.exit_code}",
         ExecStatus.SIGNALED: f"killed by signal {result.signal}",
     }.get(result.status, result.status.value.replace("_", " "))
     last_lines = "\n".join(result.stderr.rstrip().splitlines()[-4:])
-    return "\n".join(part for part in (text, last_lines, f"[{reason}]", lost) if part)
+    return "\n".join(part for part in (text, last_lines, f"[{reason}]", note) if part)

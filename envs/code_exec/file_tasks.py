@@ -57,7 +57,7 @@ def next_step(question: str, results: Sequence[str]) -> Step | None:
     match = _QUESTION.fullmatch(question)
     if match is None:
         return None
-    name, operation, measured, place, constant = match.groups()
+    name, operation, measure_text, place, constant = match.groups()
     if not results:
         return Step(code=f"print(open({name!r}).read()[:120])")
     if len(results) == 1:
@@ -67,9 +67,9 @@ def next_step(question: str, results: Sequence[str]) -> Step | None:
         return Step(code=code)
     if len(results) == 2:
         where, amount = _columns(results[0])
-        chosen = f"[int(r[{amount}]) for r in rows if r[{where}].strip().lower() == {place.lower()!r}]"
-        [measure] = [m for m in _MEASURES.values() if m.text == measured]
-        return Step(code=f"found = {chosen}\nprint({measure.code})")
+        values = f"[int(r[{amount}]) for r in rows if r[{where}].strip().lower() == {place.lower()!r}]"
+        [measure] = [m for m in _MEASURES.values() if m.text == measure_text]
+        return Step(code=f"found = {values}\nprint({measure.code})")
     return Step(code=f"def f(x): return x {SYMBOLS[operation]} {results[-1]} + {constant}", is_answer=True)
 
 

@@ -64,7 +64,7 @@ async def grade(
     prelude = target.get("prelude", "") if isinstance(target, Mapping) else ""
     run = _Run(sandbox, code, prelude, limits, all_or_nothing)
     await run.all(random.Random(repr(seed)).sample(tests, len(tests)))
-    return Verdict(passed=run.passed, total=len(tests), reason=run.reason)
+    return Verdict(passed=run.num_passed, total=len(tests), reason=run.reason)
 
 
 def tests_of(target: Any) -> list[Test]:
@@ -73,7 +73,7 @@ def tests_of(target: Any) -> list[Test]:
     return [{"type": "pairs", "pairs": target}]
 
 
-def same_output(printed: str, expected: str) -> bool:
+def same_output(output: str, expected: str) -> bool:
     """Compare the output of a program as programming contests do.
 
     The amount of white space in a line, white space at its end, and empty lines at the end are ignored. Words are
@@ -83,7 +83,7 @@ def same_output(printed: str, expected: str) -> bool:
     >>> same_output("1  2 \\n0.33333334\\n\\n", "1 2\\n0.333333333"), same_output("1\\n2", "1 2")
     (True, False)
     """
-    ours, theirs = (text.rstrip().split("\n") for text in (printed, expected))
+    ours, theirs = (text.rstrip().split("\n") for text in (output, expected))
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
@@ -95,7 +95,7 @@ class _Run:
         self._limits = limits
         self._all_or_nothing = all_or_nothing
         self._seconds = 0.0
-        self.passed = 0
+        self.num_passed = 0
         self.reason = ""
 
     async def all(self, tests: Sequence[Test]) -> None:
@@ -111,13 +111,13 @@ class _Run:
             raise first_error(errors) from None
 
     async def _several(self, tests: Iterator[Test]) -> None:
-        while not self._done():
+        while not self._is_over():
             test = next(tests, None)
             if test is None:
                 return
             await self._one(test)
 
-    def _done(self) -> bool:
+    def _is_over(self) -> bool:
         if self._all_or_nothing and self.reason:
             return True
         if self._seconds > TOTAL_SECONDS:
@@ -127,7 +127,7 @@ class _Run:
 
     async def _one(self, test: Test) -> None:
         reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
-        self.passed += not reason
+        self.num_passed += not reason
         self.reason = self.reason or reason
 
     async def _execute(self, request: ExecRequest) -> ExecResult:
@@ -155,7 +155,7 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
 
 def _why_not(test: Test, result: ExecResult) -> str:
     if result.status is not ExecStatus.OK:
-        return _ended(result)
+        return _ending(result)
     if test["type"] == "stdin":
         right = not result.truncated_stdout and same_output(result.stdout, test["stdout"])
         return "" if right else f"printed {result.stdout!r:.100} for the input {test['stdin']!r:.100}"
@@ -165,34 +165,34 @@ def _why_not(test: Test, result: ExecResult) -> str:
         return "the value is no plain data"
     if test["type"] == "pairs":
         right = same(value, [y for _, y in test["pairs"]])
-        return "" if right else f"returned {_shown(value)} for {[x for x, _ in test['pairs']]!r:.100}"
-    return "" if accepts(test, value) else f"{test['function']}({test['args']:.100}) returned {_shown(value)}"
+        return "" if right else f"returned {_show(value)} for {[x for x, _ in test['pairs']]!r:.100}"
+    return "" if accepts(test, value) else f"{test['function']}({test['args']:.100}) returned {_show(value)}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     try:
         return f"{value!r:.100}"
     except RecursionError:
         return "a value that is nested too deeply"
 
 
-def _ended(result: ExecResult) -> str:
+def _ending(result: ExecResult) -> str:
     last = result.stderr.strip().rpartition("\n")[2]
     return f"{result.status.value.replace('_', ' ')}: {last}"[:300].rstrip(": ")
 
 
-def _same_line(printed: str, expected: str) -> bool:
-    ours, theirs = printed.split(), expected.split()
+def _same_line(output: str, expected: str) -> bool:
+    ours, theirs = output.split(), expected.split()
     return len(ours) == len(theirs) and all(map(_same_word, ours, theirs))
 
 
-def _same_word(printed: str, expected: str) -> bool:
-    if printed == expected:
+def _same_word(output: str, expected: str) -> bool:
+    if output == expected:
         return True
     if not _FRACTION.fullmatch(expected):
         return False
     try:
-        ours, theirs = float(printed), float(expected)
+        ours, theirs = float(output), float(expected)
     except ValueError:
         return False
     return abs(ours - theirs) <= _TOLERANCE * max(1.0, abs(theirs))  # false for nan and infinity

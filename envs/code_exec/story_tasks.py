@@ -108,7 +108,7 @@ def _make_task(level: int, story: Story, content: Content) -> Task:
     example, *hidden = [(x, solve(x)) for x in story.inputs(rng, numbers, looked_up)]
     question = story.text.format(*numbers)
     if not story.look:
-        question += _shown(example, program=story.program)
+        question += _show(example, program=story.program)
     return Task(
         prompt=({"role": "user", "content": question},),
         target={"tests": [_test(*pair, program=story.program) for pair in hidden]},
@@ -127,7 +127,7 @@ def _make_task(level: int, story: Story, content: Content) -> Task:
 _LOOKED_UP = re.compile(r"([tw])\[(\d+)\]")
 
 
-def _shown(example: tuple[Any, Any], *, program: bool) -> str:
+def _show(example: tuple[Any, Any], *, program: bool) -> str:
     argument, result = example
     if program:
         return f"\nFor the input\n{argument}it prints\n{result}"
@@ -157,8 +157,8 @@ def _sentences(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[s
 def _lists(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[str]) -> list[Any]:
     """Return an example, then edge cases and random lists. Values are around the first number of the text."""
     high = 2 * numbers[0] + 5
-    drawn = [[rng.randint(0, high) for _ in range(length)] for length in (6, 1, 2, 17, 40, 120)]
-    return [drawn[0], [], *drawn[1:], [high] * 9]
+    lists = [[rng.randint(0, high) for _ in range(length)] for length in (6, 1, 2, 17, 40, 120)]
+    return [lists[0], [], *lists[1:], [high] * 9]
 
 
 def _number_lines(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[str]) -> list[Any]:

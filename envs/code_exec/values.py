@@ -54,13 +54,13 @@ def decode(text: str | None) -> Any:
         raise ValueError("no value that the encoder writes") from error
 
 
-def _value(encoded: Any) -> Any:
-    if isinstance(encoded, list):
-        return [_value(item) for item in encoded]
-    if isinstance(encoded, dict):
-        [(kind, content)] = encoded.items()
+def _value(code: Any) -> Any:
+    if isinstance(code, list):
+        return [_value(item) for item in code]
+    if isinstance(code, dict):
+        [(kind, content)] = code.items()
         return _READERS[kind](content)
-    return encoded
+    return code
 
 
 def accepts(test: Mapping[str, Any], value: Any) -> bool:
@@ -78,14 +78,14 @@ def accepts(test: Mapping[str, Any], value: Any) -> bool:
 
 def _accepts(test: Mapping[str, Any], value: Any) -> bool:
     how = test.get("compare", "exact")
-    accepted = [ast.literal_eval(parse_python(text.lstrip(" \t"), mode="eval")) for text in test["accepted"]]
+    results = [ast.literal_eval(parse_python(text.lstrip(" \t"), mode="eval")) for text in test["accepted"]]
     if how == "truth":
-        return bool(value) is accepted[0]
+        return bool(value) is results[0]
     if how == "close":
-        return _is_close(value, accepted[0], test)
+        return _is_close(value, results[0], test)
     if how == "json":
         value = _lists(value)
-    return any(same(value, other) if how == "exact" else value == other for other in accepted)
+    return any(same(value, other) if how == "exact" else value == other for other in results)
 
 
 def same(value: Any, expected: Any) -> bool:

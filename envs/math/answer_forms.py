@@ -43,10 +43,10 @@ def separate_cases(answer: str, target: str) -> tuple[str, str]:
     """
     if _CONSTANT.findall(target) == ["C"] and _CONSTANT.findall(answer) == ["c"]:
         answer = _CONSTANT.sub("C", answer)
-    used = {token for text in (answer, target) for token in _TOKEN.findall(text)}
-    clashing = [token for token in sorted(used) if token != token.lower() != "i" and token.lower() in used]
-    spare = [letter for letter in _SPARE if not used & {letter, letter.upper()}]
-    names = dict(zip(clashing, spare, strict=False)) | ({"I": "i"} if {"i", "I"} <= used else {})
+    tokens = {token for text in (answer, target) for token in _TOKEN.findall(text)}
+    clashing = [token for token in sorted(tokens) if token != token.lower() != "i" and token.lower() in tokens]
+    spare = [letter for letter in _SPARE if not tokens & {letter, letter.upper()}]
+    names = dict(zip(clashing, spare, strict=False)) | ({"I": "i"} if {"i", "I"} <= tokens else {})
     new_answer, new_target = (_TOKEN.sub(lambda m: names.get(m[0], m[0]), text) for text in (answer, target))
     return new_answer, new_target
 
@@ -55,20 +55,20 @@ def stated_values(answer: str, target: str) -> list[str]:
     """Return the parts of an answer that must equal a target; [] for an equation where the target has none.
 
     The left side of "A = 9\\pi" is a name, so only the right side is compared. The left side of "0 = x^2 - 1" and
-    "x = x^2 - 1" is no name, so it must equal the target too.
+    "x = x^2 - 1" is not a name, so it must equal the target too.
     """
     if "=" in target or "=" not in answer:
         return [answer]
     if _SEVERAL.search(answer):
         pieces = [piece.split("=") for piece in _SEVERAL.split(answer)]
         return [answer] if all(_names(piece[0], piece[-1]) for piece in pieces if len(piece) > 1) else []
-    *left, right = answer.split("=")
-    return [*(side for side in left if not _names(side, right)), right]
+    *sides, right = answer.split("=")
+    return [*(side for side in sides if not _names(side, right)), right]
 
 
-def _names(left: str, right: str) -> bool:
+def _names(name_side: str, right: str) -> bool:
     """Whether the left side of an equation is a name of its right side."""
-    if _OPERATION.search(left):
+    if _OPERATION.search(name_side):
         return True
-    named = set(_SYMBOL.findall(_ARGUMENTS.sub("", left)))
-    return bool(named) and named.isdisjoint(_SYMBOL.findall(right))
+    symbols = set(_SYMBOL.findall(_ARGUMENTS.sub("", name_side)))
+    return bool(symbols) and symbols.isdisjoint(_SYMBOL.findall(right))

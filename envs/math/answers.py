@@ -1,8 +1,8 @@
 """Extracts the final answer of a response, and compares it with the target.
 
 Only one answer counts, so that naming many earns nothing: the last `<answer>` tag, else the last `\\boxed{}`, else the
-last `#### 42`, else the last number (or, for a target that is no number, the last formula). The whole content of a tag
-or box is the answer: `\\boxed{3 or 4}` is not 3.
+last `#### 42`, else the last number (or, for a target that is not a number, the last formula). The whole content of a
+tag or box is the answer: `\\boxed{3 or 4}` is not 3.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from envs.math.answer_forms import computes_more, separate_cases, stated_values
 from envs.math.latex import normal
-from envs.math.numerals import Number, last_number, parse_number, plain, ungrouped, without_unit
+from envs.math.numerals import Number, last_number, parse_number, plain, without_separators, without_unit
 from envs.math.shapes import Same, same_shape
 from envs.math.verifier import equal_expressions
 from forge_env.core.errors import UserError, nearest
@@ -124,16 +124,16 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
         target = str(number.value)
     if _normal_words(answer) == _normal_words(target):
         return bool(answer.strip())
-    exact, rounded = _around_approximately(answer)
-    if rounded:
-        answer = rounded if not exact or _NAME.fullmatch(exact) else exact
+    exact, approximation = _around_approximately(answer)
+    if approximation:
+        answer = approximation if not exact or _NAME.fullmatch(exact) else exact
     if _is_words(target) or not (_is_bounded(answer) and _is_bounded(target)):
         return False
     same_value = functools.partial(_same_value, tolerance=tolerance, unevaluated=unevaluated)
     texts = [normal(answer), normal(target)]
     if computes_more(*texts) and not unevaluated:
         return False
-    lists = [ungrouped(text) for text in texts]  # 1,000 and 2,000; but 1,2 is a list
+    lists = [without_separators(text) for text in texts]  # 1,000 and 2,000; but 1,2 is a list
     return _same_expression(same_value, *texts) or (lists != texts and _same_expression(same_value, *lists))
 
 
@@ -152,8 +152,8 @@ def _same_value(answer: str, target: str, *, tolerance: float, unevaluated: bool
         mine = parse_number(answer, loose=True) if "=" not in answer else None
         if mine is not None or not unevaluated:
             return mine is not None and mine.equals(number, tolerance=tolerance)
-    (answer, unit), (target, wanted) = without_unit(answer), without_unit(target)
-    if (unit and wanted and unit != wanted) or _UNREADABLE.search(answer):
+    (answer, unit), (target, target_unit) = without_unit(answer), without_unit(target)
+    if (unit and target_unit and unit != target_unit) or _UNREADABLE.search(answer):
         return False
     answer, target = separate_cases(answer, target)
     return equal_expressions(target, answer, tolerance=tolerance, unevaluated=unevaluated)
@@ -172,17 +172,22 @@ def _is_words(text: str) -> bool:
 
 def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bool:
     answer = answer[1:-1] if answer.startswith("$") and answer.endswith("$") else answer
-    exact, rounded = (parse_number(side.rpartition("=")[2]) for side in _around_approximately(answer))
-    if exact and rounded and exact.equals(rounded, tolerance=0.01) and exact.equals(number, tolerance=tolerance):
+    exact, approximation = (parse_number(side.rpartition("=")[2]) for side in _around_approximately(answer))
+    if (
+        exact
+        and approximation
+        and exact.equals(approximation, tolerance=0.01)
+        and exact.equals(number, tolerance=tolerance)
+    ):
         return True  # 1/3 \\approx 0.333
     answer = _APPROXIMATELY.sub("=", answer)
-    left, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
-    left = plain(left)
-    sides = re.split(r"=(?![^()]*\))", left)  # P(X=1) is a name
-    if left and not all(_ARITHMETIC.fullmatch(side) or _NAME.fullmatch(side) for side in map(str.strip, sides)):
+    first_sides, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
+    first_sides = plain(first_sides)
+    sides = re.split(r"=(?![^()]*\))", first_sides)  # P(X=1) is a name
+    if first_sides and not all(_ARITHMETIC.fullmatch(side) or _NAME.fullmatch(side) for side in map(str.strip, sides)):
         return False
-    named = _NAMED_NUMBER.match(plain(target))  # x = 5 is another line than y = 5
-    if named and left and _LETTERS.fullmatch(left) and left != named[1]:
+    equation = _NAMED_NUMBER.match(plain(target))  # x = 5 is another line than y = 5
+    if equation and first_sides and _LETTERS.fullmatch(first_sides) and first_sides != equation[1]:
         return False
     mine = parse_number(right, loose=True)  # the right-hand side, as in "37 * 24 = 888"
     return mine is not None and mine.equals(number, tolerance=tolerance)
@@ -190,8 +195,8 @@ def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bo
 
 def _around_approximately(answer: str) -> tuple[str, str]:
     """Return what stands before and after the first sign "approximately"; nothing when an answer has none."""
-    exact, *rounded = _APPROXIMATELY.split(answer[: MAX_ANSWER + 1], maxsplit=1)
-    return (exact.strip("$ "), rounded[0].strip("$ ")) if rounded else ("", "")
+    exact, *approximation = _APPROXIMATELY.split(answer[: MAX_ANSWER + 1], maxsplit=1)
+    return (exact.strip("$ "), approximation[0].strip("$ ")) if approximation else ("", "")
 
 
 def _normal_words(text: str) -> str:
@@ -240,8 +245,8 @@ def _last_tag(text: str) -> str | None:
     if not starts:
         return None
     inside = text[starts[-1].end() : ends[-1].start()]
-    boxed = last_boxed(inside)
-    return inside if boxed is None else boxed
+    box = last_boxed(inside)
+    return inside if box is None else box
 
 
 def _last_hashes(text: str) -> str | None:

@@ -16,8 +16,8 @@ def cheats(task: Task) -> list[str]:
         texts += [" ".join(map(str, range(101))) + f", {value + 1}", f"{value} or {value + 1}"]
         texts += [f"\\boxed{{{value} + 0}}", f"\\boxed{{{value - 1} + 1}}", str(value + 1), str(value * 10 + 1)]
     question = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
-    named = parse_number(last_number(question) or "")
-    if number is None or named is None or not named.equals(number):  # else to name the question's last number is right
+    last = parse_number(last_number(question) or "")
+    if number is None or last is None or not last.equals(number):  # else to name the question's last number is right
         texts += [question, f"<answer>{question}</answer>"]
     return [*texts, f"\\boxed{{{question}}}"]
 

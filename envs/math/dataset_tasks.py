@@ -58,11 +58,11 @@ def load_tasks(
     source_name = file.name if file else source
 
     def make(values: Values) -> Task:
-        _, asked = _column(values, question, QUESTIONS, what="question")
-        column, answered = _column(values, answer, ANSWERS, what="answer")
+        _, question_text = _column(values, question, QUESTIONS, what="question")
+        column, answer_value = _column(values, answer, ANSWERS, what="answer")
         return Task(
-            prompt=message_prompt(asked),
-            target=final_answer(_text(answered, column), where=f"its {column}"),
+            prompt=message_prompt(question_text),
+            target=final_answer(_text(answer_value, column), where=f"its {column}"),
             metadata={"source": source_name, "format": "boxed"},
             kind=kind_of_row(values, kind),
         )
@@ -74,8 +74,8 @@ def final_answer(text: str, *, where: str) -> str:
     """Return the final answer of a worked solution: behind `####`, in the last box, or a short text as a whole."""
     if "####" in text:
         text = text.rpartition("####")[2]
-    elif (boxed := last_boxed(text)) is not None:
-        text = boxed
+    elif (box := last_boxed(text)) is not None:
+        text = box
     elif len(text.strip()) > 200 or "\n" in text.strip():
         raise BadRow(
             f"{where} marks no final answer, with #### or \\boxed{{}}: name the column of the answers with answer="
@@ -85,10 +85,10 @@ def final_answer(text: str, *, where: str) -> str:
     return text.strip()
 
 
-def _column(values: Values, wanted: str, usual: Sequence[str], *, what: str) -> tuple[str, Any]:
+def _column(values: Values, choice: str, usual: Sequence[str], *, what: str) -> tuple[str, Any]:
     """The name and the value of a column: of the wanted one, else of the first usual one that holds something."""
-    if wanted:
-        return wanted, field_of(values, wanted)
+    if choice:
+        return choice, field_of(values, choice)
     by_name, empty = {name.strip().lower(): name for name in values}, list[tuple[str, Any]]()
     for name in usual:
         with suppress(BadRow):

@@ -196,11 +196,11 @@ def _solve_story(
     level: int, story: Story, numbers: tuple[int, ...], *, results: list[str], calculator: bool
 ) -> Message:
     """Return the next step of a story with the calculator; the answer when no step is left, or without a calculator."""
-    failed = bool(results) and results[-1].startswith("Error")
-    if calculator and not failed and len(results) < len(story.steps):
+    has_error = bool(results) and results[-1].startswith("Error")
+    if calculator and not has_error and len(results) < len(story.steps):
         last = results[-1] if results else ""
         return call("calculator", expression=story.steps[len(results)].format(*numbers, r=last))
-    answer = results[-1] if results and not failed else story.solve(*numbers)
+    answer = results[-1] if results and not has_error else story.solve(*numbers)
     return say(f"\\boxed{{{answer}}}" if level == 4 else answer)
 
 

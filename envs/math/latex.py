@@ -63,7 +63,7 @@ def normal(text: str) -> str:
     """
     text = plain(text).strip("$ ").removesuffix(".").strip("$ ")
     for _ in range(2):  # \\hat{\\mathbf{i}}
-        text = _FORMAT.sub(_unformatted, text)
+        text = _FORMAT.sub(_drop_format, text)
     text = re.sub(r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}", text)
     text = re.sub(r"(?<![\w)}])(?<![\w)}] )<([^<>=]*,[^<>=]*)>", r"\\langle \1\\rangle ", text)
     text = re.sub(r"(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r"\\cup ", text)
@@ -92,7 +92,7 @@ def split(text: str, separators: frozenset[str]) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def enclosed(text: str) -> tuple[str, str, str] | None:
+def inside_brackets(text: str) -> tuple[str, str, str] | None:
     """Return the first bracket, what is in it, and the bracket that closes it, when that is all; else None."""
     tokens = list(_depths(text))
     if len(tokens) < 2 or tokens[0][0] not in _OPENING or tokens[-1][0] not in _CLOSING:
@@ -112,7 +112,7 @@ def _depths(text: str) -> list[tuple[str, int]]:
     return tokens
 
 
-def _unformatted(match: re.Match[str]) -> str:
+def _drop_format(match: re.Match[str]) -> str:
     """Drop the type of letters and of names that mean something; keep other words as `\\\\text{}`."""
     content = match[1] if match[1] is not None else match[2]
     if _ACCENT.match(match[0]):
@@ -123,7 +123,7 @@ def _unformatted(match: re.Match[str]) -> str:
     if (
         word in _NAMES
         or word in ("", "e", "i", "d")
-        or (re.search(r"\d|\\", word) and unit_of(word, attached=False) is None)
+        or (re.search(r"\d|\\", word) and unit_of(word, is_attached=False) is None)
         or (len(word) == 1 and not match[0].startswith(("\\text", "\\mathrm", "\\mbox")))
     ):
         return f" {content} " if len(content) > 1 else content

@@ -253,7 +253,7 @@ def plain(text: str) -> str:
     return _SIGN_WORDS.sub(lambda m: "-" if m[1].lower() in ("minus", "negative") else "+", text)
 
 
-def ungrouped(text: str) -> str:
+def without_separators(text: str) -> str:
     """Remove thousands separators, if a text has no brackets: in (3,400) a comma separates, in 3,400 it does not."""
     return text if re.search(r"[(\[{]", text) else _GROUPED.sub(lambda m: m[0].replace(",", ""), text)
 
@@ -312,10 +312,10 @@ def _parse(text: str, loose: bool) -> Number | None:
     match = _NUMBER.fullmatch(re.sub(rf"(?<=\d){_ORDINAL}$", "", text))
     if match is None or (match["sign"] and match["inner"]):
         return None
-    rest, attached, value = match["rest"], text[match.start("rest") - 1] != " ", _value(match)
-    if attached and (letter := _LETTER_SCALE.match(rest)) and (match["money"] or (loose and letter[1] != "m")):
-        rest, attached, value = rest[letter.end() :], False, value and value * _LETTER_SCALES[letter[1]]
-    behind = unit_of(rest, attached=attached, loose=loose)
+    rest, is_attached, value = match["rest"], text[match.start("rest") - 1] != " ", _value(match)
+    if is_attached and (letter := _LETTER_SCALE.match(rest)) and (match["money"] or (loose and letter[1] != "m")):
+        rest, is_attached, value = rest[letter.end() :], False, value and value * _LETTER_SCALES[letter[1]]
+    behind = unit_of(rest, is_attached=is_attached, loose=loose)
     if behind is None or value is None:
         return None
     name, scale, percent = behind
@@ -343,12 +343,12 @@ def without_unit(text: str) -> tuple[str, str]:
     if match is None:
         return text, ""
     words = "degree" if match["circ"] else re.sub(r"\\text\{((?:[^{}]|\{-?\d\})*)\}", r" \1 ", match["unit"]).strip()
-    unit = unit_of(words, attached=False)
+    unit = unit_of(words, is_attached=False)
     return (match["value"], unit[0]) if unit is not None and unit[1] == 1 and unit[0] else (text, "")
 
 
-def unit_of(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int, bool] | None:
-    """Parse the text after a number as (unit, factor, percent); None when it is no unit.
+def unit_of(text: str, *, is_attached: bool, loose: bool = False) -> tuple[str, int, bool] | None:
+    """Parse the text after a number as (unit, factor, percent); None when it is not a unit.
 
     A unit is a product of powers of its words in one order: m/s^2 and m s^-2 are "meter second^-2". Letters directly
     after a number must be a known unit: 5km has a unit, 5x and 5xy are algebra.
@@ -358,7 +358,7 @@ def unit_of(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int
     if text in _CURRENCIES:
         return _CURRENCIES[text], 1, False
     text = re.sub(r"/\s*\(([^()/]*)\)", lambda m: "/" + "/".join(re.split(r"[*\s]+", m[1].strip())), text)
-    exponents, factor, direction, raised, last = Counter[str](), 1, 1, "", ""
+    exponents, factor, direction, power_word, last = Counter[str](), 1, 1, "", ""
     place = 0
     while place < len(text):
         match = _UNIT.match(text, place)
@@ -369,27 +369,27 @@ def unit_of(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int
             if direction < 0 or (match["join"] in "*-" and not exponents):
                 return None
             direction = 1 if match["join"] in "*-" else -1
-        elif place == 0 and attached and not _may_be_attached(match["word"], loose):
+        elif place == 0 and is_attached and not _may_be_attached(match["word"], loose):
             return None
         elif not exponents and direction > 0 and word.removesuffix("s") in _SCALES:
             factor *= _SCALES[word.removesuffix("s")]
         elif word in _POWERS:
-            raised = word
+            power_word = word
         elif last and word in _POWERS_BEHIND:
             exponents[last] *= _POWERS_BEHIND[word]
         elif word in _NO_UNITS or (len(word) == 1 and match["word"] not in _LETTERS):
             return None
         else:
-            power = direction * _POWERS.get(raised, 1) * int(match["power"] or 1)
+            power = direction * _POWERS.get(power_word, 1) * int(match["power"] or 1)
             for part in _base(word).split():
                 last, _, exponent = part.partition("^")
                 exponents[last] += power * int(exponent or 1)
-            direction, raised = 1, ""
+            direction, power_word = 1, ""
         place = match.end()
     if direction < 0:
         return None
-    if raised:
-        exponents[raised] += 1
+    if power_word:
+        exponents[power_word] += 1
     return " ".join(sorted(f"{b}^{e}" if e != 1 else b for b, e in exponents.items() if e)), factor, False
 
 
@@ -423,15 +423,15 @@ def _flat(text: str) -> str:
 
 
 def _as_quotient(match: re.Match[str]) -> str:
-    joined = match.string[match.start() - 1 : match.start()] in ("-", "+", "(", "\x01")
+    needs_brackets = match.string[match.start() - 1 : match.start()] in ("-", "+", "(", "\x01")
     quotient = f"{match[1] or match[2]}/{match[3] or match[4]}"
-    return f" {quotient}" if not joined else f"({quotient})" if quotient[0] in "+-" else quotient
+    return f" {quotient}" if not needs_brackets else f"({quotient})" if quotient[0] in "+-" else quotient
 
 
 def last_number(text: str) -> str | None:
     """Return the last number of a text, or the arithmetic that ends in it, in plain signs.
 
-    A number that is a part of a power, an index or a sum is no number: of "it is 2^3" all of 2^3 is returned.
+    A number that is a part of a power, an index or a sum is not a number: of "it is 2^3" all of 2^3 is returned.
 
     >>> last_number(r"An area of $12\text{ cm}^2$."), last_number("x^2 is 2^3")
     ('12 cm ^2', '2^3')
@@ -458,7 +458,7 @@ def _runs(text: str) -> Iterator[str]:
     for line in reversed(lines):
         row = line.strip()
         if row[:1] == row[-1:] == "|" and (row.count("|") > 2 or row[1:2] == " "):
-            line = line.replace("|", ";")  # the bars of a table are no absolute values
+            line = line.replace("|", ";")  # the bars of a table are not absolute values
         elif items < 2:  # the item of a list has siblings, or words
             line = _ALONE.sub("-", line)
         for end in range(len(line), 0, -_STEP):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from envs.math.latex import enclosed, split
+from envs.math.latex import inside_brackets, split
 from envs.math.numerals import parse_number
 
 Same = Callable[[str, str], bool]
@@ -82,9 +82,9 @@ def same_shape(answer: str, target: str, same_value: Same) -> bool:
 
 
 def read(text: str) -> Shape:
-    named = _NAMED.fullmatch(text)
-    if named and not _RELATION.search(named[2]):
-        return replace(read(named[2].strip()), name=re.sub(r"\s", "", named[1]))
+    equation = _NAMED.fullmatch(text)
+    if equation and not _RELATION.search(equation[2]):
+        return replace(read(equation[2].strip()), name=re.sub(r"\s", "", equation[1]))
     if base := _BASE.fullmatch(text):
         return Shape("base", (base[1].lstrip("0"), _BASES.get(base[2], base[2])), text)
     if time := _TIME.fullmatch(text):
@@ -98,8 +98,8 @@ def read(text: str) -> Shape:
     parts = [each for part in split(text, _SEPARATORS) if part for each in _both_signs(part)]
     if len(parts) > 1:
         return _list(text, parts)
-    if brackets := enclosed(text):
-        return _bracketed(text, *brackets)
+    if brackets := inside_brackets(text):
+        return _in_brackets(text, *brackets)
     union = split(text, frozenset({"\\cup"}))
     return Shape("union", tuple(union), text) if len(union) > 1 else _interval(text) or _value(text)
 
@@ -108,12 +108,12 @@ def _value(text: str) -> Shape:
     return Shape("value", (text,), text)
 
 
-def _bracketed(text: str, first: str, inside: str, last: str) -> Shape:
+def _in_brackets(text: str, first: str, inside: str, last: str) -> Shape:
     if first == "\\{" and (builder := _BUILDER.fullmatch(inside)):
         return read(builder[2].strip())
     parts = [part for part in split(inside, _SEPARATORS) if part]
     if (first, last) == ("[", "]"):
-        inner = [enclosed(part) for part in parts]
+        inner = [inside_brackets(part) for part in parts]
         rows = [split(part, frozenset(",")) for part in split(inside, frozenset(";"))]
         if len(rows) == 1:
             rows = [split(each[1], frozenset(",")) for each in inner if each and each[0] == "["]
@@ -198,25 +198,25 @@ def _same_in_order(mine: Shape, theirs: Shape, same: Same) -> bool:
 
 def _same_in_any_order(mine: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
     """Each of the target's parts takes one of the answer's; at the first that finds none the rest is not tried."""
-    left = list(mine)
-    if len(left) != len(theirs):
+    rest = list(mine)
+    if len(rest) != len(theirs):
         return False
     for part in theirs:
-        found = next((i for i, other in enumerate(left) if same(other, part)), None)
-        if found is None:
+        place = next((i for i, other in enumerate(rest) if same(other, part)), None)
+        if place is None:
             return False
-        left.pop(found)
+        rest.pop(place)
     return True
 
 
 def _same_ratio(mine: Shape, theirs: Shape) -> bool:
     """2:4 is 1:2, and so is 1/2."""
-    terms, wanted = (_terms(shape) for shape in (mine, theirs))
-    if mine.kind == "value" and len(wanted) == 2:
+    terms, target_terms = (_terms(shape) for shape in (mine, theirs))
+    if mine.kind == "value" and len(target_terms) == 2:
         terms = [*terms, Fraction(1)]
-    if len(terms) != len(wanted) or not any(terms):
+    if len(terms) != len(target_terms) or not any(terms):
         return False
-    return all(a * wanted[0] == b * terms[0] for a, b in zip(terms, wanted, strict=True))
+    return all(a * target_terms[0] == b * terms[0] for a, b in zip(terms, target_terms, strict=True))
 
 
 def _terms(shape: Shape) -> list[Fraction]:

@@ -64,7 +64,7 @@ class Story:
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Task]:
     """Draw distinct tasks of level 0, 2, 3 or 4; held-out tasks are new in content, see `draw_tasks`.
 
-    At level 0 the numbers of a held-out story are new, for other words alone would be no new content.
+    At level 0 the numbers of a held-out story are new, for other words alone would not be new content.
     """
     stories = STORIES[level]
 
@@ -167,7 +167,7 @@ STORIES: dict[int, dict[str, Story]] = {
             text="{name} has {0} {things} and gives {1} of them to {friend}. How many {things} does {name} have left?",
             ranges=((2, 50), (2, 40)),
             steps=("{0} - {1}",),
-            change=lambda rest, given: (rest + given, given),
+            change=lambda rest, gift: (rest + gift, gift),
         ),
         "packs": Story(
             text="{name} has {0} {boxes} with {1} {things} in each. How many {things} does {name} have in all?",

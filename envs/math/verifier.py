@@ -63,13 +63,13 @@ class Verifier(HelperProcess):
 
 
 def _verdict(response: Mapping[str, Any], target: str) -> bool:
-    written: list[str] = response["written"]
-    if written == ["unreadable"]:
+    lines: list[str] = response["written"]
+    if lines == ["unreadable"]:
         return False  # it was compared as text before
-    if written[:1] != ["target"]:
+    if lines[:1] != ["target"]:
         raise EnvError(f"the target {target[:100]!r} takes the math grader too long to read")
-    if len(written) > 1:
-        return written[1] == "equal"
+    if len(lines) > 1:
+        return lines[1] == "equal"
     if response["exit_code"] == -signal.SIGPROF:
         return False
     raise ServiceError(f"the math grader's work ended with status {response['exit_code']}")

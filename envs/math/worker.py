@@ -57,13 +57,13 @@ def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
             raise RuntimeError(f"math-verify does not take {answer} for {target}")
 
     def compare(request: Request) -> Request:
-        written, exit_code = run_forked(
+        lines, exit_code = run_forked(
             lambda write: _compare(request, write),
             cpu_seconds=request["cpu_seconds"],
             wall_seconds=WALL_SECONDS,
             memory_bytes=MEMORY_BYTES,
         )
-        return {"written": written, "exit_code": exit_code}
+        return {"written": lines, "exit_code": exit_code}
 
     return compare
 
@@ -93,11 +93,11 @@ def _parse(latex: str) -> Any:
     library = importlib.import_module("latex2sympy2_extended.latex2sympy2")
     is_complex = importlib.import_module("math_verify.grader").should_treat_as_complex(latex)
     config = library.ConversionConfig(lowercase_symbols=False)
-    parsed = library.latex2sympy(latex, is_real=not is_complex, normalization_config=None, conversion_config=config)
-    if "sum" in latex or "prod" in latex or not hasattr(parsed, "free_symbols"):
-        return parsed  # i may be an index
+    formula = library.latex2sympy(latex, is_real=not is_complex, normalization_config=None, conversion_config=config)
+    if "sum" in latex or "prod" in latex or not hasattr(formula, "free_symbols"):
+        return formula  # i may be an index
     imaginary = importlib.import_module("sympy").I
-    return parsed.subs({symbol: imaginary for symbol in parsed.free_symbols if symbol.name == "i"})
+    return formula.subs({symbol: imaginary for symbol in formula.free_symbols if symbol.name == "i"})
 
 
 def _equal(target: Any, answer: Any, tolerance: float) -> bool:
@@ -118,7 +118,7 @@ def _same_value(target: Any, answer: Any) -> bool:
         return True
     target, answer = target.doit(), answer.doit()
     if not (target.is_finite is not False and answer.is_finite is not False):
-        return False  # infinity plus one is no infinity
+        return False  # infinity plus one is not infinity
     if _differ_in_numbers(target, answer):
         return False
     if sympy.expand(target - answer) == 0:
@@ -138,23 +138,23 @@ def _differ_in_numbers(target: Any, answer: Any) -> bool:
 
 
 def _without_solutions(target: Any, answer: Any) -> bool:
-    """Whether two equations agree only in that neither has a real solution, which is no agreement."""
+    """Whether two equations agree only in that neither has a real solution, which is not agreement."""
     sympy = importlib.import_module("sympy")
     if not isinstance(target, sympy.Eq) or not isinstance(answer, sympy.Eq):
         return False
     if sympy.solve(target, target.free_symbols):
         return False
     ratio = sympy.simplify((target.lhs - target.rhs) / (answer.lhs - answer.rhs))
-    return not (ratio.is_number and ratio.is_finite)  # x = x is no equation
+    return not (ratio.is_number and ratio.is_finite)  # x = x is not an equation
 
 
-def _operations(parsed: Any) -> set[str]:
+def _operations(formula: Any) -> set[str]:
     """Name what is left to do in an expression: integrals, sums, limits, ..., and "function" for sines, factorials, ...
 
     An answer that leaves something to do which its target does not is the question again, and no result.
     """
     sympy = importlib.import_module("sympy")
-    return {_operation(node) for node in sympy.preorder_traversal(parsed)} - {""}
+    return {_operation(node) for node in sympy.preorder_traversal(formula)} - {""}
 
 
 def _operation(node: Any) -> str:

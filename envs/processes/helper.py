@@ -56,12 +56,12 @@ class HelperProcess:
         self._environment = dict(environment or {})
         self._lock = threading.RLock()  # it knows its owner
         self._process: subprocess.Popen[bytes] | None = None
-        self._sent: list[int] = []
+        self._request: list[int] = []
         """The bytes of the request that has no response yet."""
-        self._received: list[bytes] = [b""]
-        """What was read and is no whole response yet."""
+        self._response: list[bytes] = [b""]
+        """What was read and is not a whole response yet."""
         self._has_ended = False
-        self._enforced: dict[str, Any] = {}
+        self._denials: dict[str, Any] = {}
 
     @property
     def pid(self) -> int | None:
@@ -108,7 +108,7 @@ class HelperProcess:
         While there is no process, one is started that tries this and ends.
         """
         with self._turn():
-            return self._enforced if self._process is not None else self._tried()
+            return self._denials if self._process is not None else self._try()
 
     def close(self) -> None:
         with self._turn():
@@ -128,7 +128,7 @@ class HelperProcess:
     def _forget(self) -> None:
         process = self._process
         self._process, self._lock = None, threading.RLock()
-        self._sent, self._received = [], [b""]
+        self._request, self._response = [], [b""]
         if process is not None and process.stdin and process.stdout:
             process.stdin.close()
             process.stdout.close()
@@ -154,7 +154,7 @@ class HelperProcess:
             self._stop()  # it ended while idle
         if self._process is None:
             self._start()
-        if self._sent:
+        if self._request:
             self._read(deadline)  # the response for an interrupted thread
         self._send(request)
         return self._read(deadline)
@@ -163,10 +163,10 @@ class HelperProcess:
         assert self._process is not None and self._process.stdin is not None
         line = json.dumps(request).encode() + b"\n"
         try:
-            _keep(self._sent, os.write, self._process.stdin.fileno(), line)
+            _keep(self._request, os.write, self._process.stdin.fileno(), line)
         except OSError as error:
             raise ServiceError(f"{self._name} is gone: {error}") from error
-        if self._sent != [len(line)]:
+        if self._request != [len(line)]:
             raise ServiceError(f"{self._name} has taken a part of a request only")
 
     def _read(self, deadline: float) -> dict[str, Any]:
@@ -174,16 +174,16 @@ class HelperProcess:
         file = self._process.stdout.fileno()
         poll = select.poll()
         poll.register(file, select.POLLIN)
-        while b"\n" not in self._received[-1]:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
+        while b"\n" not in self._response[-1]:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0 or not poll.poll(remaining_s * 1000):
                 raise ServiceError(f"{self._name} did not answer in time")
-            _keep(self._received, os.read, file, 1 << 20)
-            if not self._received[-1]:
+            _keep(self._response, os.read, file, 1 << 20)
+            if not self._response[-1]:
                 how = how_it_ended(_exit_code(self._process.pid))
                 raise ServiceError(f"{self._name} ended in the middle of its work: it {how}")
-        line, _, rest = b"".join(self._received).partition(b"\n")
-        self._received, self._sent = [rest], []  # no call is between the two, so no interruption either
+        line, _, rest = b"".join(self._response).partition(b"\n")
+        self._response, self._request = [rest], []  # no call is between the two, so no interruption either
         response: dict[str, Any] = json.loads(line)
         return response
 
@@ -201,27 +201,27 @@ class HelperProcess:
             env={**os.environ, **self._environment},
         )
         try:
-            started = self._read(time.monotonic() + START_SECONDS)
-            if "failed" in started:
-                raise ServiceError(f"{self._name} did not start: {started['failed']}")
-            self._enforced = started["enforced"]
+            first_message = self._read(time.monotonic() + START_SECONDS)
+            if "failed" in first_message:
+                raise ServiceError(f"{self._name} did not start: {first_message['failed']}")
+            self._denials = first_message["enforced"]
         except BaseException:
             self._stop()
             raise
-        if not self._enforced["seccomp"]:
-            logger.warning("%s reads text of models unconfined: %s", self._name, "; ".join(self._enforced["missing"]))
+        if not self._denials["seccomp"]:
+            logger.warning("%s reads text of models unconfined: %s", self._name, "; ".join(self._denials["missing"]))
 
-    def _tried(self) -> dict[str, Any]:
+    def _try(self) -> dict[str, Any]:
         command = [*self._command, "try"]
         environ = {**os.environ, **self._environment}
         try:
             trial = subprocess.run(
                 command, capture_output=True, text=True, timeout=START_SECONDS, check=True, env=environ
             )
-            enforced: dict[str, Any] = json.loads(trial.stdout)
+            denials: dict[str, Any] = json.loads(trial.stdout)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise ServiceError(f"{self._name} cannot be confined: {error}") from error
-        return enforced
+        return denials
 
     def _stop(self) -> None:
         self._kill()
@@ -232,7 +232,7 @@ class HelperProcess:
                 if pipe is not None:
                     pipe.close()
         self._process = None
-        self._sent, self._received = [], [b""]
+        self._request, self._response = [], [b""]
 
     def _kill(self) -> None:
         process = self._process

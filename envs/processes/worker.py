@@ -42,14 +42,14 @@ def main(library_file: str, *, is_trial: bool) -> None:
     try:
         answer = library.open_library(run_forked)
     except BaseException as error:
-        channel.write(json.dumps({"failed": _described(error)}) + "\n")
+        channel.write(json.dumps({"failed": _describe(error)}) + "\n")
         raise SystemExit(1) from error
     channel.write(json.dumps({"enforced": _confine(library.PACKAGES)}) + "\n")
     for line in sys.stdin:
         try:
             response = answer(json.loads(line))
         except Exception as error:
-            response = {"error": _described(error)}
+            response = {"error": _describe(error)}
         channel.write(json.dumps(response) + "\n")
 
 
@@ -119,8 +119,8 @@ def _confine(packages: Sequence[str]) -> dict[str, Any]:
     finally:
         sys.path.remove(folder)
     specs = [importlib.util.find_spec(name) for name in packages]
-    enforced: dict[str, Any] = guest.confine([spec.origin for spec in specs if spec is not None and spec.origin])
-    return enforced
+    denials: dict[str, Any] = guest.confine([spec.origin for spec in specs if spec is not None and spec.origin])
+    return denials
 
 
 def _silence() -> None:
@@ -133,7 +133,7 @@ def _silence() -> None:
     warnings.simplefilter("ignore")
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -16,7 +16,7 @@ from forge_env.core.tools import Tool
 from forge_env.registry.contrib import Row, tool_source
 from forge_env.registry.registry import is_env, load_entry
 from forge_env.registry.registry_file import Entry
-from forge_env.registry.tool_sets import derive_tools, untyped
+from forge_env.registry.tool_sets import derive_tools, without_type
 from forge_env.rollout.options import option_parameters, option_types
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.exits import Terminated
@@ -55,30 +55,35 @@ def describe(
 
 
 def _describe(entry: Entry, kind: str, to_register: bool) -> dict[str, Any]:
-    loaded, target = load_entry(entry), entry.target
+    target_object, target = load_entry(entry), entry.target
     problems, options, tools = [], [], []
-    if kind == "env" or (kind == "auto" and _resembles_env(loaded)):
-        if is_env(loaded):
+    if kind == "env" or (kind == "auto" and _resembles_env(target_object)):
+        if is_env(target_object):
             methods = ("reset", "step", "tasks")
-            lacks = [n for n in methods if inspect.getattr_static(loaded, n) is inspect.getattr_static(Env, n)]
-            problems = [f"{loaded.__qualname__} has no {name}() ({_file_and_line(loaded)})" for name in lacks]
-            options, tools = _options(loaded), list(loaded._tools.values()) if issubclass(loaded, ToolEnv) else []
+            lacks = [n for n in methods if inspect.getattr_static(target_object, n) is inspect.getattr_static(Env, n)]
+            problems = [
+                f"{target_object.__qualname__} has no {name}() ({_file_and_line(target_object)})" for name in lacks
+            ]
+            options, tools = (
+                _options(target_object),
+                list(target_object._tools.values()) if issubclass(target_object, ToolEnv) else [],
+            )
         else:
-            name = getattr(loaded, "__qualname__", loaded)
+            name = getattr(target_object, "__qualname__", target_object)
             problems = [f"{name!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"]
-    elif is_env(loaded):
+    elif is_env(target_object):
         raise UserError(f"{target!r} is an environment, not a set of tools: leave --kind out, or say --kind env")
     else:
-        tools = derive_tools(loaded, name=entry.name, options=entry.options)
+        tools = derive_tools(target_object, name=entry.name, options=entry.options)
     untold = [problem for tool in tools for problem in _tool_problems(tool)]
     if problems or (untold and to_register):
-        refused = "cannot be registered" if to_register else "is no environment"
-        raise UserError(f"{target!r} {refused}: {'; '.join(problems + untold)}")
-    file, line = _definition(loaded)
+        refusal = "cannot be registered" if to_register else "is no environment"
+        raise UserError(f"{target!r} {refusal}: {'; '.join(problems + untold)}")
+    file, line = _definition(target_object)
     return {
-        "name": entry.name or _default_name(target, loaded),
-        "kind": "env" if is_env(loaded) else "tools",
-        "description": _first_line(loaded),
+        "name": entry.name or _default_name(target, target_object),
+        "kind": "env" if is_env(target_object) else "tools",
+        "description": _first_line(target_object),
         "file": file,
         "line": line,
         "tools": [_tool_data(tool) for tool in tools],
@@ -105,17 +110,17 @@ def _describe_source(entry: Entry, kind: str, source: Row) -> dict[str, Any]:
     }
 
 
-def _resembles_env(loaded: Any) -> bool:
+def _resembles_env(target_object: Any) -> bool:
     """Whether it is a class with the methods of an environment; its author is then told what is missing."""
-    return isinstance(loaded, type) and (
-        issubclass(loaded, Env) or (hasattr(loaded, "reset") and hasattr(loaded, "step"))
+    return isinstance(target_object, type) and (
+        issubclass(target_object, Env) or (hasattr(target_object, "reset") and hasattr(target_object, "step"))
     )
 
 
 def _tool_problems(tool: Tool) -> list[str]:
     where = f" ({_file_and_line(tool.function)})"
     problems = [] if tool.description else [f"the tool {tool.name} has no docstring, which the model reads{where}"]
-    if names := untyped(tool.function):
+    if names := without_type(tool.function):
         problems.append(f"the tool {tool.name} has parameters without a type: {', '.join(names)}{where}")
     return problems
 
@@ -161,30 +166,30 @@ def _default(parameter: inspect.Parameter) -> dict[str, Any]:
     return {"required": False, "default": parameter.default if plain else repr(parameter.default)}
 
 
-def _default_name(target: str, loaded: Any) -> str:
+def _default_name(target: str, target_object: Any) -> str:
     """Return the name of a function, or the snake_case name of a class: my_env for MyEnv."""
     name = split_target(target)[1].rpartition(".")[2]
     return (
         re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-        if isinstance(loaded, type)
+        if isinstance(target_object, type)
         else name
     )
 
 
-def _first_line(loaded: Any) -> str:
-    text = loaded.description if isinstance(loaded, Tool) else loaded.__doc__ or ""
+def _first_line(target_object: Any) -> str:
+    text = target_object.description if isinstance(target_object, Tool) else target_object.__doc__ or ""
     return next(iter(inspect.cleandoc(text).splitlines()), "")
 
 
-def _definition(loaded: Any) -> tuple[str, int]:
+def _definition(target_object: Any) -> tuple[str, int]:
     """Return file and line where an object is defined; "" and 0 if that is unknown."""
     try:
-        definition = inspect.unwrap(loaded.function if isinstance(loaded, Tool) else loaded)
+        definition = inspect.unwrap(target_object.function if isinstance(target_object, Tool) else target_object)
         return inspect.getsourcefile(definition) or "", inspect.getsourcelines(definition)[1]
     except (OSError, TypeError):
         return "", 0
 
 
-def _file_and_line(loaded: Any) -> str:
-    file, line = _definition(loaded)
+def _file_and_line(target_object: Any) -> str:
+    file, line = _definition(target_object)
     return f"{file}, line {line}"

@@ -67,10 +67,10 @@ def cell_gap() -> str:
     return " " if shutil.get_terminal_size().columns >= _WIDE else "\n"
 
 
-def difference_cells(paired: Paired, gap: str) -> tuple[str, str, str]:
-    difference = paired.difference
+def difference_cells(statistics: Paired, gap: str) -> tuple[str, str, str]:
+    difference = statistics.difference
     return (
         f"{difference.value:+.3f}{gap}[{difference.low:+.3f}, {difference.high:+.3f}]",
-        f"{paired.wins}/{paired.losses}/{paired.ties}",
-        f"{paired.p_value:.4f}",
+        f"{statistics.wins}/{statistics.losses}/{statistics.ties}",
+        f"{statistics.p_value:.4f}",
     )

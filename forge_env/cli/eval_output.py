@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.cli.diff import cell_gap, difference_cells
 from forge_env.cli.output import note, say, show_table
 from forge_env.evaluation.metrics import telling_parts
-from forge_env.evaluation.progress import named
+from forge_env.evaluation.progress import agent_name
 
 if TYPE_CHECKING:
     from forge_env.evaluation.sets import SetResult, SetRow
@@ -29,9 +29,14 @@ def show_result(result: dict[str, Any]) -> None:
     _show_kinds(result)
     parts = result.get("rewards", {})
     if names := telling_parts(result["reward"], parts):
-        scored = result["episodes"] - result["timeouts"]
+        num_scored = result["episodes"] - result["timeouts"]
         rows = [
-            (name, _number(parts[name]["mean"]), _number(parts[name]["std"]), f"{parts[name]['episodes']} of {scored}")
+            (
+                name,
+                _number(parts[name]["mean"]),
+                _number(parts[name]["std"]),
+                f"{parts[name]['episodes']} of {num_scored}",
+            )
             for name in names
         ]
         show_table(("part of the reward", "mean", "std", "episodes"), rows)
@@ -48,10 +53,10 @@ def show_result(result: dict[str, Any]) -> None:
         faults = [(name, str(count), result["first_errors"][name]) for name, count in result["faults"].items()]
         show_table(("fault", "episodes", "the first one's error"), faults)
     cost = f", cost {result['cost']:.4f}" if "cost" in result else ""
-    ended = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
+    outcomes = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
     say(
-        f"{named(result['agent'], result['adapter'])} in {result['env']}: {result['episodes']} episodes of "
-        f"{result['tasks']} tasks{ended}, "
+        f"{agent_name(result['agent'], result['adapter'])} in {result['env']}: {result['episodes']} episodes of "
+        f"{result['tasks']} tasks{outcomes}, "
         f"{result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")

@@ -40,7 +40,7 @@ def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettin
     """Give a command an option for each setting of an evaluation, in the place of its `**settings`."""
     signature = inspect.signature(command, eval_str=True)
     *parameters, others = signature.parameters.values()
-    given = []
+    options = []
     sections: list[tuple[Any, str]] = [(usual, ""), (EpisodeLimits(), f" {_LIMIT}")]
     for defaults, more in sections:
         section: Any = type(defaults)
@@ -50,7 +50,7 @@ def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettin
                 continue
             default, is_list = getattr(defaults, name), name in ("task_ids", "options", "sinks")
             option = typer.Option(*_names(name, default), help=f"{texts[name]}{more}")
-            given.append(
+            options.append(
                 others.replace(
                     name=name,
                     kind=inspect.Parameter.KEYWORD_ONLY,
@@ -58,7 +58,7 @@ def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettin
                     annotation=Annotated[list[str] if is_list else kind | None if more else kind, option],
                 )
             )
-    command.__signature__ = signature.replace(parameters=[*parameters, *given])  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
     return command
 
 
@@ -82,12 +82,12 @@ def evaluate(
     Exits with 1 when no episode ended without a fault of the machinery, or nothing can be scored; of a set, when that
     holds for one of its evaluations, or one of them failed.
     """
-    given = _given(env, agent, tools, command, settings)
+    arguments = _arguments(env, agent, tools, command, settings)
     if set_file is not None:
-        return _evaluate_set(set_file, out, given, as_json=as_json)
+        return _evaluate_set(set_file, out, arguments, as_json=as_json)
     if not env or not agent:
         raise UserError("an evaluation needs --env and --agent, or --set FILE.yaml with several of each")
-    return _evaluate_one(out, given, as_json=as_json)
+    return _evaluate_one(out, arguments, as_json=as_json)
 
 
 @functools.partial(_with_settings, usual=EvalSettings(split="train", samples=8, greedy=False))
@@ -104,10 +104,10 @@ def profile(
 
     It is an evaluation on the split train, which also writes profile.json. Exits with 1 when nothing was measured.
     """
-    return _evaluate_one(out, _given(env, agent, tools, command, settings), as_json=as_json, is_profile=True)
+    return _evaluate_one(out, _arguments(env, agent, tools, command, settings), as_json=as_json, is_profile=True)
 
 
-def _given(env: str, agent: str, tools: list[str], command: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _arguments(env: str, agent: str, tools: list[str], command: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `evaluate_async` that differ from its defaults."""
     options = parse_options(settings.pop("options"), tools, command)
     defaults = vars(EvalSettings()) | dict.fromkeys(kinds_of(EpisodeLimits)) | {"task_ids": [], "sinks": []}
@@ -115,7 +115,7 @@ def _given(env: str, agent: str, tools: list[str], command: str, settings: dict[
     return {name: value for name, value in values.items() if value != defaults.get(name, "")}
 
 
-def _evaluate_one(out: Path, given: Mapping[str, Any], *, as_json: bool, is_profile: bool = False) -> int:
+def _evaluate_one(out: Path, arguments: Mapping[str, Any], *, as_json: bool, is_profile: bool = False) -> int:
     from forge_env.cli.eval_output import show_result
     from forge_env.evaluation.api import evaluate_async
     from forge_env.evaluation.profile import write_profile
@@ -123,7 +123,10 @@ def _evaluate_one(out: Path, given: Mapping[str, Any], *, as_json: bool, is_prof
 
     progress = LiveProgress(quiet=as_json)
     with stdout_to_stderr(as_json), _resumable(out, progress):
-        result = {**run_async(evaluate_async(out=out, progress=progress, warn=note, **given)).figures, "out": str(out)}
+        result = {
+            **run_async(evaluate_async(out=out, progress=progress, warn=note, **arguments)).figures,
+            "out": str(out),
+        }
     if is_profile and is_measured(result):
         result["profile"] = write_profile(out).counts
     emit(result) if as_json else show_result(result)
@@ -155,6 +158,6 @@ def _resumable(out: Path, progress: LiveProgress | None) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         there = "the episodes that have ended" if progress is None else f"{progress.done} of {progress.total} episodes"
         is_begun = progress is None or progress.done
-        kept = f"{there} are in {out}; the same command resumes from there"
-        last_words(kept if is_begun else "interrupted before the end of the first episode")
+        note = f"{there} are in {out}; the same command resumes from there"
+        last_words(note if is_begun else "interrupted before the end of the first episode")
         raise

@@ -52,9 +52,9 @@ class _Group(TyperGroup):
         path = " ".join([*ctx.command_path.split()[1:], args[0]])
         row = COMMANDS.get(path) or rows("commands").get(path)
         if isinstance(row, Row):
-            called = typer.Typer(rich_markup_mode=None)
-            _add(called, row.name, row.load(), row.about)
-            self.commands.update(typer.main.get_group(called).commands)
+            group = typer.Typer(rich_markup_mode=None)
+            _add(group, row.name, row.load(), row.about)
+            self.commands.update(typer.main.get_group(group).commands)
         return super().resolve_command(ctx, args)
 
 
@@ -74,14 +74,14 @@ def _add(group: typer.Typer, path: str, command: Any, about: str | None = None) 
 
 def _commands() -> dict[str, Any]:
     """Return every command, or group or row of them, in the order of the help."""
-    ordered = dict(COMMANDS)
+    in_order = dict(COMMANDS)
     waiting = {name: row for name, row in rows("commands").items() if " " not in name}
-    while placed := [name for name, row in waiting.items() if row.after in ordered or row.after not in waiting]:
-        row = waiting.pop(placed[0])
-        names = list(ordered)
-        place = names.index(row.after) + 1 if row.after in ordered else len(names)
-        ordered = {name: ordered.get(name, row) for name in [*names[:place], row.name, *names[place:]]}
-    return ordered
+    while ready := [name for name, row in waiting.items() if row.after in in_order or row.after not in waiting]:
+        row = waiting.pop(ready[0])
+        names = list(in_order)
+        place = names.index(row.after) + 1 if row.after in in_order else len(names)
+        in_order = {name: in_order.get(name, row) for name in [*names[:place], row.name, *names[place:]]}
+    return in_order
 
 
 for _name, _command in _commands().items():
@@ -90,8 +90,8 @@ for _name, _command in _commands().items():
 INTERRUPTED = 130
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         output.say(f"forge-env {__version__}")
         raise typer.Exit()
 

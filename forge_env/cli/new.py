@@ -73,16 +73,16 @@ def _new_folder(folder: Path) -> Iterator[None]:
 
 def _write(folder: Path, name: str) -> list[str]:
     """Copy the template with the new names; returns the paths of the files."""
-    written = []
+    files = []
     for source in sorted(TEMPLATE.rglob("*.template")):
-        target = folder / _renamed(source.relative_to(TEMPLATE).with_suffix("").as_posix(), name)
+        target = folder / _rename(source.relative_to(TEMPLATE).with_suffix("").as_posix(), name)
         target.parent.mkdir(exist_ok=True)
-        target.write_text(_renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
-        written.append(target.relative_to(folder).as_posix())
-    return written
+        target.write_text(_rename(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+        files.append(target.relative_to(folder).as_posix())
+    return files
 
 
-def _renamed(text: str, name: str) -> str:
+def _rename(text: str, name: str) -> str:
     names = {"my_env": name, "my-env": name.replace("_", "-"), "MyEnv": _class_name(name)}
     return re.sub("|".join(names), lambda match: names[match[0]], text)
 

@@ -62,7 +62,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: 
     for number, column in enumerate(table.columns):
         column.overflow, column.no_wrap = "fold", number in whole
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: brackets are no markup
+        table.add_row(*map(Text, row))  # Text: brackets are not markup
     Console().print(table)
 
 
@@ -73,17 +73,17 @@ def show_json(data: Any) -> None:
 
 
 @contextmanager
-def stdout_to_stderr(enabled: bool) -> Iterator[None]:
+def stdout_to_stderr(is_json: bool) -> Iterator[None]:
     """Redirect stdout to stderr within the block, so that stdout holds only the JSON object."""
-    if not enabled:
+    if not is_json:
         yield
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout_copy = os.dup(1)
     os.dup2(2, 1)  # also for child processes and C libraries
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)

@@ -44,9 +44,9 @@ def register(
         "idempotent": idempotent,
         "parallel": parallel,
     }
-    given = {option: value for option, value in options.items() if value is not None}
+    settings = {option: value for option, value in options.items() if value is not None}
     with stdout_to_stderr(as_json):
-        data = add_to_registry(_written(target, base_url), name=name, kind=kind, options=given, replace=replace)
+        data = add_to_registry(_spell(target, base_url), name=name, kind=kind, options=settings, replace=replace)
     if as_json:
         emit(data)
         return
@@ -97,11 +97,11 @@ def unregister(
     entry = find(name)
     if name not in file.read() and entry is not None:
         raise UserError(f"{name!r} is not in {file.path}; it comes from {entry.source}: it cannot be unregistered")
-    removed = file.remove(name)
+    previous = file.remove(name)
     if as_json:
-        emit(as_data(removed))
+        emit(as_data(previous))
         return
-    say(f"{name} ({removed.target}) is no longer in {file.path}")
+    say(f"{name} ({previous.target}) is no longer in {file.path}")
 
 
 def registry_file() -> RegistryFile:
@@ -115,7 +115,7 @@ def registry_file() -> RegistryFile:
     return file
 
 
-def _written(target: str, base_url: str) -> str:
+def _spell(target: str, base_url: str) -> str:
     """Return a target as it is valid in every working directory."""
     from forge_env.registry.contrib import tool_source
     from forge_env.utils.targets import is_file, is_path, split_target

@@ -168,9 +168,9 @@ def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:
     return task
 
 
-def after_reset(env: Env, made: T | None) -> T:
+def after_reset(env: Env, value: T | None) -> T:
     """Return what `reset` has made for the `step` that calls this."""
-    if made is None:
+    if value is None:
         name = type(env).__name__
         raise EnvError(f"{name}.step was called before reset or after the end of the episode: reset starts one")
-    return made
+    return value

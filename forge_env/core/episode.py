@@ -23,7 +23,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.lineage import Lineage
 from forge_env.core.routes import Routes
 from forge_env.core.tokens import FLOATS, IDS, Ids, array_of, json_list
-from forge_env.core.turn import Row, Turn, TurnKind, broken, digest, join, require
+from forge_env.core.turn import Row, Turn, TurnKind, digest, join, require, violation
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
 __all__ = ["Episode", "Group", "Row", "Turn", "TurnKind", "digest", "read_jsonl", "write_jsonl"]
@@ -94,9 +94,9 @@ class Episode:
         if self.outcome.is_valid:
             is_finite = self.reward is not None and math.isfinite(self.reward)
             if not is_finite:
-                raise broken(f"outcome {self.outcome} needs a finite reward, got {self.reward}")
+                raise violation(f"outcome {self.outcome} needs a finite reward, got {self.reward}")
         elif self.reward is not None:
-            raise broken(f"outcome {self.outcome} has no reward, got {self.reward}")
+            raise violation(f"outcome {self.outcome} has no reward, got {self.reward}")
         numbers = [number for row in self.lineage for number in (row.turn, row.parent or 0)]
         require(all(0 <= number < len(self.turns) for number in numbers), "a row's lineage names turns of the episode")
         for turn in self.turns:
@@ -159,8 +159,8 @@ class Episode:
     @property
     def messages(self) -> list[Message]:
         """The whole conversation."""
-        joined = [m for turn in self.turns for m in (*turn.observation, turn.message)]
-        return joined + list(self.tail)
+        whole = [m for turn in self.turns for m in (*turn.observation, turn.message)]
+        return whole + list(self.tail)
 
     @property
     def work(self) -> tuple[Turn, ...]:
@@ -205,7 +205,7 @@ class Episode:
         """Read what `to_json` wrote, as text or as the object that it stands for.
 
         Raises:
-            UserError: when the line is no Episode of a schema that this version reads.
+            UserError: when the line is not an Episode of a schema that this version reads.
         """
         try:
             data = json.loads(line) if isinstance(line, str) else dict(line)
@@ -294,7 +294,7 @@ def read_jsonl(path: Path) -> Iterator[Episode]:
     """Read episodes back, one at a time.
 
     Raises:
-        UserError: with file and line, when a line is no Episode.
+        UserError: with file and line, when a line is not an Episode.
     """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):

@@ -126,7 +126,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     >>> nearest("code_exce", ["math", "code_exec"])
     'Did you mean code_exec? Available: code_exec, math.'
     """
-    known = sorted(choices)
-    close = difflib.get_close_matches(name, known, n=1)
+    names = sorted(choices)
+    close = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
-    return f"{hint}Available: {', '.join(known) or 'none'}."
+    return f"{hint}Available: {', '.join(names) or 'none'}."

@@ -78,16 +78,16 @@ def broken_tasks(episodes: Iterable[Episode]) -> dict[str, str]:
     return {names[task]: error for task, error in errors.items() if error}
 
 
-def broken_note(broken: Mapping[str, str]) -> str:
+def broken_note(errors: Mapping[str, str]) -> str:
     """Say how many and which tasks cannot be played here, and why the first one cannot."""
-    names = ", ".join(list(broken)[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else "")
-    count = "1 task has" if len(broken) == 1 else f"{len(broken)} tasks have"
-    return f"{count} no result, since every episode ended by a fault: {names}; the first: {next(iter(broken.values()))}"
+    names = ", ".join(list(errors)[:_NAMED]) + (f" and {len(errors) - _NAMED} more" if len(errors) > _NAMED else "")
+    count = "1 task has" if len(errors) == 1 else f"{len(errors)} tasks have"
+    return f"{count} no result, since every episode ended by a fault: {names}; the first: {next(iter(errors.values()))}"
 
 
 def why_faulty(group: Group) -> str:
     """How the episodes of a group without a reward ended, and what one of them says."""
     outcomes = Counter(episode.outcome.value for episode in group.faults)
-    ended = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
+    ends = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
     error = next((e.error for e in group.faults if e.error), "none was given")
-    return f"outcomes without a reward in the last one: {ended or 'none'}; the last error: {error}"
+    return f"outcomes without a reward in the last one: {ends or 'none'}; the last error: {error}"

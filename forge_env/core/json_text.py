@@ -1,8 +1,8 @@
 """JSON text with numbers that keep the digits that they were written with.
 
 A float is not 1.10, 0.123456789012345678 or 1e400, and an int is not -0. Such a number is read as an `ExactFloat` or
-an `ExactInt`: it counts as any other, and is written as it was read. Libraries that know floats only get a `marked`
-text in its place.
+an `ExactInt`: it counts as any other, and is written as it was read. Libraries that know floats only get the
+text of `with_marks` in its place.
 """
 
 from __future__ import annotations
@@ -71,27 +71,27 @@ def not_finite(number: float) -> str:
     return f"{number} is no JSON number"
 
 
-def marked(value: Any) -> Any:
+def with_marks(value: Any) -> Any:
     """Return a value with a marked text in place of every number that keeps its own."""
     kind = type(value)
     if kind in _PLAIN:  # asking an abstract class is slow
         return value
     if kind is dict or isinstance(value, Mapping):
-        return {key: marked(item) for key, item in value.items()}
+        return {key: with_marks(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [marked(item) for item in value]
+        return [with_marks(item) for item in value]
     return f"{MARK}{value}>" if isinstance(value, Exact) else value
 
 
-def unmarked(text: str) -> str:
+def without_marks(text: str) -> str:
     return _MARKED.sub(r"\1", text) if MARK in text else text
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        names: set[str] = set()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
         raise NoArgument(f"the key {json.dumps(twice):.60} appears twice")
     return result
 

@@ -20,16 +20,16 @@ def check_class(cls: Any, root: type) -> None:
         owner = next((c for c in cls.__mro__ if name in vars(c)), root)
         if name.startswith("__") or (owner is not cls and (issubclass(owner, root) or issubclass(root, owner))):
             continue
-        value, marked = vars(owner)[name], getattr(cls, name)
-        is_reward = hasattr(marked, "__forge_reward__") or hasattr(marked, "__forge_group_reward__")
-        mark, wanted = "a tool" if is_tool(marked) else "a reward" if is_reward else "", _wanted(name, value, own)
-        if mark or (wanted and not name.startswith("_")):
+        value, member = vars(owner)[name], getattr(cls, name)
+        is_reward = hasattr(member, "__forge_reward__") or hasattr(member, "__forge_group_reward__")
+        mark, purpose = "a tool" if is_tool(member) else "a reward" if is_reward else "", _purpose(name, value, own)
+        if mark or (purpose and not name.startswith("_")):
             what = mark or ("a method of an instance" if inspect.isfunction(value) else f"{value!r:.60}")
-            said = f"{owner.__name__}.{name} is {what}, and {root.__name__} reserves this name for"
-            raise UserError(f"{said} {wanted or _wanted(name, ..., own)}: call it {name}_ or otherwise")
+            sentence = f"{owner.__name__}.{name} is {what}, and {root.__name__} reserves this name for"
+            raise UserError(f"{sentence} {purpose or _purpose(name, ..., own)}: call it {name}_ or otherwise")
 
 
-def _wanted(name: str, value: Any, own: Any) -> str:
+def _purpose(name: str, value: Any, own: Any) -> str:
     """What a name is reserved for, if a value is something else; "" if it fits."""
     is_method = inspect.isfunction(value) and [*inspect.signature(value).parameters][:1] in (["self"], ["cls"])
     is_mapping = name == "limits" and isinstance(value, Mapping)

@@ -28,20 +28,20 @@ def own_copy(value: T, other: Callable[[Any], Any] = _deep) -> T:
 
     Args:
         value: copied several times as fast as by `copy.deepcopy`, if it consists of what JSON has.
-        other: copies what is no container and no text.
+        other: copies what is neither a container nor text.
     """
     data: Any = value
     kind = type(data)
     if kind is dict:
-        copied: Any = data.copy()
+        copy_of_data: Any = data.copy()
         for key, item in data.items():
             if type(item) is not str:  # a call for each text would take most of the time
-                copied[key] = own_copy(item, other)
-        return copied
+                copy_of_data[key] = own_copy(item, other)
+        return copy_of_data
     if kind is not list and kind is not tuple:
         return value if kind is str else other(value)
-    copied = [item if type(item) is str else own_copy(item, other) for item in data]
-    return copied if kind is list else kind(copied)
+    copy_of_data = [item if type(item) is str else own_copy(item, other) for item in data]
+    return copy_of_data if kind is list else kind(copy_of_data)
 
 
 def own_containers(value: T) -> T:

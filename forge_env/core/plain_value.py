@@ -80,10 +80,10 @@ def _of_bytes(value: bytes) -> str:
 
 def _of_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
     pairs = [(key if type(key) is str else _key(key), plain(item)) for key, item in value.items()]
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a dict with two keys that have the same text")
-    return made
+    return mapping
 
 
 def _key(key: Any) -> str:

@@ -67,7 +67,7 @@ class AnswerForm(Protocol):
             sampling: `max_tokens` is the limit of the full turn.
             renderer: of the model.
             tools: that the answer may name.
-            budget: tokens of a thought; 0 is no limit.
+            budget: tokens of a thought; 0 means no limit.
             thinks: whether a thought may come first.
 
         Raises:
@@ -111,7 +111,7 @@ class NextTurn:
     began: RowBegan | None = None
     """Why a new conversation begins, for the record."""
     auxiliary: str = ""
-    """Why the turn is no part of the work, see `Turn`; "" for a part of it. A conversation is auxiliary as a whole, or
+    """Why the turn is not part of the work, see `Turn`; "" for a part of it. A conversation is auxiliary as a whole, or
     not at all. In an environment with turns at once, auxiliary turns do not count for `max_turns`."""
 
 
@@ -129,10 +129,10 @@ class Conversation:
     """See `EpisodeLimits`."""
     turns: list[Turn] = field(default_factory=list)
     observation: tuple[Message, ...] = ()
-    asked: NextTurn | None = None
+    next_turn: NextTurn | None = None
     """Requirements of the next turn, if the environment has any."""
     auxiliary: str = ""
-    """Why it is no part of the work, see `Turn`; "" for a part of it."""
+    """Why it is not part of the work, see `Turn`; "" for a part of it."""
     endpoint_is_full: bool = False
     """Whether the agent's endpoint has refused it as too long for the endpoint's own context."""
     is_summarised: bool = False
@@ -145,7 +145,7 @@ class Conversation:
     @property
     def constraint(self) -> AnswerForm | None:
         """The form that the next answer must have, if any."""
-        return None if self.asked is None else self.asked.constraint
+        return None if self.next_turn is None else self.next_turn.constraint
 
     @property
     def messages(self) -> list[Message]:
@@ -159,13 +159,17 @@ class Conversation:
 
     def is_long(self, tokens: int) -> bool:
         """Whether a prompt of so many tokens is to wait for a summary: an agent then raises ContextFull."""
-        if self.is_summarised or not (self.turns or self.shorter) or (self.asked and self.asked.prompt is not None):
+        if (
+            self.is_summarised
+            or not (self.turns or self.shorter)
+            or (self.next_turn and self.next_turn.prompt is not None)
+        ):
             return False
         return 0 < self.compact_at * self.max_tokens < tokens
 
 
 class ContextFull(Exception):
-    """Raised by an agent when the next prompt leaves no room to answer: the episode is truncated, which is no fault."""
+    """Raised by an agent when the next prompt leaves no room to answer: the episode is truncated, not a fault."""
 
 
 class EndpointFull(ContextFull):

@@ -18,7 +18,7 @@ MAX_REWARD = 1e9
 TOLERANCE = 1e-9
 """Relative to a threshold, or to the largest of some rewards; for thresholds below 1 it is absolute."""
 ROUNDING = 1e-12
-"""Differences below it are no differences, however small the rewards are: terms of a sum can cancel."""
+"""Differences below it are not differences, however small the rewards are: terms of a sum can cancel."""
 
 
 def reaches(reward: float, threshold: float) -> bool:
@@ -59,10 +59,10 @@ def reward_value(value: Any, source: str) -> float:
     number = value.item() if is_array else value
     if isinstance(number, (float, Real)) and abs(number) <= MAX_REWARD:  # type: ignore[operator]
         return float(number)
-    raise EnvError(f"{source} {_described(value)}; a reward is a finite number, of a size of {MAX_REWARD:g} at most")
+    raise EnvError(f"{source} {_describe(value)}; a reward is a finite number, of a size of {MAX_REWARD:g} at most")
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     try:
         return repr(value)[:80]
     except Exception:  # an integer with too many digits for str(), or an object with a __repr__ that raises

@@ -1,7 +1,7 @@
 """The contract of a sandbox, which runs untrusted code. The backends are in `sandboxes/`.
 
 A result describes the *code*: it timed out, it crashed, it printed. A failure of the sandbox itself has the status
-`SANDBOX_ERROR`, which is no fault of the code and never becomes a reward.
+`SANDBOX_ERROR`, which is not a fault of the code and never becomes a reward.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ExecRequest:
             object.__setattr__(self, "files", _checked_files(self.files, self.limits))
 
     def contents(self) -> dict[str, bytes]:
-        return {path: data if isinstance(data, bytes) else _encoded(data) for path, data in self.files.items()}
+        return {path: data if isinstance(data, bytes) else _encode(data) for path, data in self.files.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,35 +211,35 @@ class Sandbox(Protocol):
 
 
 def _checked_files(files: Mapping[str, bytes | str], limits: Limits) -> dict[str, bytes]:
-    checked: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     folders: set[str] = set()
     for path, content in files.items():
         name = _normal_path(path)
-        if name in checked:
+        if name in contents:
             raise RequestFileError(f"files names {name!r} twice, the second time as {path!r}")
         if not isinstance(content, bytes | str):
             raise RequestFileError(f"the file {path!r} is of type {type(content).__name__}; it must be bytes or str")
-        data = _encoded(content) if isinstance(content, str) else content
+        data = _encode(content) if isinstance(content, str) else content
         if len(data) > limits.file_bytes:
             raise RequestFileError(f"the file {path!r} has {len(data)} bytes; file_bytes is {limits.file_bytes}")
-        checked[name] = data
+        contents[name] = data
         folders |= {parent.as_posix() for parent in PurePosixPath(name).parents}
-    conflicts = sorted(checked.keys() & folders)
+    conflicts = sorted(contents.keys() & folders)
     if conflicts:
         raise RequestFileError(f"{conflicts[0]!r} is a file and, in the path of another one, a folder")
-    if len(checked) + len(folders) - 1 > MAX_FILES:
+    if len(contents) + len(folders) - 1 > MAX_FILES:
         raise RequestFileError(
-            f"there are {len(checked)} files and {len(folders) - 1} folders; both together may be {MAX_FILES}"
+            f"there are {len(contents)} files and {len(folders) - 1} folders; both together may be {MAX_FILES}"
         )
-    total = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in checked.values())
+    total = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in contents.values())
     if total > limits.tmp_bytes:
         raise RequestFileError(
             f"the files need {total} bytes in pages of {_PAGE_BYTES}; tmp_bytes is {limits.tmp_bytes}"
         )
-    return checked
+    return contents
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 

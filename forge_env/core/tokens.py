@@ -51,9 +51,9 @@ def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
     try:
         array = np.frombuffer(struct.pack(f"{len(values)}{packed.char}", *values), packed)
     except (TypeError, ValueError, OverflowError, struct.error) as error:
-        given = " ".join(repr(values).split())
-        allowed = _EXAMPLES.get(kind.char, "numbers, such as (-0.5, -0.1)")
-        raise UserError(f"{name}={given:.80} is no sequence of {allowed}, and no array of them: {error}") from None
+        text = " ".join(repr(values).split())
+        examples = _EXAMPLES.get(kind.char, "numbers, such as (-0.5, -0.1)")
+        raise UserError(f"{name}={text:.80} is no sequence of {examples}, and no array of them: {error}") from None
     return array if packed is kind else array_of(array, kind)
 
 
@@ -109,7 +109,7 @@ class TokenRecord:
     def __reduce__(self) -> tuple[Any, ...]:
         cls: Any = type(self)
         values = [getattr(self, name) for name in _names(cls)]
-        return _restored, (cls, [bytes_of(value) if type(value) is np.ndarray else value for value in values])
+        return _restore, (cls, [bytes_of(value) if type(value) is np.ndarray else value for value in values])
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def _is_equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _restored(cls: Any, values: Sequence[Any]) -> TokenRecord:
+def _restore(cls: Any, values: Sequence[Any]) -> TokenRecord:
     record: TokenRecord = object.__new__(cls)
     arrays = cls.ARRAYS
     for name, value in zip(_names(cls), values, strict=True):

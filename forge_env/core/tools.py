@@ -48,7 +48,7 @@ _WANT_DATA = frozenset(
     {"list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type", "dict_type", "mapping_type"}
     | {"model_type", "model_attributes_type", "dataclass_type"}
 )
-"""Types of pydantic's errors about a value that is no array or no object."""
+"""Types of pydantic's errors about a value that is not an array or not an object."""
 
 
 class BadCall(Exception):
@@ -183,7 +183,7 @@ def tool(
     )
 
     def mark(target: F) -> F:
-        setattr(_checked("@tool", target, "@tool(timeout=5)"), _MARK, options)
+        setattr(_check_target("@tool", target, "@tool(timeout=5)"), _MARK, options)
         return target
 
     return mark(function) if function is not None else mark
@@ -195,9 +195,9 @@ def reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
     Its parameters name the arguments that it gets: see `forge_env.tool_env.rubric`.
 
     Raises:
-        UserError: for a weight that is no number.
+        UserError: for a weight that is not a number.
     """
-    return _weighted("reward", function, weight)
+    return _mark_weight("reward", function, weight)
 
 
 def group_reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
@@ -207,23 +207,23 @@ def group_reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
     `forge_env.rollout.group_reward`.
 
     Raises:
-        UserError: for a weight that is no number.
+        UserError: for a weight that is not a number.
     """
-    return _weighted("group_reward", function, weight)
+    return _mark_weight("group_reward", function, weight)
 
 
-def _weighted(name: str, function: F | None, weight: float) -> Any:
+def _mark_weight(name: str, function: F | None, weight: float) -> Any:
     if not isinstance(weight, Real):
         raise UserError(f"a reward's weight is {weight!r:.60}; it is a number")
 
     def mark(method: F) -> F:
-        setattr(_checked(f"@{name}", method, f"@{name}(weight=0.5)"), f"__forge_{name}__", weight)
+        setattr(_check_target(f"@{name}", method, f"@{name}(weight=0.5)"), f"__forge_{name}__", weight)
         return method
 
     return mark(function) if function is not None else mark
 
 
-def _checked(mark: str, target: Any, example: str) -> Any:
+def _check_target(mark: str, target: Any, example: str) -> Any:
     """What a mark is above, if it can be marked."""
     if isinstance(target, staticmethod | type) or not callable(target):
         raise UserError(
@@ -265,7 +265,9 @@ def make_tool(
     for i, parameter in enumerate(without_self(f"the tool {name}", parameters) if is_method else parameters):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
-        annotation = Any if parameter.annotation is parameter.empty else _supported(parameter.annotation, name)
+        annotation = (
+            Any if parameter.annotation is parameter.empty else _replace_typed_dicts(parameter.annotation, name)
+        )
         # An alias: the parameter may have a name that pydantic models reserve, such as "schema".
         about: dict[str, Any] = {"alias": parameter.name}
         if text := descriptions.get(parameter.name):
@@ -336,12 +338,12 @@ class _ArgumentModel:
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}." for e in error.errors())
             raise ValueError(" ".join(problems)) from None
-        coerced = {}
+        arguments_by_alias = {}
         for name, alias in self._names:  # a comprehension would cost a call of its own
-            coerced[alias] = value = values[name]
+            arguments_by_alias[alias] = value = values[name]
             if type(value) is not str and alias in arguments and (place := _not_finite(value, alias)):
                 raise ValueError(f"{place}: it must be a finite number.")
-        return coerced
+        return arguments_by_alias
 
     def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate; JSON text of an array or an object is taken for it if the schema wants one and takes no text."""
@@ -350,8 +352,8 @@ class _ArgumentModel:
                 return self._model.__pydantic_validator__.validate_python(arguments).__dict__
             except ValidationError as error:
                 read, arguments = arguments, copy.deepcopy(arguments)
-                replaced = [_read_text(arguments, item) for item in error.errors(include_url=False)]
-                if not any(replaced):
+                replacements = [_read_text(arguments, item) for item in error.errors(include_url=False)]
+                if not any(replacements):
                     arguments = read
                     break
         return self._model.__pydantic_validator__.validate_python(arguments).__dict__
@@ -371,7 +373,7 @@ def _not_finite(value: Any, place: str) -> str:
         parts = [(part.name, getattr(value, part.name)) for part in dataclasses.fields(value)]
     else:
         return ""
-    return next((found for key, part in parts if (found := _not_finite(part, f"{place}.{key}"))), "")
+    return next((place_within for key, part in parts if (place_within := _not_finite(part, f"{place}.{key}"))), "")
 
 
 def _read_text(arguments: dict[str, Any], error: Any) -> bool:
@@ -401,7 +403,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
         raise UserError(f"the signature of the tool {name} cannot be read: {error}") from None
 
 
-def _supported(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
+def _replace_typed_dicts(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
     """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12.
 
     Args:
@@ -417,24 +419,24 @@ def _supported(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
             )
         fields: dict[str, Any] = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
-            field_type = _supported(hint, tool, (*within, annotation))
+            field_type = _replace_typed_dicts(hint, tool, (*within, annotation))
             if typing.get_origin(hint) not in (Required, NotRequired):
                 field_type = (Required if name in annotation.__required_keys__ else NotRequired)[field_type]
             fields[name] = field_type
         make: Any = typing_extensions.TypedDict
         return make(annotation.__name__, fields)
     arguments = typing.get_args(annotation)
-    replaced = tuple(_supported(argument, tool, within) for argument in arguments)
-    if replaced == arguments:
+    new_arguments = tuple(_replace_typed_dicts(argument, tool, within) for argument in arguments)
+    if new_arguments == arguments:
         return annotation
     origin: Any = typing.get_origin(annotation)
     union: Any = typing.Union
-    return union[replaced] if origin is types.UnionType else origin[replaced]
+    return union[new_arguments] if origin is types.UnionType else origin[new_arguments]
 
 
 def without_titles(schema: Any) -> Any:
     """Return a schema without titles, which cost tokens and do not help the model."""
     if isinstance(schema, dict):
-        named = {k: v for k, v in schema.items() if not (k in ("title", "$schema") and isinstance(v, str))}
-        return {key: without_titles(value) for key, value in named.items()}
+        entries = {k: v for k, v in schema.items() if not (k in ("title", "$schema") and isinstance(v, str))}
+        return {key: without_titles(value) for key, value in entries.items()}
     return [without_titles(item) for item in schema] if isinstance(schema, list) else schema

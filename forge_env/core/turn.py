@@ -64,7 +64,7 @@ class Completion(TokenRecord):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     routes: tuple[Routes, ...] = ()
     """Experts of a mixture-of-experts model that the engine chose for the tokens of `prompt_ids` and `token_ids`, all
-    but the last one, which was no input; empty where the engine does not return them."""
+    but the last one, which was not an input; empty where the engine does not return them."""
     constrained: int = 0
     """Number of tokens, the last of `token_ids`, that were sampled under `Sampling.grammar`. Their logprobs are those
     of the tokens that the grammar allowed."""
@@ -95,22 +95,22 @@ class Completion(TokenRecord):
         Raises:
             InvariantError: when the engine has seen another prompt there than the tokens so far.
         """
-        added: dict[str, Any] = {"token_ids": array_of(inserted, IDS, "inserted")}
+        insertion: dict[str, Any] = {"token_ids": array_of(inserted, IDS, "inserted")}
         if not np.array_equal(self.with_inserted(inserted), rest.prompt_ids):
             raise InvariantError("what the engine saw of a turn's second request is not the turn so far")
         zeros = bytes(len(inserted) * FLOATS.itemsize)
-        joined: dict[str, Any] = {
-            name: join_arrays(kind, getattr(self, name), added.get(name, zeros), getattr(rest, name))
+        joined_arrays: dict[str, Any] = {
+            name: join_arrays(kind, getattr(self, name), insertion.get(name, zeros), getattr(rest, name))
             for name, kind in SAMPLED.items()
         }
         spans = ((NOT_SAMPLED, len(inserted)),) if len(inserted) else ()
-        known = len(self.prompt_ids) + len(self.token_ids) - 1
+        num_known = len(self.prompt_ids) + len(self.token_ids) - 1
         return replace(
             rest,
             prompt_ids=self.prompt_ids,
-            **joined,
+            **joined_arrays,
             versions=(*self.versions, *spans, *rest.versions),
-            routes=(*self.routes, *(routes.within(known, routes.end) for routes in rest.routes)),
+            routes=(*self.routes, *(routes.within(num_known, routes.end) for routes in rest.routes)),
         )
 
 
@@ -166,7 +166,7 @@ class Turn(TokenRecord):
     constraint: str = ""
     """`Constraint.label` of the form that the answer had to have; "" where it was free."""
     auxiliary: str = ""
-    """Why the turn is no part of the work, such as a title that a program asked for; "" for a part of it. An auxiliary
+    """Why the turn is not part of the work, such as a title that a program asked for; "" for a part of it. An auxiliary
     turn stays in the record. No loss is over its tokens, and statistics count it apart."""
     is_summary: bool = False
     """Whether it is a summary in the place of the turns before, see `EpisodeLimits.compact_at`. It is trained on like
@@ -249,16 +249,16 @@ def join(turns: Sequence[Turn]) -> Row:
         tokens, spans = len(turn.token_ids), turn.versions
         row_hash.update(prompt)
         end = 0
-        for start, seen in _requests(turn):
+        for start, hash_of_request in _requests(turn):
             if start:
                 row_hash.update(sampled[4 * end : 4 * start])
-            require(row_hash.hexdigest() == seen, "what the engine saw is the concatenation of the row")
+            require(row_hash.hexdigest() == hash_of_request, "what the engine saw is the concatenation of the row")
             end = start
         row_hash.update(sampled[4 * end :])
         if turn.auxiliary or turn.constrained:  # tokens without a loss are in a row as if nobody had sampled them
-            learned = 0 if turn.auxiliary else tokens - turn.constrained
-            spans = (*first_versions(spans, learned), (NOT_SAMPLED, tokens - learned))
-            scores = scores[: 8 * learned]
+            num_learned = 0 if turn.auxiliary else tokens - turn.constrained
+            spans = (*first_versions(spans, num_learned), (NOT_SAMPLED, tokens - num_learned))
+            scores = scores[: 8 * num_learned]
         ids += (prompt, sampled)
         masks.append(bytes(len(prompt) // 4))
         logprobs += (bytes(2 * len(prompt)), scores, bytes(8 * tokens - len(scores)))
@@ -278,12 +278,12 @@ def join(turns: Sequence[Turn]) -> Row:
 
 def first_versions(versions: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
     """The spans (version, number of tokens) of the first `count` tokens."""
-    kept: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for version, length in versions:
         if count > 0:
-            kept.append((version, min(length, count)))
+            spans.append((version, min(length, count)))
         count -= length
-    return tuple(kept)
+    return tuple(spans)
 
 
 def _requests(turn: Turn) -> list[tuple[int, str]]:
@@ -300,8 +300,8 @@ def _requests(turn: Turn) -> list[tuple[int, str]]:
 
 def require(condition: bool, rule: str) -> None:
     if not condition:
-        raise broken(rule)
+        raise violation(rule)
 
 
-def broken(rule: str) -> InvariantError:
+def violation(rule: str) -> InvariantError:
     return InvariantError(f"episode invariant broken: {rule}")

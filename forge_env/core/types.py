@@ -178,7 +178,7 @@ class EpisodeLimits:
     """Share of the context. A prompt that is longer is not answered: the agent writes a summary first, which then
     stands in the place of the old turns. 0 ends such an episode when the context is full."""
     max_thinking_tokens: Annotated[int, Ge(0)] = 0
-    """Tokens at most of the thought in one turn. A longer thought is ended, and the model goes on with the answer. 0 is
+    """Tokens at most of the thought in one turn. A longer one is ended, and the model goes on with the answer. 0 means
     no limit but the turn's own."""
     step_seconds: Annotated[float, Gt(0)] = 60.0
     """Time limit of one reset or step of the environment."""
@@ -201,8 +201,8 @@ class Task:
     id: str = ""
     kind: str = ""
     """What kind of task it is, out of a small fixed set of names, such as the operation that it asks for; "" is none.
-    Success is reported for each kind, see `forge_env.evaluation.kinds`. The agent does not see it. It is no part of the
-    id."""
+    Success is reported for each kind, see `forge_env.evaluation.kinds`. The agent does not see it. It is not part of
+    the id."""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -2,7 +2,7 @@
 
 User code may raise anything, even `SystemExit`, and that ends only its own episode. asyncio lets SystemExit and
 KeyboardInterrupt escape from a task and stop the event loop, so a guard catches them in the task that raised them. A
-real Ctrl-C is no exception of user code: asyncio turns it into a cancellation.
+real Ctrl-C is not an exception of user code: asyncio turns it into a cancellation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def describe(part: str, error: BaseException) -> str:
     Args:
         part: what was running: "reset", "step", "close", "success", "tool NAME", "reward NAME", "agent", "tasks".
     """
-    return f"{_located(part, location_of(error))}: {type_and_text(error)}"
+    return f"{_with_place(part, location_of(error))}: {type_and_text(error)}"
 
 
 def type_and_text(error: BaseException) -> str:
@@ -70,7 +70,7 @@ def fault(part: str, error: BaseException) -> EnvError | None:
     """
     if isinstance(error, ForgeError):
         if isinstance(error, EnvError) and not error.where and (location := _raised_at(error)):
-            error.where = _located(part, location)
+            error.where = _with_place(part, location)
         return None
     if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
         return None
@@ -118,7 +118,7 @@ def _text(error: BaseException) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
-def _located(part: str, location: str) -> str:
+def _with_place(part: str, location: str) -> str:
     return f"{part} ({location})" if location else part
 
 

@@ -96,7 +96,7 @@ class LeftOut:
             places.append(where)
 
     @property
-    def named(self) -> str:
+    def first_places(self) -> str:
         """The first places with their reasons; the rest is counted."""
         parts = []
         for reason, places in list(self._places.items())[:_REASONS]:
@@ -107,7 +107,7 @@ class LeftOut:
         return "; ".join(parts) + (f"; {others:,} more for other reasons" if others else "")
 
     def __str__(self) -> str:
-        return f"{self.total:,} left out ({self.named})" if self.total else "none left out"
+        return f"{self.total:,} left out ({self.first_places})" if self.total else "none left out"
 
     def record(self) -> dict[str, Any]:
         return {

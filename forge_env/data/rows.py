@@ -110,16 +110,16 @@ def find_file(source: str, split: str = "train") -> Path | None:
 
 def shuffled(items: Iterable[T], rng: random.Random, *, buffer: int) -> Iterator[T]:
     """Yield the items in a random order; at most `buffer` of them are held at once."""
-    held: list[T] = []
+    window: list[T] = []
     for item in items:
-        if len(held) < buffer:
-            held.append(item)
+        if len(window) < buffer:
+            window.append(item)
             continue
         place = rng.randrange(buffer)
-        yield held[place]
-        held[place] = item
-    rng.shuffle(held)
-    yield from held
+        yield window[place]
+        window[place] = item
+    rng.shuffle(window)
+    yield from window
 
 
 def _suffix(name: str) -> str:

@@ -112,14 +112,14 @@ def _text_files(
         raise UserError(f"the dataset {builder.dataset_name} has no split {split!r}. {nearest(split, urls)}")
     settings = DownloadConfig(token=builder.token, storage_options=builder.storage_options)
     manager = (StreamingDownloadManager if streaming else DownloadManager)(download_config=settings)
-    found = []
+    files = []
     for url in urls[split]:
         stem = Path(url.partition("?")[0])
         read = next((TEXT_FILES[suffix] for suffix in stem.suffixes if suffix in TEXT_FILES), default)
         name = stem.name.removesuffix(".gz")  # the manager unpacks it
         of_url = manager.iter_files(manager.download_and_extract(url))
-        found += [(_HubFile(name, path), default if isinstance(builder, Csv) else read) for path in of_url]
-    return found
+        files += [(_HubFile(name, path), default if isinstance(builder, Csv) else read) for path in of_url]
+    return files
 
 
 def _typed_rows(table: Any) -> Iterator[dict[str, Any]]:
@@ -181,8 +181,8 @@ def _shortest(value: float) -> float:
     """The shortest number that a float of 32 bits stands for: 0.1, and not 0.10000000149011612."""
     if value != value or value in (float("inf"), float("-inf")):
         return value
-    written = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next((number for number in written if struct.pack("f", number) == struct.pack("f", value)), value)
+    spellings = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((number for number in spellings if struct.pack("f", number) == struct.pack("f", value)), value)
 
 
 def _first_line(error: Exception) -> str:

@@ -27,9 +27,9 @@ class RowCount:
 
     def __str__(self) -> str:
         rows = f"{self.rows:,} row{'s' * (self.rows != 1)}" + (" read" if not self.is_complete else "")
-        repeated = f", {self.repeated:,} repeated" if self.repeated else ""
+        repeats = f", {self.repeated:,} repeated" if self.repeated else ""
         left_out = f", {self.left_out}" if self.left_out.total else ""
-        return f"{self.source}: {rows}{repeated}{left_out}"
+        return f"{self.source}: {rows}{repeats}{left_out}"
 
     @property
     def shown_tasks(self) -> str:

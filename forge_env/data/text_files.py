@@ -24,7 +24,7 @@ _LISTS = ("data", "rows", "examples", "items", "tasks")
 
 
 def read_json_lines(path: Path, *, exact: bool = False) -> Iterator[Row]:
-    """Yield the rows of a file with one JSON object in each line; empty lines count, and are no rows.
+    """Yield the rows of a file with one JSON object in each line; empty lines count, and are not rows.
 
     Args:
         exact: numbers become `NumberText`, so that no digit is lost.
@@ -46,8 +46,8 @@ def read_json(path: Path, *, exact: bool = False) -> Iterator[Row]:
     except (ValueError, RecursionError):
         yield from read_json_lines(path, exact=exact)
         return
-    listed = _list_within(whole)
-    rows = [whole] if listed is None else listed
+    inner_list = _list_within(whole)
+    rows = [whole] if inner_list is None else inner_list
     for number, row in enumerate(rows, 1):
         yield Row(f"row {number}", _row_of(lambda row=row: row))  # type: ignore[misc]
 
@@ -134,12 +134,12 @@ def _decoder(exact: bool) -> json.JSONDecoder:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise BadRow(f"it has {twice!r} twice")
-    return found
+    return mapping
 
 
 def _entries(text: str, at: int, path: Path, exact: bool) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from forge_env.evaluation.digests import code_of, label
 from forge_env.evaluation.folder import read_faults
 from forge_env.evaluation.notes import notes, warn_each_time
 from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
-from forge_env.evaluation.progress import LiveProgress, named
+from forge_env.evaluation.progress import LiveProgress, agent_name
 from forge_env.evaluation.run import SINK_OPTION, Opener, Script, run_evaluation
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.records.run_files import EPISODES, FAULTS
@@ -88,7 +88,7 @@ class EvalResult:
         count, first = sum(figures["faults"].values()), "".join([*figures["first_errors"].values()][:1])
         faults = f", {count} faults{f' ({first})' if first else ''}" if count else ""
         return (
-            f"{named(figures['agent'], figures['adapter'])} in {figures['env']}: success {self.success:.3f} "
+            f"{agent_name(figures['agent'], figures['adapter'])} in {figures['env']}: success {self.success:.3f} "
             f"[{low:.3f}, {high:.3f}], mean reward {self.reward:.3f}, {figures['episodes']} episodes of "
             f"{figures['tasks']} tasks{faults}"
         )
@@ -122,47 +122,47 @@ async def evaluate_async(
         UserError: a mistake in a setting, or a folder of another evaluation.
         PolicyError: an endpoint gave no answer for some episodes in a row.
     """
-    given = EvalSettings.of(settings)
-    for entry in given.sinks:
+    options = EvalSettings.of(settings)
+    for entry in options.sinks:
         load_sink(entry, SINK_OPTION)
-    factory = _factory(env, given.options)
-    factory.add_group_reward(given.group_reward or (env.group_reward if isinstance(env, EnvFactory) else ""))
-    factory.check_group_size(given.samples, "--samples")
+    factory = _factory(env, options.options)
+    factory.add_group_reward(options.group_reward or (env.group_reward if isinstance(env, EnvFactory) else ""))
+    factory.check_group_size(options.samples, "--samples")
     name, function = _agent(agent)
     plan = EvalPlan(
         env=factory.name,
         agent=name,
         options=factory.options,
         group_reward=factory.group_reward,
-        split=given.split,
-        task_ids=tuple(sorted(set(given.task_ids))),
-        tasks=len(set(given.task_ids)) or (EvalPlan.tasks if given.tasks is None else given.tasks),
-        n=given.samples,
-        seed=given.seed,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        deterministic=given.deterministic,
-        thinking=given.thinking or thinking_of(name),
-        adapter=given.adapter,
-        answer_seconds=given.answer_seconds,
-        idle_seconds=given.idle_seconds,
-        limits=replace(limits_of(name, factory), **given.limits),
+        split=options.split,
+        task_ids=tuple(sorted(set(options.task_ids))),
+        tasks=len(set(options.task_ids)) or (EvalPlan.tasks if options.tasks is None else options.tasks),
+        n=options.samples,
+        seed=options.seed,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        deterministic=options.deterministic,
+        thinking=options.thinking or thinking_of(name),
+        adapter=options.adapter,
+        answer_seconds=options.answer_seconds,
+        idle_seconds=options.idle_seconds,
+        limits=replace(limits_of(name, factory), **options.limits),
     )
     live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
-    title = f"{named(plan.agent, plan.adapter)} in {plan.env}"
-    with _folder(out) as folder, live.of(title, given.prices):
+    title = f"{agent_name(plan.agent, plan.adapter)} in {plan.env}"
+    with _folder(out) as folder, live.of(title, options.prices):
         figures = await run_evaluation(
             plan,
             folder,
-            given,
+            options,
             factory,
             agent=function,
             open_agent=open_agent,
             warn=warn,
             progress=live.update,
         )
-    asked = 0 if given.task_ids else given.tasks or 0
-    for text in notes(figures, None if out is None else folder, asked):
+    task_count = 0 if options.task_ids else options.tasks or 0
+    for text in notes(figures, None if out is None else folder, task_count):
         warn(text)
     result = EvalResult(figures=figures, folder=folder)
     if out is None:

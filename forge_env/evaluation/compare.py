@@ -151,8 +151,8 @@ def compare_all_success(runs: Sequence[tuple[Path, Path]], warn: Callable[[str],
             warn(str(error))
         else:
             pairs[number] = ("", a, b)
-    compared = dict(zip(pairs, _compare("", [*pairs.values()], "success"), strict=True))
-    return [compared.get(number) for number in range(len(runs))]
+    by_pair = dict(zip(pairs, _compare("", [*pairs.values()], "success"), strict=True))
+    return [by_pair.get(number) for number in range(len(runs))]
 
 
 def finite(value: Any) -> Any:
@@ -200,12 +200,12 @@ def _compare(phase: str, family: Sequence[tuple[str, Results, Results]], measure
             episodes=len(common := a.keys() & b.keys()),
             first=clustered_mean(pairs.second).value,
             second=clustered_mean(pairs.first).value,
-            paired=paired,
+            paired=statistics,
             unpaired=(len(a) - len(common), len(b) - len(common)),
             other_seeds=sum(a[key].seed != b[key].seed for key in common),
             envs=(_env(a), _env(b)),
         )
-        for (kind, a, b), pairs, paired in zip(family, family_pairs, compare_all(family_pairs), strict=True)
+        for (kind, a, b), pairs, statistics in zip(family, family_pairs, compare_all(family_pairs), strict=True)
     ]
 
 

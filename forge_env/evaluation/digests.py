@@ -35,7 +35,7 @@ ENDPOINT_NOT_COVERED = "what the endpoint serves under the model's name"
 
 
 def depends_on(
-    agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapter: str = "", given: object = None
+    agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapter: str = "", agent_object: object = None
 ) -> dict[str, Any]:
     """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
@@ -49,7 +49,7 @@ def depends_on(
         argument, adapter = load(SPLIT_ADAPTER)(argument, adapter)
         agent = f"vllm:{argument}"
     try:
-        agent_digests = {**_agent_digests(agent), **_adapter_digests(adapter), **_given_digests(given)}
+        agent_digests = {**_agent_digests(agent), **_adapter_digests(adapter), **_object_digests(agent_object)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
     return {
@@ -60,7 +60,7 @@ def depends_on(
         "not_covered": [
             *NOT_COVERED,
             *([ENDPOINT_NOT_COVERED] if kind == "openai" else []),
-            *([GIVEN_NOT_COVERED] if _holds_more(given) or not is_importable(factory.env_class) else []),
+            *([GIVEN_NOT_COVERED] if _holds_more(agent_object) or not is_importable(factory.env_class) else []),
         ],
     }
 
@@ -74,7 +74,7 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
     modules = [*_modules(factory.env_class), *_named_code(factory.options)]
     files = _named_files(factory.options)
     try:
-        served = getattr(factory.env_class, "served_digests", {})  # of code that another machine runs
+        served_digests = getattr(factory.env_class, "served_digests", {})  # of code that another machine runs
         texts = {base.__name__: text for base in factory.env_class.__mro__ if (text := text_of(base))}
         own = {f"class {name}": value_digest(text) for name, text in texts.items()}
         judge = target_digests(filter(None, [factory.group_reward]))
@@ -82,7 +82,7 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
             **code_digests(modules),
             **judge,
             **{name: file_digest(path) for name, path in files.items()},
-            **served,
+            **served_digests,
             **own,
         }
     except OSError as error:
@@ -101,7 +101,7 @@ def target_digests(targets: Iterable[str]) -> dict[str, str]:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
-def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed_parts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The parts that have changed, each with the names of its changed entries.
 
     >>> changed({"agent": {"a.py": "1", "b.py": "2"}}, {"agent": {"a.py": "1", "b.py": "3"}})
@@ -113,7 +113,7 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         if names:
             details = [name for name in names if name not in (part, "forge_env")]
-            parts.append(_PARTS[part] + (f" ({_listed(details)})" if details else ""))
+            parts.append(_PARTS[part] + (f" ({_list_names(details)})" if details else ""))
     return parts
 
 
@@ -126,7 +126,7 @@ _PARTS = {
 }
 
 
-def _listed(names: Sequence[str], limit: int = 3) -> str:
+def _list_names(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
@@ -141,22 +141,22 @@ def label(value: Any) -> str:
     return source_of(value) if is_importable(value) else f"{value.__module__}:{value.__qualname__}"
 
 
-def code_of(given: Any) -> Any:
+def code_of(value: Any) -> Any:
     """The function that a function of Python's code calls, or the class of an object."""
-    while isinstance(given, functools.partial):
-        given = given.func
-    return given if inspect.isroutine(given) else type(given)
+    while isinstance(value, functools.partial):
+        value = value.func
+    return value if inspect.isroutine(value) else type(value)
 
 
-def _holds_more(given: Any) -> bool:
+def _holds_more(value: Any) -> bool:
     """Whether a function or an Agent may hold what its code does not say."""
-    return given is not None and not (inspect.isfunction(given) and is_importable(given))
+    return value is not None and not (inspect.isfunction(value) and is_importable(value))
 
 
-def _given_digests(given: Any) -> dict[str, str]:
+def _object_digests(value: Any) -> dict[str, str]:
     """The digest of a function, or an Agent's class, that no other process can import; {} for another one."""
-    code = code_of(given)
-    if given is None or is_importable(code):
+    code = code_of(value)
+    if value is None or is_importable(code):
         return {}
     try:
         return {label(code): value_digest(text_of(code) if isinstance(code, type) else _text_of_function(code))}

@@ -41,7 +41,7 @@ TaskKey = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Figures over episodes. A fault of the machinery is no attempt: it is counted apart, never as a failure.
+    """Figures over episodes. A fault of the machinery is not an attempt: it is counted apart, never as a failure.
 
     A TIMEOUT is an attempt without success; `without_timeouts` is the success rate of the other attempts. All tasks
     have equal weight, whatever the number of their attempts, and intervals are clustered by task.
@@ -93,7 +93,7 @@ class Evaluation:
 
     @property
     def faults(self) -> int:
-        """Number of episodes that are no attempt, because a fault of the machinery ended them."""
+        """Number of episodes that are not attempts, because a fault of the machinery ended them."""
         return len(self.episodes) - len(self.attempts)
 
     @property
@@ -105,12 +105,12 @@ class Evaluation:
     @property
     def refused_requests(self) -> dict[str, int]:
         """Reason -> number of refused requests of programs, over all episodes, as `Env.final_info` reports them."""
-        return self._counted("refused_requests")
+        return self._count_of("refused_requests")
 
     @property
     def ignored_fields(self) -> dict[str, int]:
         """Field -> number of requests of programs that had it and were answered without it, over all episodes."""
-        return self._counted("ignored_fields")
+        return self._count_of("ignored_fields")
 
     @property
     def reward(self) -> Estimate:
@@ -191,12 +191,12 @@ class Evaluation:
             figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
             figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}
         counts = {"episodes": len(self.attempts), "timeouts": self.timeouts, "faults": self.faults}
-        if refused := self.refused_requests:
-            counts["refused_requests"] = sum(refused.values())
+        if refusals := self.refused_requests:
+            counts["refused_requests"] = sum(refusals.values())
         figures = figures if self.attempts else {}
         return figures | {name: float(count) for name, count in counts.items()} | model_call_metrics(self.episodes)
 
-    def _counted(self, key: str) -> dict[str, int]:
+    def _count_of(self, key: str) -> dict[str, int]:
         sums: Counter[str] = Counter()
         for episode in self.episodes:
             counts = episode.info.get(key)
@@ -216,14 +216,14 @@ class Evaluation:
         low, high = self.interval
         rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}]"
         reward = f", mean reward {self.reward.value:.3f}" if self.valid else ""
-        ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
+        ends = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
         without = f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
         faults = f", {self.faults} faults" if self.faults else ""
-        counted = f"{rate}{reward} over {len(self.attempts)} episodes{ended}"
-        return f"{counted}{without if self.timeouts else ''}{faults}{_refused(self.refused_requests)}"
+        figures = f"{rate}{reward} over {len(self.attempts)} episodes{ends}"
+        return f"{figures}{without if self.timeouts else ''}{faults}{_refusals(self.refused_requests)}"
 
 
-def _refused(counts: dict[str, int]) -> str:
+def _refusals(counts: dict[str, int]) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
     return f", {sum(counts.values())} requests refused ({reasons})" if counts else ""
 
@@ -250,10 +250,10 @@ def _pairs(
 
 def is_success(episode: Episode) -> bool:
     """Whether an episode is a success: the environment's verdict if there is one, else a reward of 1 or more."""
-    return succeeded(episode.success, episode.reward)
+    return is_successful(episode.success, episode.reward)
 
 
-def succeeded(success: bool | None, reward: float | None) -> bool:
+def is_successful(success: bool | None, reward: float | None) -> bool:
     """Whether an episode with these two fields is a success, see `is_success`."""
     return success if success is not None else reward is not None and reaches(reward, SUCCESS)
 

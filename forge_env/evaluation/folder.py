@@ -21,7 +21,7 @@ from typing import Any, Self
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Outcome
-from forge_env.evaluation.digests import changed
+from forge_env.evaluation.digests import changed_parts
 from forge_env.records.run_files import EPISODES, FAULTS, PLAN, read_object
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import make_folders, remove_empty
@@ -51,17 +51,17 @@ class EvalFolder:
         """Whether the folder held only faults of another plan, which have been removed."""
         self._lock = -1
         self._files: dict[str, int] = {}
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
 
     def __enter__(self) -> Self:
-        self._made, self._lock = open_locked(self.path)
+        self._new_folders, self._lock = open_locked(self.path)
         try:
             self._check_plan()
             for name in (EPISODES, FAULTS):
                 _drop_partial_line(self.path / name)
         except BaseException:
             self.close()
-            remove_empty(self._made)
+            remove_empty(self._new_folders)
             raise
         return self
 
@@ -70,7 +70,7 @@ class EvalFolder:
         if kind is not None and not any((self.path / name).exists() for name in (EPISODES, FAULTS, RESULT)):
             for name in (PLAN, SECRETS):
                 (self.path / name).unlink(missing_ok=True)
-            remove_empty(self._made)
+            remove_empty(self._new_folders)
         self.close()
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def open_locked(path: Path) -> tuple[list[Path], int]:
     Returns the folders that were made for it, the innermost first, and the descriptor.
     """
     try:
-        made = make_folders(path)
+        new_folders = make_folders(path)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(f"the folder {path} cannot be opened: {error.strerror}") from None
@@ -161,7 +161,7 @@ def open_locked(path: Path) -> tuple[list[Path], int]:
     except BlockingIOError:
         os.close(lock)
         raise UserError(f"another process evaluates into {path}: wait for it, or choose another --out") from None
-    return made, lock
+    return new_folders, lock
 
 
 def extended_from(path: Path, tasks: int) -> list[int]:
@@ -181,7 +181,7 @@ def _has_results(path: Path) -> bool:
     if not (path / EPISODES).exists():
         return False
     with (path / EPISODES).open("rb") as lines:
-        return lines.readline().endswith(b"\n")  # a partial line is no episode
+        return lines.readline().endswith(b"\n")  # a partial line is not an episode
 
 
 def _as_read_back(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     if differing:
         settings = ", ".join(f"{name} {present.get(name)!r}" for name in differing)
         return f"holds results of other settings ({settings})"
-    parts = changed(present["depends_on"], plan["depends_on"])
+    parts = changed_parts(present["depends_on"], plan["depends_on"])
     if present["task_digest"] != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
         parts.append("the tasks")
     return f"holds results from before a change of {' and of '.join(parts)}" if parts else ""

@@ -57,7 +57,7 @@ class Kinds:
 
         Of more than `MAX_KINDS`, those with the most tasks keep their names.
         """
-        counts = Counter(_joined(label, task.kind) for label, of_env in tasks.items() for task in of_env if task.kind)
+        counts = Counter(_label(label, task.kind) for label, of_env in tasks.items() for task in of_env if task.kind)
         frequent = sorted(counts, key=lambda kind: (-counts[kind], kind))[:MAX_KINDS]
         environments = tuple(filter(None, tasks))
         return cls(names=tuple(sorted(frequent)), left_out=len(counts) - len(frequent), environments=environments)
@@ -81,7 +81,7 @@ class Kinds:
 
     def names_of(self, env: str, task: HasKind) -> tuple[str, ...]:
         """Return the names under which a task of an environment is counted: its environment and its kind."""
-        kind = _joined(env if self.environments else "", task.kind)
+        kind = _label(env if self.environments else "", task.kind)
         if not self.environments:
             return ((kind if kind in self.names else OTHER_KINDS if kind else NO_KIND),) if self.names else ()
         return (env, *((kind if kind in self.names else OTHER_KINDS,) if task.kind else ()))
@@ -133,14 +133,14 @@ class Kinds:
         empty = Evaluation(episodes=())
         changes = {name: KindChange(before=first.get(name, empty), after=last.get(name, empty)) for name in names}
         pairs = {name: change.after.pairs_since(change.before) for name, change in changes.items()}
-        compared: dict[str, Paired] = {}
+        statistics: dict[str, Paired] = {}
         for are_environments in (True, False):
             family = {n: p for n, p in pairs.items() if p is not None and (n in self.environments) == are_environments}
-            compared |= zip(family, compare_all([*family.values()]), strict=True)
-        return {name: replace(change, paired=compared.get(name)) for name, change in changes.items()}
+            statistics |= zip(family, compare_all([*family.values()]), strict=True)
+        return {name: replace(change, paired=statistics.get(name)) for name, change in changes.items()}
 
 
-def _joined(env: str, kind: str) -> str:
+def _label(env: str, kind: str) -> str:
     return f"{env}/{kind}" if env else kind
 
 
@@ -162,7 +162,7 @@ class KindChange:
         """What became of the kind; "" without both evaluations.
 
         "better" or "worse" if the change on the same tasks is more than chance; else "solved before training", "never
-        solved", which is without a success before and after, or "no change shown", which is no proof of none.
+        solved", which is without a success before and after, or "no change shown", which is not proof of none.
         """
         if self.paired is None:
             return ""
@@ -198,14 +198,14 @@ class KindChange:
 
 def verdict_note(changes: Mapping[str, KindChange], environments: Collection[str] = ()) -> str:
     """Return at what level kinds are called better or worse, as a part of a sentence; "" if none was compared."""
-    tested = [name for name, change in changes.items() if change.paired is not None]
-    kinds = len([name for name in tested if name not in environments])
-    counts = {"environments": len(tested) - kinds, "kinds": kinds}
+    compared_names = [name for name, change in changes.items() if change.paired is not None]
+    kinds = len([name for name in compared_names if name not in environments])
+    counts = {"environments": len(compared_names) - kinds, "kinds": kinds}
     families = " and ".join(f"{count} {family}" for family, count in counts.items() if count > 1)
-    if not tested:
+    if not compared_names:
         return ""
-    corrected = f", both corrected for {families} by Holm's method" if families else ""
+    correction = f", both corrected for {families} by Holm's method" if families else ""
     return (
         f"a kind is called better or worse at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the "
-        f"difference is without 0{corrected}"
+        f"difference is without 0{correction}"
     )

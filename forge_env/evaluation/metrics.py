@@ -40,8 +40,8 @@ class ToolFigures:
     @property
     def has_only_failed(self) -> bool:
         """Whether calls reached the tool, and each of them failed or was a fault."""
-        failed = sum(n for kind, n in self.errors.items() if kind not in ("unknown_tool", "bad_arguments"))
-        return failed + self.faults > 0 and failed == len(self.seconds)
+        failures = sum(n for kind, n in self.errors.items() if kind not in ("unknown_tool", "bad_arguments"))
+        return failures + self.faults > 0 and failures == len(self.seconds)
 
     def quantile(self, share: float) -> float:
         """Return a quantile of the durations in seconds; 0 without calls."""
@@ -150,9 +150,9 @@ def model_calls(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
     """Return what the models beside the policy have used, by role ("user", "judge") and name ("calls", "cost", ...)."""
     sums: dict[str, dict[str, float]] = {}
     for episode in episodes:
-        recorded = episode.info.get(INFO_KEY)
+        usage = episode.info.get(INFO_KEY)
         for role in ROLES:
-            of_role = recorded.get(role) if isinstance(recorded, Mapping) else None
+            of_role = usage.get(role) if isinstance(usage, Mapping) else None
             if isinstance(of_role, Mapping):  # an environment may write anything there
                 total = sums.setdefault(role, {})
                 for name, count in of_role.items():
@@ -179,14 +179,12 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     turns = [turn for episode in episodes for turn in episode.work if turn.kind != "text"]
     auxiliary = sum(bool(turn.auxiliary) for episode in episodes for turn in episode.turns)
     tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in turns)
-    repeated = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
-    constrained = sum(turn.constrained for turn in turns)
+    repeats = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
+    num_forced = sum(turn.constrained for turn in turns)
     return {
         "rollout/rows_per_episode": sum(turn.starts_row for turn in turns) / max(len(episodes), 1),
-        "rollout/repeated_tokens": repeated / max(tokens, 1),
-        **(
-            {"rollout/constrained_tokens": constrained / sum(turn.num_written for turn in turns)} if constrained else {}
-        ),
+        "rollout/repeated_tokens": repeats / max(tokens, 1),
+        **({"rollout/constrained_tokens": num_forced / sum(turn.num_written for turn in turns)} if num_forced else {}),
         **({"rollout/auxiliary_turns": auxiliary / len(episodes)} if auxiliary else {}),
         **{f"rollout/row_began/{kind}": rows.count / len(episodes) for kind, rows in rows_began(episodes).items()},
     }
@@ -203,12 +201,12 @@ class RowsBegan:
 
 def rows_began(episodes: Iterable[Episode]) -> dict[str, RowsBegan]:
     """Return the rows after the first one of each episode by the kind of their reason, without auxiliary ones."""
-    found: dict[str, RowsBegan] = defaultdict(RowsBegan)
+    by_kind: dict[str, RowsBegan] = defaultdict(RowsBegan)
     for episode in episodes:
         for row in episode.lineage:
             if not row.kind or episode.turns[row.turn].auxiliary:
                 continue
-            began = found[row.kind]
+            began = by_kind[row.kind]
             began.count += 1
             began.example = began.example or f"{episode.id}, turn {row.turn}: {row.why}"
-    return dict(sorted(found.items()))
+    return dict(sorted(by_kind.items()))

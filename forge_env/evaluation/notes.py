@@ -15,7 +15,7 @@ def warn_each_time(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, "forge_env", 1)
 
 
-def notes(result: Mapping[str, Any], out: Path | None, asked: int = 0) -> Iterator[str]:
+def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> Iterator[str]:
     """Yield the sentences on a result.
 
     Args:
@@ -23,8 +23,8 @@ def notes(result: Mapping[str, Any], out: Path | None, asked: int = 0) -> Iterat
         out: the folder, which the same call resumes; None is a temporary one.
         asked: the number of tasks that were asked for; 0 is any.
     """
-    if result["tasks"] < asked:
-        yield f"{asked} tasks were requested, and {result['env']} has {result['tasks']} different ones"
+    if result["tasks"] < task_count:
+        yield f"{task_count} tasks were requested, and {result['env']} has {result['tasks']} different ones"
     if counts := result.get("extended_from"):
         before = " and ".join(map(str, counts))
         yield f"{out} was extended from {before} to {result['tasks']} tasks; the first ones are the same"
@@ -41,13 +41,13 @@ def notes(result: Mapping[str, Any], out: Path | None, asked: int = 0) -> Iterat
     if not result["episodes"] and result["first_errors"]:
         count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
         yield f"there is no result: all {count} episodes ended by a fault, the first one by {first}"
-    if broken := result.get("broken_tasks"):
-        yield broken_note(broken)
-    if refused := result["refused_requests"]:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
-        yield f"{sum(refused.values())} requests of the programs were refused: {reasons}; the episodes' info says more"
-    if ignored := result["ignored_fields"]:
-        fields = ", ".join(f"{name} ({count})" for name, count in ignored.items())
+    if broken_tasks := result.get("broken_tasks"):
+        yield broken_note(broken_tasks)
+    if refusals := result["refused_requests"]:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in refusals.items())
+        yield f"{sum(refusals.values())} requests of the programs were refused: {reasons}; the episodes' info says more"
+    if ignored_fields := result["ignored_fields"]:
+        fields = ", ".join(f"{name} ({count})" for name, count in ignored_fields.items())
         yield f"requests of the programs were answered without these fields, with the number of requests: {fields}"
     for kind, rows in result["row_began"].items():
         if kind in ("template", "environment"):  # no program made them
@@ -68,6 +68,6 @@ def _ended_by(result: Mapping[str, Any], limit: str) -> str:
         return f"the environment's own number of turns, which is below max_turns ({limits['max_turns']:g})"
     tokens = f" of {result['context_tokens']:,} tokens" if "context_tokens" in result else ""
     if result["agent"].startswith("openai:"):
-        raised = f"start its server with a larger one; --max-tokens ({limits['max_tokens']:g}) does not raise it"
-        return f"the endpoint's own context{tokens}: {raised}"
+        remedy = f"start its server with a larger one; --max-tokens ({limits['max_tokens']:g}) does not raise it"
+        return f"the endpoint's own context{tokens}: {remedy}"
     return f"the agent's own context{tokens}, which is below max_tokens ({limits['max_tokens']:g}): no option raises it"

@@ -103,8 +103,8 @@ class EvalPlan:
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{name} is {seconds:g}; give {option} a number of seconds above 0, or leave it out")
         for limit in leaves(self.limits):
-            if allowed := out_of_bounds(limit.value, limit.marks):
-                raise UserError(f"the limit {limit.name} is {limit.value:g}; it must be {allowed}")
+            if bounds := out_of_bounds(limit.value, limit.marks):
+                raise UserError(f"the limit {limit.name} is {limit.value:g}; it must be {bounds}")
         thought, turn = self.limits.max_thinking_tokens, self.limits.max_turn_tokens
         if thought >= turn:
             raise UserError(
@@ -135,7 +135,7 @@ class EvalPlan:
         `extended_from` are the numbers of tasks of earlier commands, see `draw_tasks`. `agent` is what Python's code
         has given for the plan's name.
         """
-        digests = depends_on(self.agent, factory, tasks, adapter=self.adapter, given=agent)
+        digests = depends_on(self.agent, factory, tasks, adapter=self.adapter, agent_object=agent)
         settings = {**vars(self), "limits": asdict(self.limits)}  # an option may be an object that cannot be copied
         for name in ("task_ids", "group_reward"):
             if not settings[name]:
@@ -162,8 +162,8 @@ def draw_tasks(
         return factory.tasks(plan.split, count=plan.tasks, seed=plan.seed, at_most=at_most)
     tasks: dict[str, Task] = {}
     for count in (*extended_from, plan.tasks):
-        drawn = factory.tasks(plan.split, count=count, seed=plan.seed, at_most=at_most)
-        new = [task for task in drawn if task.id not in tasks]
+        candidates = factory.tasks(plan.split, count=count, seed=plan.seed, at_most=at_most)
+        new = [task for task in candidates if task.id not in tasks]
         tasks |= {task.id: task for task in new[: count - len(tasks)]}
     return list(tasks.values())
 
@@ -176,12 +176,12 @@ def tasks_by_id(factory: EnvFactory, plan: EvalPlan, among: int | None) -> list[
     """
     tasks: dict[str, Task] = {}
     for count in (among,) if among else SEARCHED:
-        drawn = factory.tasks(plan.split, count=count, seed=plan.seed, at_most=among is None)
-        tasks = {task.id: task for task in drawn}
+        candidates = factory.tasks(plan.split, count=count, seed=plan.seed, at_most=among is None)
+        tasks = {task.id: task for task in candidates}
         missing = [task_id for task_id in plan.task_ids if task_id not in tasks]
         if not missing:
             return [tasks[task_id] for task_id in plan.task_ids]
-        if len(drawn) < count:
+        if len(candidates) < count:
             break
     close = [task_id for task_id in tasks if task_id.startswith(missing[0])]
     close = close or difflib.get_close_matches(missing[0], tasks, n=1) or list(tasks)
@@ -214,8 +214,8 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
     env = _training_of(agent) or {}
     file, _, name = str(env.get("name")).rpartition(":")
     is_by_value = file.endswith(by_value.SUFFIX) and name == factory.env_class.__name__
-    declared = {} if is_by_value or env.get("name") == factory.name else factory.declared_limits()
-    return replace(limits_from(env), **declared)
+    env_limits = {} if is_by_value or env.get("name") == factory.name else factory.declared_limits()
+    return replace(limits_from(env), **env_limits)
 
 
 def thinking_of(agent: str) -> str | None:

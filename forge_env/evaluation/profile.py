@@ -24,7 +24,7 @@ FACTS = ("env", "options", "agent", "adapter", "split", "seed", "n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How often an agent solved each of some tasks. A fault is no attempt; a time-out is one without success."""
+    """How often an agent solved each of some tasks. A fault is not an attempt; a time-out is one without success."""
 
     facts: Mapping[str, Any]
     """See `FACTS`."""
@@ -57,8 +57,8 @@ class Profile:
         """How many tasks were never, now and then, and always solved, and how many have no rate."""
         counts = dict.fromkeys(("never solved", "mixed", "always solved", "without a rate"), 0)
         for of_task in self.tasks.values():
-            solved, attempts = of_task["solved"], of_task["attempts"]
-            name = "always solved" if solved == attempts else "mixed" if solved else "never solved"
+            successes, attempts = of_task["solved"], of_task["attempts"]
+            name = "always solved" if successes == attempts else "mixed" if successes else "never solved"
             counts[name if attempts else "without a rate"] += 1
         return counts
 

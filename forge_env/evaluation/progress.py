@@ -13,12 +13,12 @@ from forge_env.evaluation.summary import tokens_of
 from forge_env.utils.periodic_lines import PeriodicLines
 
 
-def named(agent: str, adapter: str) -> str:
+def agent_name(agent: str, adapter: str) -> str:
     return f"{agent} with {adapter}" if adapter else agent
 
 
 class LiveProgress:
-    """A progress bar with the success rate so far, on stderr; lines if that is no terminal, nothing if quiet."""
+    """A progress bar with the success rate so far, on stderr; lines if that is not a terminal, nothing if quiet."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.done = self.total = 0
@@ -61,8 +61,8 @@ class LiveProgress:
             prompt, completion = tokens_of(episode)
             self._prompt, self._completion = self._prompt + prompt, self._completion + completion
         if self._bar is not None:
-            shown = {"total": total, "completed": self.done, "description": self._title}
-            self._bar.update(self._task, figures=self._figures(), **shown)
+            fields = {"total": total, "completed": self.done, "description": self._title}
+            self._bar.update(self._task, figures=self._figures(), **fields)
         elif not self._quiet:
             self._lines.write(f"{self._title}: {self.done}/{total}  {self._figures()}")
 

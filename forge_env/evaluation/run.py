@@ -32,7 +32,7 @@ from forge_env.evaluation.summary import summarise
 from forge_env.records.background import Background, open_sinks
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.group_reward import compared, without_group_rewards
+from forge_env.rollout.group_reward import with_group_rewards, without_group_rewards
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
@@ -89,26 +89,26 @@ async def run_evaluation(
             if not agents:
                 await stack.enter_async_context(factory)
                 of_agent = _agent_settings(plan, settings, factory)
-                opened = open_agent(plan.agent, of_agent) if agent is None else load(GIVEN)(agent, of_agent)
-                agents.append(await stack.enter_async_context(opened))
+                agent_context = open_agent(plan.agent, of_agent) if agent is None else load(GIVEN)(agent, of_agent)
+                agents.append(await stack.enter_async_context(agent_context))
                 main.folder.begin()
                 otherwise = await _rendered_otherwise(factory, agents[0], tasks[0], settings.like)
-                for found in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
-                    warn(found)
+                for warning in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
+                    warn(warning)
             return agents[0]
 
-        with main.opened(earlier) as folder:
+        with main.open_folder(earlier) as folder:
             read = len(main.attempts) - len(main.missing)
             if read and GIVEN_NOT_COVERED in whole["depends_on"]["not_covered"]:
                 warn(f"{read} episodes of the same code were read from {path}; not compared: {GIVEN_NOT_COVERED}")
             if main.missing:
-                opened = await opened_agent()
+                main_agent = await opened_agent()
                 main.sinks = open_sinks(
                     settings.sinks, SINK_OPTION, path, folder.plan, lambda text: warn(text.removeprefix("warning: "))
                 )
                 for sink in main.sinks:
                     sinks.callback(sink.close)
-                await main.run(factory, opened, settings.concurrency)
+                await main.run(factory, main_agent, settings.concurrency)
             result = main.summary(factory, settings.prices)
             is_measured = result["episodes"] and "unscored" not in result
             if settings.greedy and (of_greedy := plan.greedily()) and is_measured:
@@ -167,10 +167,10 @@ def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory)
 
 
 async def _rendered_otherwise(factory: EnvFactory, agent: Agent, task: Task, like: str) -> str:
-    """How an endpoint renders a prompt otherwise than the training run did; "" if it does not, or is no endpoint."""
+    """How an endpoint renders a prompt otherwise than the training did; "" if it does not, or is not an endpoint."""
     compare = getattr(agent, "compare_rendering", None)
-    found: str = "" if compare is None else await compare(task.prompt, factory.make().tools, like=like)
-    return found
+    difference: str = "" if compare is None else await compare(task.prompt, factory.make().tools, like=like)
+    return difference
 
 
 class _Samples(Protocol):
@@ -195,12 +195,12 @@ class _Part:
     def __post_init__(self) -> None:
         self.attempts = all_attempts(self.tasks, self.plan.n)
         self.missing = self.attempts
-        self._done = self._failures = 0
-        self._ended: dict[str, list[Episode]] = {}
-        self._recorded: list[Episode] = []
+        self._num_attempts = self._failures = 0
+        self._group: dict[str, list[Episode]] = {}
+        self._earlier: list[Episode] = []
 
     @contextmanager
-    def opened(self, earlier: Sequence[int]) -> Iterator[EvalFolder]:
+    def open_folder(self, earlier: Sequence[int]) -> Iterator[EvalFolder]:
         """Open the folder, and read which attempts it lacks; `earlier` are its numbers of tasks before."""
         settings = {**self.settings, "extended_from": list(earlier)}
         if not earlier:
@@ -208,20 +208,20 @@ class _Part:
         extends = before_extension(settings, self.tasks[: earlier[-1]]) if earlier else None
         with EvalFolder(self.path, settings, extends) as self.folder:
             self.progress(len(self.attempts), None)
-            recorded = {Attempt.of(episode): episode for episode in self.folder.episodes()}
-            for episode in recorded.values():
+            by_attempt = {Attempt.of(episode): episode for episode in self.folder.episodes()}
+            for episode in by_attempt.values():
                 self.progress(len(self.attempts), episode)
-            self.missing = {attempt: task for attempt, task in self.attempts.items() if attempt not in recorded}
+            self.missing = {attempt: task for attempt, task in self.attempts.items() if attempt not in by_attempt}
             incomplete = {attempt.task_id for attempt in self.missing}
-            self._recorded = [episode for episode in recorded.values() if episode.task.id in incomplete]
+            self._earlier = [episode for episode in by_attempt.values() if episode.task.id in incomplete]
             yield self.folder
 
     def summary(self, factory: EnvFactory, prices: Prices | None) -> dict[str, Any]:
-        def unscored(episodes: Sequence[Episode]) -> str:
+        def why_no_score(episodes: Sequence[Episode]) -> str:
             return why_unscored(factory.env_class, self.tasks, [episode.reward for episode in episodes])
 
         self.folder.begin()
-        return summarise(self.plan, self.attempts, self.folder.episodes(), self.folder.faults(), prices, unscored)
+        return summarise(self.plan, self.attempts, self.folder.episodes(), self.folder.faults(), prices, why_no_score)
 
     async def run(self, factory: EnvFactory, agent: Agent, concurrency: int) -> None:
         """Run the attempts with the function that evaluates during training, too; here a group is one episode.
@@ -240,7 +240,7 @@ class _Part:
         self, factory: EnvFactory, opened_agent: Callable[[], Awaitable[Agent]], concurrency: int
     ) -> dict[str, Any]:
         """Run the attempts at temperature 0 that the folder lacks; returns the figures of all of them."""
-        with self.opened(extended_from(self.path, self.plan.tasks)) as folder:
+        with self.open_folder(extended_from(self.path, self.plan.tasks)) as folder:
             if self.missing:
                 await self.run(factory, cast(_Samples, await opened_agent()).greedily(), concurrency)
             figures = self.summary(factory, None)
@@ -248,7 +248,7 @@ class _Part:
         return {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
 
     async def _run_one(self, factory: EnvFactory, agent: Agent, task: Task, attempt: Attempt) -> Group:
-        started, clock = time.time(), time.perf_counter()
+        start_time, clock = time.time(), time.perf_counter()
         episode = await run_episode(
             factory,
             agent,
@@ -258,17 +258,17 @@ class _Part:
             group_id=attempt.task_id,
             limits=self.plan.limits,
         )
-        times = {"started": started, "seconds": time.perf_counter() - clock}
+        times = {"started": start_time, "seconds": time.perf_counter() - clock}
         episode = dataclasses.replace(episode, info={**episode.info, **times})
-        for done in await self._compared(factory, episode):
-            self.folder.add(done)
+        for rewarded_episode in await self._group_rewards(factory, episode):
+            self.folder.add(rewarded_episode)
             for sink in self.sinks:
-                sink.episode(done, "")
-            self.progress(len(self.attempts), done)
-            self._check_endpoint(done)
+                sink.episode(rewarded_episode, "")
+            self.progress(len(self.attempts), rewarded_episode)
+            self._check_endpoint(rewarded_episode)
         return Group(task=task, episodes=(episode,), id=attempt.episode_id)
 
-    async def _compared(self, factory: EnvFactory, episode: Episode) -> Sequence[Episode]:
+    async def _group_rewards(self, factory: EnvFactory, episode: Episode) -> Sequence[Episode]:
         """The attempts at the task of an episode with the rewards of their comparison, once all have ended.
 
         Attempts that the folder holds are compared with, and keep the rewards that they have.
@@ -276,23 +276,23 @@ class _Part:
         if self.plan.n == 1 or not factory.group_rewards:
             return [episode]
         task_id = episode.task.id
-        ended = self._ended.setdefault(task_id, [])
-        ended.append(episode)
-        if len(ended) < sum(attempt.task_id == task_id for attempt in self.missing):
+        attempts = self._group.setdefault(task_id, [])
+        attempts.append(episode)
+        if len(attempts) < sum(attempt.task_id == task_id for attempt in self.missing):
             return []
-        del self._ended[task_id]
-        recorded = [episode for episode in self._recorded if episode.task.id == task_id]
-        before = [without_group_rewards(episode, factory.group_rewards) for episode in recorded]
-        group = Group(task=episode.task, episodes=(*before, *ended), id=task_id)
-        return (await compared(factory, group, limits=self.plan.limits)).episodes[len(before) :]
+        del self._group[task_id]
+        earlier = [episode for episode in self._earlier if episode.task.id == task_id]
+        before = [without_group_rewards(episode, factory.group_rewards) for episode in earlier]
+        group = Group(task=episode.task, episodes=(*before, *attempts), id=task_id)
+        return (await with_group_rewards(factory, group, limits=self.plan.limits)).episodes[len(before) :]
 
     def _check_endpoint(self, episode: Episode) -> None:
         """Give up when an endpoint fails again and again: each episode has tried it several times."""
-        self._done += 1
+        self._num_attempts += 1
         self._failures = 0 if episode.outcome.is_attempt else self._failures + 1
-        enough = _FAILURES if self._failures == self._done else _LATER_FAILURES
+        enough = _FAILURES if self._failures == self._num_attempts else _LATER_FAILURES
         is_endpoint = split_agent(self.plan.agent)[0] == "openai" and fault_class(episode) == "PolicyError"
-        if is_endpoint and self._failures >= enough and self._done < len(self.missing):
+        if is_endpoint and self._failures >= enough and self._num_attempts < len(self.missing):
             raise PolicyError(
                 f"{self._failures} episodes in a row have no answer of the endpoint, and no more are tried: "
                 f"{episode.error.removeprefix('PolicyError: ')}; the same command goes on"

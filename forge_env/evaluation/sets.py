@@ -122,20 +122,20 @@ async def evaluate_set_async(
     if (folder / PLAN).exists() or (folder / CONFIG).exists():
         raise UserError(f"{folder} holds an evaluation of one agent or a training run: choose another --out")
     live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
-    made, lock = open_locked(folder)
+    new_folders, lock = open_locked(folder)
     try:
-        ended: dict[tuple[str, str], SetRow] = {}
+        results: dict[tuple[str, str], SetRow] = {}
         agents = list(dict.fromkeys(row.agent for row in rows))
         async with _SharedEngine() as engine:
             for row in sorted(rows, key=lambda row: agents.index(row.agent)):  # rows of one agent share its engine
-                ended[row.env, row.agent] = await _run(row, engine, live, warn)
-        in_order = [ended[row.env, row.agent] for row in rows]
-        result = SetResult(folder=folder, rows=in_order, comparisons=_compared(in_order, warn))
+                results[row.env, row.agent] = await _run(row, engine, live, warn)
+        in_order = [results[row.env, row.agent] for row in rows]
+        result = SetResult(folder=folder, rows=in_order, comparisons=_comparisons(in_order, warn))
         replace_file(folder / RESULT, json.dumps(result.to_dict(), indent=2, allow_nan=False, default=str) + "\n")
         return result
     finally:
         os.close(lock)
-        remove_empty(made)
+        remove_empty(new_folders)
 
 
 def evaluate_set(file: str | Path, out: str | Path, **arguments: Any) -> SetResult:
@@ -160,24 +160,24 @@ async def _run(row: SetRow, engine: _SharedEngine, live: LiveProgress, warn: Cal
     return replace(row, result=result)
 
 
-def _compared(rows: Sequence[SetRow], warn: Callable[[str], None]) -> list[tuple[str, str, str, Comparison]]:
-    measured = [row for row in rows if row.result is not None and row.result.figures["episodes"]]
-    pairs = [(first, second) for first, second in combinations(measured, 2) if first.env == second.env]
-    compared = compare_all_success([(first.folder, second.folder) for first, second in pairs], warn)
-    found = []
-    for (first, second), comparison in zip(pairs, compared, strict=True):
+def _comparisons(rows: Sequence[SetRow], warn: Callable[[str], None]) -> list[tuple[str, str, str, Comparison]]:
+    with_episodes = [row for row in rows if row.result is not None and row.result.figures["episodes"]]
+    pairs = [(first, second) for first, second in combinations(with_episodes, 2) if first.env == second.env]
+    outcomes = compare_all_success([(first.folder, second.folder) for first, second in pairs], warn)
+    comparisons = []
+    for (first, second), comparison in zip(pairs, outcomes, strict=True):
         if comparison is not None:
-            found.append((first.env, first.agent, second.agent, comparison))
+            comparisons.append((first.env, first.agent, second.agent, comparison))
             for text in comparison.notes():
                 warn(f"{second.agent} minus {first.agent} in {first.env}: {text}")
-    return found
+    return comparisons
 
 
 class _SharedEngine:
     """Keeps the engine of a local model open, until an agent with another one is opened. A context manager."""
 
     def __init__(self) -> None:
-        self._opened: tuple[str, AgentSettings, Agent] | None = None
+        self._current: tuple[str, AgentSettings, Agent] | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> _SharedEngine:
@@ -194,14 +194,14 @@ class _SharedEngine:
                 yield agent
             return
         settings = replace(settings, env="", env_class=None)  # of experts only
-        if self._opened is None or self._opened[:2] != (spec, settings):
+        if self._current is None or self._current[:2] != (spec, settings):
             await self.aclose()
-            self._opened = (spec, settings, await self._stack.enter_async_context(open_agent(spec, settings)))
-        yield self._opened[2]
+            self._current = (spec, settings, await self._stack.enter_async_context(open_agent(spec, settings)))
+        yield self._current[2]
 
     async def aclose(self) -> None:
         """Close the engine, if one is open. May be called twice."""
-        self._opened = None
+        self._current = None
         await self._stack.aclose()
 
 
@@ -228,20 +228,20 @@ def read_set(file: Path, out: Path) -> list[SetRow]:
             f"{file} has no {'rows' if 'rows' in data else 'agents' if envs else 'environments'}: write a list under "
             "envs and agents, or under rows"
         )
-    found: dict[tuple[str, str], SetRow] = {}
+    by_key: dict[tuple[str, str], SetRow] = {}
     for row in rows:
         env, agent = str(row["env"]), str(row["agent"])
         of_env, of_agent = envs.get(env, {"env": env}), agents.get(agent, {"agent": agent})
         own = {name: value for name, value in row.items() if name not in ("env", "agent")}
         settings = {**defaults, **of_env, **of_agent, **own}
         key = _folder_name(env), _folder_name(agent)
-        if key in found:
+        if key in by_key:
             raise UserError(
                 f"{file}: the row of the environment {env!r} and the agent {agent!r} is there twice: list the agent "
                 "under agents with another name and other settings"
             )
-        found[key] = SetRow(env=env, agent=agent, settings=settings, folder=out.joinpath(*key))
-    return list(found.values())
+        by_key[key] = SetRow(env=env, agent=agent, settings=settings, folder=out.joinpath(*key))
+    return list(by_key.values())
 
 
 def _entries(file: Path, kind: str, data: Any) -> dict[str, dict[str, Any]]:

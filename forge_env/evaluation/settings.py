@@ -78,7 +78,7 @@ class EvalSettings:
         return Prices(prompt=self.price_prompt or 0.0, completion=self.price_completion or 0.0)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, options: Mapping[str, Any]) -> Self:
         """Return settings of plain values; a limit of an episode is a setting, too.
 
         Raises:
@@ -86,10 +86,10 @@ class EvalSettings:
         """
         limits = {name: kind for name, (kind, _) in kinds_of(EpisodeLimits).items()}
         kinds = {name: kind for name, (kind, _) in kinds_of(EvalSettings).items() if name != "limits"} | limits
-        for name in given:
+        for name in options:
             if name not in kinds:
                 raise UserError(f"an evaluation has no setting {name!r}. {nearest(str(name), kinds)}")
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         values = {name: read_value(value, kinds[name], name) for name, value in plain.items()}
         own = {name: value for name, value in values.items() if name not in limits}
         return cls(**own, limits={name: value for name, value in values.items() if name in limits})

@@ -35,7 +35,7 @@ def summarise(
     episodes: Iterable[Episode],
     faults: Iterable[Episode],
     prices: Prices | None = None,
-    unscored: Callable[[Sequence[Episode]], str] = lambda episodes: "",
+    why_no_score: Callable[[Sequence[Episode]], str] = lambda episodes: "",
 ) -> dict[str, Any]:
     """Return the result of `forge-env eval --json`; figures that were not measured are None.
 
@@ -44,17 +44,19 @@ def summarise(
             class, all other faults as retried.
         unscored: why the rewards of the episodes say nothing; "" if they do.
     """
-    recorded = {Attempt.of(episode): episode for episode in episodes}
-    faulted = list(faults)
-    last_fault = {Attempt.of(episode): episode for episode in faulted}
-    unresolved = [last_fault[attempt] for attempt in last_fault if attempt not in recorded]
+    by_attempt = {Attempt.of(episode): episode for episode in episodes}
+    fault_episodes = list(faults)
+    last_fault = {Attempt.of(episode): episode for episode in fault_episodes}
+    open_faults = [last_fault[attempt] for attempt in last_fault if attempt not in by_attempt]
     # In the order of the attempts, not of time: the sums of floats do not depend on the course of the run.
-    done = tuple(recorded[attempt] for attempt in attempts if attempt in recorded)
-    evaluation = Evaluation(episodes=(*done, *unresolved))
-    why = unscored(done)
-    scored = Evaluation(episodes=()) if why else evaluation
+    attempt_episodes = tuple(by_attempt[attempt] for attempt in attempts if attempt in by_attempt)
+    evaluation = Evaluation(episodes=(*attempt_episodes, *open_faults))
+    why = why_no_score(attempt_episodes)
+    with_score = Evaluation(episodes=()) if why else evaluation
     kinds = Kinds.of({"": {episode.task.id: episode.task for episode in evaluation.episodes}.values()})
-    prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
+    prompt, completion = (
+        sum(n) for n in zip((0, 0), *map(tokens_of, (*attempt_episodes, *fault_episodes)), strict=True)
+    )
     return {
         "env": plan.env,
         "agent": masked_text(plan.agent),
@@ -64,38 +66,46 @@ def summarise(
         "seed": plan.seed,
         "n": plan.n,
         "tasks": len({attempt.task_id for attempt in attempts}),
-        "episodes": len(done),
+        "episodes": len(attempt_episodes),
         "successes": evaluation.successes,
-        **_figures(scored, plan.n),
+        **_figures(with_score, plan.n),
         **({"unscored": why} if why else {}),
-        **({"rewards": scored.parts} if scored.parts else {}),
+        **({"rewards": with_score.parts} if with_score.parts else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
-            f"avg@{plan.n}": _number(scored.without_timeouts.value),
-            "ci95": _interval(scored.without_timeouts),
+            f"avg@{plan.n}": _number(with_score.without_timeouts.value),
+            "ci95": _interval(with_score.without_timeouts),
         },
-        "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
+        "outcomes": dict(sorted(Counter(str(e.outcome) for e in attempt_episodes).items())),
         "ended_by": _ended_by(evaluation, plan.limits.max_turns),
-        **({"context_tokens": min(contexts)} if (contexts := _contexts(done)) else {}),
+        **({"context_tokens": min(contexts)} if (contexts := _contexts(attempt_episodes)) else {}),
         "limits": asdict(plan.limits),
-        "faults": dict(sorted(Counter(map(fault_class, unresolved)).items())),
-        "first_errors": _first_errors(unresolved),
-        **({"broken_tasks": broken} if (broken := broken_tasks(evaluation.episodes)) else {}),
+        "faults": dict(sorted(Counter(map(fault_class, open_faults)).items())),
+        "first_errors": _first_errors(open_faults),
+        **({"broken_tasks": without_verdict} if (without_verdict := broken_tasks(evaluation.episodes)) else {}),
         "refused_requests": evaluation.refused_requests,
         "ignored_fields": evaluation.ignored_fields,
-        **{name.removeprefix("rollout/"): value for name, value in row_metrics(done).items() if "began" not in name},
-        "row_began": {kind: asdict(rows) for kind, rows in rows_began(done).items()},
-        "faults_retried": len(faulted) - len(unresolved),
-        "tools": (tools := _tools(done, unresolved)),
-        "warnings": [*_warnings(tools), *unstopped_warnings((*done, *unresolved)), *filter(None, [kinds.note])],
-        **({"kinds": _by_kind(scored, kinds, plan.n)} if kinds.names else {}),
-        "turns": sum(len(e.steps) for e in done),
+        **{
+            name.removeprefix("rollout/"): value
+            for name, value in row_metrics(attempt_episodes).items()
+            if "began" not in name
+        },
+        "row_began": {kind: asdict(rows) for kind, rows in rows_began(attempt_episodes).items()},
+        "faults_retried": len(fault_episodes) - len(open_faults),
+        "tools": (tools := _tools(attempt_episodes, open_faults)),
+        "warnings": [
+            *_warnings(tools),
+            *unstopped_warnings((*attempt_episodes, *open_faults)),
+            *filter(None, [kinds.note]),
+        ],
+        **({"kinds": _by_kind(with_score, kinds, plan.n)} if kinds.names else {}),
+        "turns": sum(len(e.steps) for e in attempt_episodes),
         "tokens": prompt + completion,
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         **({} if prices is None else {"cost": prices.cost(prompt, completion)}),
-        **({"model_calls": calls} if (calls := model_calls((*done, *faulted))) else {}),
-        "seconds": busy_seconds((*done, *faulted)),
+        **({"model_calls": calls} if (calls := model_calls((*attempt_episodes, *fault_episodes))) else {}),
+        "seconds": busy_seconds((*attempt_episodes, *fault_episodes)),
     }
 
 
@@ -118,8 +128,8 @@ def _ended_by(evaluation: Evaluation, max_turns: int) -> dict[str, int]:
     """Return the limits that ended episodes; an environment's own, lower number of turns is none of the settings."""
     counts = evaluation.ended_by
     own = sum(e.ended_by == "max_turns" and len(e.steps) < max_turns for e in evaluation.valid)
-    left = counts.pop("max_turns", 0) - own
-    return counts | ({"max_turns": left} if left else {}) | ({"own_max_turns": own} if own else {})
+    others = counts.pop("max_turns", 0) - own
+    return counts | ({"max_turns": others} if others else {}) | ({"own_max_turns": own} if own else {})
 
 
 def _contexts(episodes: Sequence[Episode]) -> list[int]:
@@ -169,10 +179,10 @@ def _figures(evaluation: Evaluation, n: int) -> dict[str, Any]:
     }
 
 
-def _tools(episodes: Sequence[Episode], faulted: Sequence[Episode]) -> dict[str, Any]:
+def _tools(episodes: Sequence[Episode], fault_episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return the figures of each tool: its calls in counted episodes, and the attempts that have no score due to it."""
     figures = tool_figures(episodes)
-    for name, count in Counter(filter(None, map(faulted_tool, faulted))).items():
+    for name, count in Counter(filter(None, map(faulted_tool, fault_episodes))).items():
         figures.setdefault(name, ToolFigures()).faults = count
     return {
         name: {
@@ -192,13 +202,13 @@ def _warnings(tools: Mapping[str, Any]) -> list[str]:
     warnings: list[str] = []
     for name, tool in tools.items():
         calls = tool["calls"] + tool["faults"]
-        lost = f"{tool['faults']} episodes ended by a fault of it and are not in the score" if tool["faults"] else ""
+        loss = f"{tool['faults']} episodes ended by a fault of it and are not in the score" if tool["faults"] else ""
         if tool["has_only_failed"]:
             kinds = ", ".join(f"{kind} {count}" for kind, count in tool["errors"].items())
-            reasons = "; ".join(filter(None, [kinds, lost]))
+            reasons = "; ".join(filter(None, [kinds, loss]))
             warnings.append(f"the tool {name} never worked in {calls} calls: {reasons}")
-        elif lost:
-            warnings.append(f"the tool {name}: {lost}")
+        elif loss:
+            warnings.append(f"the tool {name}: {loss}")
     return warnings
 
 

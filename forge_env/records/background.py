@@ -20,12 +20,12 @@ def open_sinks(
     entries: Sequence[str], option: str, folder: Path, config: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[Background]:
     """Start sinks by their names or targets, see `load_sink`, each in a thread of its own."""
-    found = {entry: load_sink(entry, option) for entry in entries}
+    loaders = {entry: load_sink(entry, option) for entry in entries}
     return [
         Background(
             f"the sink {entry}", partial(make, folder, config, say), say, episodes=hasattr(sink_class, "episode")
         )
-        for entry, (sink_class, make) in found.items()
+        for entry, (sink_class, make) in loaders.items()
     ]
 
 
@@ -53,7 +53,7 @@ class Background:
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         self.name = name
-        self.dropped = 0
+        self.num_dropped = 0
         """Records that were dropped because the sink was too slow."""
         self.is_off = False
         """Whether it raised."""
@@ -87,8 +87,8 @@ class Background:
             self._say(
                 f"warning: {self.name} did not finish within {self._seconds:g} s: {waiting} records are not in it"
             )
-        if self.dropped:
-            self._say(f"warning: {self.name} was too slow: {self.dropped} records are not in it")
+        if self.num_dropped:
+            self._say(f"warning: {self.name} was too slow: {self.num_dropped} records are not in it")
 
     def _put(self, work: Callable[[Sink], None]) -> None:
         if self.is_off:
@@ -96,8 +96,8 @@ class Background:
         try:
             self._queue.put_nowait(work)
         except queue.Full:
-            self.dropped += 1
-            if self.dropped == 1:
+            self.num_dropped += 1
+            if self.num_dropped == 1:
                 self._say(
                     f"warning: {self.name} is {self._queue.maxsize} records behind: what it cannot take is dropped"
                 )

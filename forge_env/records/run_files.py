@@ -75,8 +75,8 @@ def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
 def trained_config(run: Path, section: str = "env") -> dict[str, Any] | None:
     """Return a section of the config of a training run, or of a checkpoint's; None if there is none."""
     run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
-    found = _read_yaml(run / CONFIG).get(section) if (run / CONFIG).is_file() else None
-    return found if isinstance(found, dict) else None  # otherwise it is another program's file
+    section_values = _read_yaml(run / CONFIG).get(section) if (run / CONFIG).is_file() else None
+    return section_values if isinstance(section_values, dict) else None  # otherwise it is another program's file
 
 
 def env_here(name: Any, run: Path) -> Any:
@@ -86,9 +86,9 @@ def env_here(name: Any, run: Path) -> Any:
     return f"{own}:{class_name}" if Path(file).name == ENVIRONMENT and own.is_file() else name
 
 
-def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:
+def limits_from(settings: Mapping[str, Any]) -> EpisodeLimits:
     """Return the limits in saved settings, with defaults for missing ones."""
-    return EpisodeLimits(**{f.name: saved[f.name] for f in fields(EpisodeLimits) if f.name in saved})
+    return EpisodeLimits(**{f.name: settings[f.name] for f in fields(EpisodeLimits) if f.name in settings})
 
 
 def read_object(file: Path) -> dict[str, Any]:

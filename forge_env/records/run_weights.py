@@ -65,7 +65,7 @@ def run_weights(name: str) -> RunWeights:
     return RunWeights(name=name, run=folder, step=None, folder=folder / "model")
 
 
-def evaluated(run: Path) -> dict[int, float]:
+def success_by_step(run: Path) -> dict[int, float]:
     """The held-out success of each evaluated step of a run."""
     return {int(record["step"]): record["success"] for record in metrics_of(run, "evaluation") if "success" in record}
 
@@ -98,7 +98,7 @@ def _step(run: Path, choice: str, folders: Mapping[int, Path]) -> int:
         return max(folders)
     there = f"it has the weights of {_steps(folders)}"
     if choice == BEST:
-        success = evaluated(run)
+        success = success_by_step(run)
         if (best := best_step(success, folders)) is None:
             reason = f"it has evaluated {_steps(success)}" if success else "it has no evaluation"
             raise UserError(f"there is no best step of {run}: {reason}, and {there}; name one, as {run}@{max(folders)}")

@@ -89,13 +89,13 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
         entry: a name of a table, "NAME" or "NAME:MODE", or a target.
     """
     name, _, mode = entry.partition(":")
-    known = rows("sinks")
-    if name not in known and ":" not in entry:
-        raise UserError(f"{option} {entry}: there is no sink {entry!r}. {nearest(entry, known)}")
+    table = rows("sinks")
+    if name not in table and ":" not in entry:
+        raise UserError(f"{option} {entry}: there is no sink {entry!r}. {nearest(entry, table)}")
     try:
-        sink_class: Any = load(known[name].target if name in known else entry, option=option)
+        sink_class: Any = load(table[name].target if name in table else entry, option=option)
     except UserError as error:
-        if name in known or not (close := difflib.get_close_matches(name, known, n=1)):
+        if name in table or not (close := difflib.get_close_matches(name, table, n=1)):
             raise
         raise UserError(f"{error}. Did you mean the sink {close[0]}?") from None
     where = f"{option} {entry}"
@@ -110,7 +110,7 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
         raise UserError(
             f"{where}: {sink_class.__name__} is made as {sink_class.__name__}(folder, config), and does not take that"
         )
-    mode = mode if name in known else ""
+    mode = mode if name in table else ""
     if mode and "mode" not in takes:
         raise UserError(f"{where}: {name} has no modes; leave out what stands behind it")
     if hasattr(sink_class, "check"):
@@ -120,8 +120,8 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
             raise UserError(f"{where}: {error}") from None
 
     def make(folder: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> Sink:
-        given = {"mode": mode, "say": say}
-        return cast(Sink, sink_class(folder, config, **{each: given[each] for each in takes}))
+        own_options = {"mode": mode, "say": say}
+        return cast(Sink, sink_class(folder, config, **{each: own_options[each] for each in takes}))
 
     return sink_class, make
 
@@ -132,9 +132,9 @@ _METHODS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 
 
-def _takes(function: Any, *arguments: Any, **named: Any) -> bool:
+def _takes(function: Any, *arguments: Any, **kwargs: Any) -> bool:
     try:
-        inspect.signature(function).bind(*arguments, **named)
+        inspect.signature(function).bind(*arguments, **kwargs)
     except TypeError:
         return False
     return True

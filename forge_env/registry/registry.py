@@ -17,7 +17,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.registry.contrib import family, rows, tool_source
 from forge_env.registry.gymnasium_registration import is_imported
-from forge_env.registry.registry_file import Entry, Kind, make_entry, registered
+from forge_env.registry.registry_file import Entry, Kind, make_entry, registered_entries
 from forge_env.registry.tool_sets import derive_tools
 from forge_env.utils.targets import add_to_path, load, source_of
 
@@ -63,7 +63,7 @@ def register(
         kind = "env" if isinstance(target, str) or is_env(target) else "tools"
     text = target if isinstance(target, str) else source_of(target)
     entry = make_entry(name, text, kind=kind, description=description, options=options)
-    present = _process.get((kind, name)) or (_shipped().get(name) if kind == "env" else None)
+    present = _process.get((kind, name)) or (_built_in().get(name) if kind == "env" else None)
     holder = present.target if present else text
     if holder != text and not replace:
         raise UserError(f"the {_KINDS[kind]} name {name!r} is taken by {holder}; choose another name")
@@ -115,15 +115,15 @@ def env_class(name: str) -> type[Env]:
     """Return the class of a registered name, of a target such as "module:Class", or of a family's member.
 
     Raises:
-        UserError: for an unknown name, with the nearest one, or a target that is no environment.
+        UserError: for an unknown name, with the nearest one, or a target that is not an environment.
     """
-    loaded = load_entry(resolve(name, "env"))
-    if not is_env(loaded):
+    target = load_entry(resolve(name, "env"))
+    if not is_env(target):
         raise UserError(
-            f"{name!r} is not an environment: {loaded!r} is no subclass of forge_env.Env; a function that makes a "
+            f"{name!r} is not an environment: {target!r} is no subclass of forge_env.Env; a function that makes a "
             "gymnasium.Env has the prefix gymnasium:"
         )
-    return loaded
+    return target
 
 
 def tools_of(name: str) -> list[Tool]:
@@ -137,11 +137,11 @@ def tools_of(name: str) -> list[Tool]:
         UserError: for an unknown name, with the nearest one, or a target without tools.
     """
     entry = resolve(name, "tools")
-    loaded = load_entry(entry)
-    if is_env(loaded):
+    target = load_entry(entry)
+    if is_env(target):
         raise UserError(f"{name!r} is an environment, not a set of tools")
     try:
-        return derive_tools(loaded, name=entry.name, options=entry.options)
+        return derive_tools(target, name=entry.name, options=entry.options)
     except UserError as error:
         raise UserError(f"{error}{_registered_in(entry)}") from None
 
@@ -161,8 +161,8 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
     other = find(name)
     if other is not None and kind is not None:
         raise UserError(f"there is no {_KINDS[kind]} {name!r}: that name is registered as kind {other.kind}")
-    known = [entry.name for entry in entries() if kind in (None, entry.kind)]
-    raise UserError(f"there is no {_KINDS[kind]} {name!r}. {nearest(name, known)}")
+    names = [entry.name for entry in entries() if kind in (None, entry.kind)]
+    raise UserError(f"there is no {_KINDS[kind]} {name!r}. {nearest(name, names)}")
 
 
 def registration(name: str) -> dict[str, str]:
@@ -171,17 +171,17 @@ def registration(name: str) -> dict[str, str]:
     return {"target": entry.target, "file": str(entry.file)} if entry is not None and entry.file else {}
 
 
-def check_registered(name: str, recorded: object) -> None:
+def check_registered(name: str, registration: object) -> None:
     """Check that a name which a run recorded is known here.
 
     Args:
-        recorded: its `registration` when the run began, as the run's folder has it.
+        registration: what it was when the run began, as the run's folder has it.
     """
-    if not isinstance(recorded, Mapping) or not {"target", "file"} <= recorded.keys():
+    if not isinstance(registration, Mapping) or not {"target", "file"} <= registration.keys():
         return
     if ":" in name or find(name, "env") is not None:
         return
-    target, file = recorded["target"], recorded["file"]
+    target, file = registration["target"], registration["file"]
     raise UserError(
         f"there is no environment {name!r} in this folder; when the run began, it was {target}, registered in {file}: "
         f"work in the folder of that file, set FORGE_ENV_REGISTRY={file}, or register it here with `forge-env register "
@@ -205,10 +205,10 @@ def load_entry(entry: Entry) -> Any:
     try:
         if row := family(entry.target):
             return row.load()(entry.target.partition(":")[2])
-        loaded, gymnasium = load(entry.target), sys.modules.get("gymnasium")
-        is_theirs = gymnasium is not None and isinstance(loaded, type) and issubclass(loaded, gymnasium.Env)
+        target, gymnasium = load(entry.target), sys.modules.get("gymnasium")
+        is_theirs = gymnasium is not None and isinstance(target, type) and issubclass(target, gymnasium.Env)
         row = rows("families").get("gymnasium") if is_theirs else None
-        return row.load()(entry.target) if row else loaded
+        return row.load()(entry.target) if row else target
     except UserError as error:
         raise UserError(f"{error}{_registered_in(entry)}") from error
 
@@ -216,12 +216,12 @@ def load_entry(entry: Entry) -> Any:
 def _sources() -> Iterator[Sequence[Entry]]:
     """Yield the entries of each source, in order of precedence; a source is read when it is reached."""
     yield list(_process.values())
-    yield registered()
-    yield _installed(tuple(sys.path))
-    yield list(_shipped().values())
+    yield registered_entries()
+    yield _entry_points(tuple(sys.path))
+    yield list(_built_in().values())
 
 
-def _shipped() -> dict[str, Entry]:
+def _built_in() -> dict[str, Entry]:
     contrib = {name: (row.target, row.about) for name, row in rows("envs").items()}
     return {
         name: Entry(name=name, kind="env", target=target, description=about, source="built-in")
@@ -230,7 +230,7 @@ def _shipped() -> dict[str, Entry]:
 
 
 @functools.lru_cache(maxsize=4)
-def _installed(path: tuple[str, ...]) -> Sequence[Entry]:
+def _entry_points(path: tuple[str, ...]) -> Sequence[Entry]:
     """Return the entry points of the packages on a path. Cached, because scanning takes about 20 ms."""
     points = importlib.metadata.entry_points()
     groups: tuple[tuple[Kind, str], ...] = (("env", "forge_env.envs"), ("tools", "forge_env.tools"))

@@ -29,7 +29,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from forge_env.core.errors import UserError, nearest
 from forge_env.registry.contrib import tool_source
 from forge_env.registry.tool_sets import check_options
-from forge_env.utils.atomic import locked, replace_file
+from forge_env.utils.atomic import hold_lock, replace_file
 from forge_env.utils.owners import path_problem, stat_problem
 from forge_env.utils.targets import is_path, split_target
 from forge_env.utils.yaml_text import read_yaml, write_yaml
@@ -39,7 +39,7 @@ FILE = Path(".forge_env") / "registry.yaml"
 FILE_VARIABLE = "FORGE_ENV_REGISTRY"
 _HEADER = "# Names of environments and tools, written by `forge-env register`. Editing it by hand is fine.\n"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_warned: set[Path] = set()
+_with_warning: set[Path] = set()
 logger = logging.getLogger(__name__)
 
 
@@ -122,7 +122,7 @@ def project_file() -> RegistryFile | None:
     return RegistryFile(root / FILE, below=root)
 
 
-def registered() -> Sequence[Entry]:
+def registered_entries() -> Sequence[Entry]:
     file = project_file()
     return list(file.read().values()) if file is not None and file.is_readable() else []
 
@@ -158,8 +158,8 @@ class RegistryFile:
         """Whether the file is there and has no problem, which is logged once in this process."""
         if not self.path.exists():
             return self._below is None
-        if (problem := self.problem) and self.path not in _warned:
-            _warned.add(self.path)
+        if (problem := self.problem) and self.path not in _with_warning:
+            _with_warning.add(self.path)
             logger.warning("%s", problem)
         return not problem
 
@@ -176,9 +176,9 @@ class RegistryFile:
     def remove(self, name: str) -> Entry:
         self._find(name, self.read())  # raises before a folder is created
         with self._change() as (text, entries):
-            removed = self._find(name, entries)
+            previous = self._find(name, entries)
             self._write(text, {other: entry for other, entry in entries.items() if other != name}, name)
-        return removed
+        return previous
 
     def _find(self, name: str, entries: Mapping[str, Entry]) -> Entry:
         if name not in entries:
@@ -189,7 +189,7 @@ class RegistryFile:
     def _change(self) -> Iterator[tuple[str, dict[str, Entry]]]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path):
+            with hold_lock(self.path):
                 text = self._text()
                 yield text, self._parse(text)
         except OSError as error:
@@ -238,7 +238,7 @@ class RegistryFile:
         import yaml
 
         try:
-            written = _FIELDS.validate_python(read_yaml(text, str(self.path)) or {})
+            fields_by_name = _FIELDS.validate_python(read_yaml(text, str(self.path)) or {})
         except ValidationError as error:
             wrong = error.errors()[0]
             where = ".".join(map(str, wrong["loc"])) or "the names"
@@ -249,7 +249,7 @@ class RegistryFile:
             reason = getattr(error, "problem", None) or " ".join(str(error).split())
             raise UserError(f"{self.path}{line}: it is not YAML: {reason}") from None
         try:
-            return {name: self._entry(name, fields) for name, fields in written.items()}
+            return {name: self._entry(name, fields) for name, fields in fields_by_name.items()}
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 

@@ -49,7 +49,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise UserError(f"the option {option} of a tool is {value!r}: {reason[:1].lower()}{reason[1:]}") from None
 
 
-def untyped(function: Callable[..., Any]) -> list[str]:
+def without_type(function: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters without an annotation, except `self`."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.annotation is p.empty and p.name != "self"]
@@ -59,9 +59,9 @@ def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     names = [name for name in dir(owner) if not name.startswith("_")]
     kinds = (FunctionType, staticmethod, classmethod)
     methods = [name for name in names if isinstance(inspect.getattr_static(owner, name), kinds)]
-    marked = [name for name in methods if is_tool(getattr(owner, name))]
-    documented = [n for n in methods if inspect.getdoc(getattr(owner, n)) and not untyped(getattr(owner, n))]
-    selected = marked or documented
+    with_mark = [name for name in methods if is_tool(getattr(owner, name))]
+    with_text = [n for n in methods if inspect.getdoc(getattr(owner, n)) and not without_type(getattr(owner, n))]
+    selected = with_mark or with_text
     if not selected:
         raise UserError(
             f"{owner.__qualname__} has no tools: mark its methods with @tool, or give them docstrings and types"

@@ -36,13 +36,13 @@ async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> 
     if conversation.shorter:  # the last exchange does not fit beside the summary
         conversation.observation, conversation.shorter = conversation.shorter, ()
         return None
-    asked, observation = conversation.asked, conversation.observation
-    is_plain = asked is not None and asked.prompt is not None
+    next_turn, observation = conversation.next_turn, conversation.observation
+    is_plain = next_turn is not None and next_turn.prompt is not None
     if not conversation.compact_at or not conversation.turns or conversation.auxiliary or is_plain:
         return reason
     conversation.observation = with_text(observation, COMPACT_PROMPT)
-    conversation.asked, conversation.is_summarised = None, True
-    started = time.perf_counter()
+    conversation.next_turn, conversation.is_summarised = None, True
+    start_time = time.perf_counter()
     try:
         turn, action = await run.act(conversation, tools)
         cut_by = run.cutting_limit(conversation, turn, action)
@@ -51,8 +51,8 @@ async def make_room(run: EpisodeRun, tools: Sequence[ToolSpec], reason: str) -> 
         run.info["no_summary"] = f"there was no room to write one: {full}"
         return f"{reason}; a summary has no room either"
     finally:
-        conversation.asked, conversation.is_summarised = asked, False
-    turn.is_summary, turn.policy_seconds = True, time.perf_counter() - started
+        conversation.next_turn, conversation.is_summarised = next_turn, False
+    turn.is_summary, turn.policy_seconds = True, time.perf_counter() - start_time
     run.record(conversation, turn)
     if cut_by:
         run.info["no_summary"] = f"it was cut off by {cut_by}"

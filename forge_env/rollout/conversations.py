@@ -75,7 +75,7 @@ class Conversations:
 
     def lineage(self) -> tuple[Lineage, ...]:
         """Return where each row comes from. A conversation without tokens counts as a row."""
-        found: list[Lineage] = []
+        rows: list[Lineage] = []
         starts: dict[int, int] = {}
         count = 0
         for number, conversation in self._in_order():
@@ -88,7 +88,7 @@ class Conversations:
                 at = starts[number] + i
                 if not i:
                     began = self._began[number] or (_FIRST if number == first else _BY_ENVIRONMENT)
-                    found.append(
+                    rows.append(
                         Lineage(
                             turn=at,
                             parent=self._parent(began, starts),
@@ -99,8 +99,8 @@ class Conversations:
                         )
                     )
                 elif turn.starts_row:
-                    found.append(replace(found[-1], turn=at, parent=at - 1, known_by="template", **_BY_TEMPLATE))
-        return tuple(found)
+                    rows.append(replace(rows[-1], turn=at, parent=at - 1, known_by="template", **_BY_TEMPLATE))
+        return tuple(rows)
 
     def _parent(self, began: RowBegan, starts: Mapping[int, int]) -> int | None:
         parent = self._by_number.get(-1 if began.parent is None else began.parent)
@@ -120,7 +120,7 @@ class Conversations:
             if next_turn.began is not None:
                 self._began[number] = next_turn.began
             self._by_number[number] = self.current
-        self.current.asked = next_turn
+        self.current.next_turn = next_turn
         self.current.observation = observation
 
     def compact(self, summary: str, observation: Sequence[Message]) -> None:
@@ -138,7 +138,7 @@ class Conversations:
         self._began = {before if key == number else key: began for key, began in self._began.items()}
         self._began[number] = _BY_SUMMARY._replace(parent=before, turns=len(old.turns))
         new = self.current = self._by_number[number] = self._new(number)
-        new.request_id, new.asked = f"{old.request_id}/summary", old.asked
+        new.request_id, new.next_turn = f"{old.request_id}/summary", old.next_turn
         new.seed = None if old.seed is None else old.seed - _SEED_STRIDE
         new.head = old.head or old.turns[0].observation
         new.shorter = with_text(new.head, summary)

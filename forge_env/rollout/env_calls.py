@@ -15,7 +15,7 @@ from forge_env.core.user_code import error_text, fault, guard
 from forge_env.rollout.env_results import read_success, recorded_info
 from forge_env.utils.deadlines import Deadline, has_expired
 from forge_env.utils.gates import GRACE_SECONDS, Gate, gate_of, still_running
-from forge_env.utils.threads import call_on, gated
+from forge_env.utils.threads import behind_gate, call_on
 
 HELD_SECONDS = 5.0
 """How long `close` waits for a method that runs on. Afterwards the instance is closed in the background, when the
@@ -42,7 +42,7 @@ async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline
 
 
 def is_timeout(error: BaseException, deadline: Deadline) -> bool:
-    return deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError)
+    return deadline.has_expired and isinstance(error, Exception) and not isinstance(error, ForgeError)
 
 
 def is_default(env: Env, name: str) -> bool:
@@ -81,7 +81,7 @@ async def close_env(env: Env, seconds: float) -> str:
     A failing close does not change the episode.
     """
     gate = gate_of(env)
-    if is_default(env, "close") and not gate.held:
+    if is_default(env, "close") and not gate.holders:
         return ""
     was_held = gate.is_held
     deadline = Deadline(seconds)
@@ -89,7 +89,7 @@ async def close_env(env: Env, seconds: float) -> str:
         with guard("close"), deadline:
             await close_instance(env)
     except ForgeError as error:
-        if not deadline.expired:
+        if not deadline.has_expired:
             return error_text(error)
         return _not_closed(gate) if was_held and gate.is_held else f"close took longer than {seconds:g} s"
     return ""
@@ -99,7 +99,7 @@ def _not_closed(gate: Gate) -> str:
     return f"it is not closed yet: {still_running(gate.running)}"
 
 
-@gated
+@behind_gate
 async def close_instance(env: Env) -> None:
     """Close an environment when its methods have ended, for which it waits HELD_SECONDS at most.
 

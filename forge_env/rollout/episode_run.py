@@ -74,7 +74,7 @@ class EpisodeRun:
         while turns < self.limits.max_turns:
             if self.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
                 raise LimitReached("episode_seconds")
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             try:
                 turn, action = await self.act(self.conversations.current, env.tools)
             except ContextFull as full:
@@ -92,7 +92,7 @@ class EpisodeRun:
                     "NextTurn.count asks for no turn, so only an environment with turns at once may set it"
                 ) from None
             turns += 1
-            end = await self._step(env, turn, action, time.perf_counter() - started)
+            end = await self._step(env, turn, action, time.perf_counter() - start_time)
             if end is not None:
                 return end
         await self.notify_limit(env, "max_turns")
@@ -160,8 +160,8 @@ class EpisodeRun:
         Args:
             tools: that the model may call.
         """
-        if conversation.asked is not None:
-            self._check_agent(conversation.asked)
+        if conversation.next_turn is not None:
+            self._check_agent(conversation.next_turn)
         self.waits_for, self.since = "act", time.monotonic()
         deadline: Deadline | None = None
         try:
@@ -177,10 +177,10 @@ class EpisodeRun:
             # The episode was not cancelled: a task or future that the agent awaits was.
             raise PolicyError(describe("agent", error)) from error
         except BaseException as error:
-            if deadline is not None and deadline.expired and isinstance(error, TimeoutError):
+            if deadline is not None and deadline.has_expired and isinstance(error, TimeoutError):
                 raise PolicyError(f"{type(self.agent).__name__} did not answer within {seconds:g} s") from None
             cause = first_error(error)  # an agent with a TaskGroup raises an exception group
-            if isinstance(cause, TemplateError) and conversation.asked is not None:
+            if isinstance(cause, TemplateError) and conversation.next_turn is not None:
                 raise EnvError(str(cause)) from cause  # these messages are the environment's; others may be fine
             conversation.endpoint_is_full = isinstance(cause, EndpointFull)
             if isinstance(cause, (ForgeError, ContextFull, PromptCounted)):
@@ -205,13 +205,13 @@ class EpisodeRun:
 
     async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> End | None:
         """Take one step; returns the end of the episode, or None."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
         step = await self.call_env("step", read_step, env.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
-        turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
+        turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - start_time
         end = self.apply(step)
         return (cut_end(step, cut_by) or end) if cut_by else end
 
@@ -248,12 +248,12 @@ class EpisodeRun:
         sampled = len(turn.token_ids) or usage.get("completion_tokens", 0)
         if not 0 < sampled < conversation.max_turn_tokens:
             return "max_turn_tokens"
-        asked = None if conversation.asked is None else conversation.asked.max_tokens
-        if asked is not None and sampled >= asked:
+        token_limit = None if conversation.next_turn is None else conversation.next_turn.max_tokens
+        if token_limit is not None and sampled >= token_limit:
             return "environment"
-        held = usage.get("prompt_tokens", conversation.max_tokens) + sampled
-        if turn.kind == "text" and held < conversation.max_tokens:  # an endpoint has a limit of its own
-            self.info["context_tokens"] = held
+        context_tokens = usage.get("prompt_tokens", conversation.max_tokens) + sampled
+        if turn.kind == "text" and context_tokens < conversation.max_tokens:  # an endpoint has a limit of its own
+            self.info["context_tokens"] = context_tokens
             return CONTEXT
         return self.full_limit(conversation)
 
@@ -272,11 +272,11 @@ class EpisodeRun:
         try:
             result = await call_env(part, invoke(method, *args, **kwargs), deadline)
         except EnvTimeout:
-            if not deadline.expired:
+            if not deadline.has_expired:
                 raise
             raise LimitReached(limit, part) from None
         finally:
-            self.seconds_left -= deadline.used
+            self.seconds_left -= deadline.seconds_used
         with _reading(part):
             return read(result)
 

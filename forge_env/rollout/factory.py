@@ -22,7 +22,7 @@ from forge_env.registry.registry import env_class, is_of_process, load
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_background
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
-from forge_env.tool_env.rubric import GROUP_ARGUMENTS, group_methods, load_reward, numbered
+from forge_env.tool_env.rubric import GROUP_ARGUMENTS, group_methods, load_reward, with_numbers
 from forge_env.utils import by_value
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import Gate, watch_executor
@@ -46,8 +46,8 @@ class EnvFactory:
             env = factory.make()
 
     Raises:
-        UserError: for what is no environment, an unknown option, a value of the wrong type, or a missing option that
-            `tasks` or a `shared` factory requires.
+        UserError: for what is not an environment, an unknown option, a value of the wrong type, or a missing option
+            that `tasks` or a `shared` factory requires.
     """
 
     def __init__(self, env_class: type[Env], *, name: str = "", **options: Any) -> None:
@@ -103,13 +103,13 @@ class EnvFactory:
         """Let a function of the user's own compare the siblings, too; "" is none.
 
         Raises:
-            UserError: when it cannot be imported, or has parameters that are no arguments of such a function.
+            UserError: when it cannot be imported, or has parameters that are not arguments of such a function.
         """
         if not target:
             return
         own = load_reward(target, arguments=GROUP_ARGUMENTS, option="--group-reward")
         parts = (*getattr(self.env_class, "_rewards", ()), *getattr(self.env_class, "_rubric", ()), *self.group_rewards)
-        self.group_rewards = (*self.group_rewards, *numbered([own], taken=[part.name for part in parts]))
+        self.group_rewards = (*self.group_rewards, *with_numbers([own], other_names=[part.name for part in parts]))
         self.group_reward = target
 
     def check_group_size(self, size: int, option: str) -> None:
@@ -189,7 +189,7 @@ class EnvFactory:
         Raises:
             EnvError: when the environment's constructor raises.
         """
-        env = self._unconstructed()
+        env = self._new_instance()
         with guard(f"{self.env_class.__name__}()"):
             env.__init__(**self._own_options(more))  # type: ignore[misc]
             check_instance(env, Env)
@@ -209,7 +209,7 @@ class EnvFactory:
         watch_executor()
         if self._is_instant:
             return self.make(**more)
-        env = self._unconstructed()
+        env = self._new_instance()
         constructor, name = env.__init__, f"{self.env_class.__name__}()"  # type: ignore[misc]
         try:
             await call_env(name, call_on(env, constructor, **self._own_options(more)), Deadline(seconds))
@@ -220,7 +220,7 @@ class EnvFactory:
             check_instance(env, Env)
         return env
 
-    def _unconstructed(self) -> Env:
+    def _new_instance(self) -> Env:
         env = self.env_class.__new__(self.env_class)
         env.__dict__["_gate"] = Gate(allows_overlap=self.env_class.allows_overlap, background=self._background)
         for name, value in self._shared.items():
@@ -228,7 +228,7 @@ class EnvFactory:
         return env
 
     def _own_options(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options for one instance: its own data, and what is no data, as a client, shared by all."""
+        """Return options for one instance: its own data, and what is not data, as a client, shared by all."""
         options = {**self._constructor_options, **more}
         return options | {name: own_containers(options[name]) for name in self._own if name in options}
 

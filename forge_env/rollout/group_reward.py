@@ -42,7 +42,7 @@ from forge_env.utils.threads import call_on, invoke
 T = TypeVar("T")
 
 
-async def compared(
+async def with_group_rewards(
     factory: EnvFactory, group: Group, *, limits: EpisodeLimits | None = None, env_options: Mapping[str, Any] = {}
 ) -> Group:
     """The group with the rewards of its comparison; the same object if nothing compares.
@@ -58,7 +58,7 @@ async def compared(
         return group
     limits = limits or factory.episode_limits()
     info: dict[str, Any] = {INFO_KEY: own_copy(valid[-1].info[INFO_KEY])} if INFO_KEY in valid[-1].info else {}
-    recorded = recording.set(info)  # what a judge uses is recorded once, in the last sibling
+    token = recording.set(info)  # what a judge uses is recorded once, in the last sibling
     env: Env | None = None
     try:
         if len(valid) == 1:
@@ -69,19 +69,19 @@ async def compared(
             "the comparison of a group", values_of(parts, valid, env), Deadline(limits.scoring_seconds)
         )
         by_episode = zip(*values, strict=True)
-        done = [_with_parts(episode, parts, its) for episode, its in zip(valid, by_episode, strict=True)]
+        results = [_with_parts(episode, parts, its) for episode, its in zip(valid, by_episode, strict=True)]
     except (EnvError, InfraError) as fault:
         outcome, error = fault_of(fault)
-        lost: dict[str, Any] = {"outcome": outcome, "error": masked_text(error), "reward": None, "success": None}
-        done = [replace(episode, ended_by="", **lost) for episode in valid]
+        fields: dict[str, Any] = {"outcome": outcome, "error": masked_text(error), "reward": None, "success": None}
+        results = [replace(episode, ended_by="", **fields) for episode in valid]
     finally:
-        recording.reset(recorded)
+        recording.reset(token)
         if env is not None:
             await close_env(env, limits.step_seconds)
     if info:
-        done[-1] = replace(done[-1], info={**done[-1].info, **info})
-    rewarded = {episode.id: episode for episode in done}
-    return replace(group, episodes=tuple(rewarded.get(episode.id, episode) for episode in group.episodes))
+        results[-1] = replace(results[-1], info={**results[-1].info, **info})
+    by_id = {episode.id: episode for episode in results}
+    return replace(group, episodes=tuple(by_id.get(episode.id, episode) for episode in group.episodes))
 
 
 async def values_of(parts: Sequence[RewardPart], episodes: Sequence[Episode], env: Env | None) -> list[list[float]]:
@@ -100,9 +100,9 @@ async def values_of(parts: Sequence[RewardPart], episodes: Sequence[Episode], en
     for part in parts:
         if "episodes" in part.names:  # each part has copies of its own
             arguments["episodes"] = [own_copy(e) for e in episodes]
-        given = {name: arguments[name] for name in part.names}
+        inputs = {name: arguments[name] for name in part.names}
         with guard(f"group reward {part.name}"):
-            call = call_on(env, part.function, env, **given) if part.is_method else invoke(part.function, **given)
+            call = call_on(env, part.function, env, **inputs) if part.is_method else invoke(part.function, **inputs)
             result = await call
             is_list = isinstance(result, Iterable) and not isinstance(result, str | Mapping)
             numbers = list(result) if is_list else []
@@ -143,11 +143,15 @@ async def pairwise(items: Sequence[T], compare: Callable[[T, T], Awaitable[float
         return value
 
     try:
-        async with asyncio.TaskGroup() as asked:
-            won = {(i, j): asked.create_task(points(items[i], items[j])) for i, j in permutations(range(len(items)), 2)}
+        async with asyncio.TaskGroup() as tasks:
+            wins = {
+                (i, j): tasks.create_task(points(items[i], items[j])) for i, j in permutations(range(len(items)), 2)
+            }
     except* Exception as errors:
         raise first_error(errors) from None
-    shares = [[(won[i, j].result() + 1 - won[j, i].result()) / 2 for a, j in won if a == i] for i in range(len(items))]
+    shares = [
+        [(wins[i, j].result() + 1 - wins[j, i].result()) / 2 for a, j in wins if a == i] for i in range(len(items))
+    ]
     return [sum(of_item) / len(of_item) for of_item in shares]
 
 
@@ -159,9 +163,9 @@ def fault_of(error: EnvError | InfraError) -> tuple[Outcome, str]:
 
 
 def _with_parts(episode: Episode, parts: Sequence[RewardPart], values: Sequence[float]) -> Episode:
-    added = {part.name: value for part, value in zip(parts, values, strict=True)}
-    if there := episode.rewards.keys() & added:
+    by_part = {part.name: value for part, value in zip(parts, values, strict=True)}
+    if there := episode.rewards.keys() & by_part:
         raise EnvError(f"the environment's own reward has the part {min(there)}: give the group reward another name")
-    total = (episode.reward or 0.0) + sum(part.weight * added[part.name] for part in parts)
+    total = (episode.reward or 0.0) + sum(part.weight * by_part[part.name] for part in parts)
     reward = reward_value(total, "the reward with the parts of its group is")
-    return replace(episode, reward=reward, rewards={**episode.rewards, **added})
+    return replace(episode, reward=reward, rewards={**episode.rewards, **by_part})

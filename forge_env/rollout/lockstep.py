@@ -63,7 +63,7 @@ class _PendingRequest:
     request: Request
     episode: object
     """The episode of the request; an episode may have several turns at once."""
-    sent: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    on_send: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answer: asyncio.Future[Completion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -120,13 +120,13 @@ class Wave:
         try:
             self._send_when_complete()
             async with queued():
-                await pending.sent
+                await pending.on_send
             return await pending.answer
         finally:
             self._pending.pop(request.request_id, None)
 
     def _send_when_complete(self) -> None:
-        batch = [pending for pending in self._pending.values() if not pending.sent.done()]
+        batch = [pending for pending in self._pending.values() if not pending.on_send.done()]
         episodes = len({id(pending.episode) for pending in batch})
         if self._sending is None and batch and episodes >= self._running and self._policy is not None:
             batch.sort(key=lambda pending: pending.request.request_id)
@@ -134,8 +134,8 @@ class Wave:
 
     async def _send(self, policy: BatchPolicy, batch: Sequence[_PendingRequest]) -> None:
         for pending in batch:
-            if not pending.sent.done():  # it may just have been cancelled
-                pending.sent.set_result(None)
+            if not pending.on_send.done():  # it may just have been cancelled
+                pending.on_send.set_result(None)
         answers: Sequence[Completion | Exception]
         try:
             answers = await policy.generate_batch([pending.request for pending in batch])

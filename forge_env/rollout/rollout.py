@@ -28,7 +28,7 @@ from forge_env.rollout.env_calls import call_env, close_env, final_info_of, succ
 from forge_env.rollout.env_results import recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.group_reward import compared, fault_of
+from forge_env.rollout.group_reward import fault_of, with_group_rewards
 from forge_env.rollout.options import option_types
 from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
@@ -80,7 +80,7 @@ async def run_group(
 
     Where the factory has group rewards, the siblings are compared at the end.
     """
-    replaced: list[Episode] = []
+    retries: list[Episode] = []
     if spec.is_measured:
         on_fault = replace(on_fault, refills_timeouts=False)
 
@@ -101,7 +101,7 @@ async def run_group(
                 attempts += 1
                 if not on_fault.runs_again(episode.outcome, attempts):
                     return episode
-                replaced.append(episode)
+                retries.append(episode)
 
     try:
         async with asyncio.TaskGroup() as task_group:
@@ -109,8 +109,12 @@ async def run_group(
     except* Exception as errors:
         raise first_error(errors) from None
     episodes = tuple(sibling.result() for sibling in siblings)
-    group = Group(task=spec.task, episodes=episodes, id=spec.group_id, replaced=tuple(replaced))
-    return group if spec.count == 1 else await compared(factory, group, limits=limits, env_options=spec.env_options)
+    group = Group(task=spec.task, episodes=episodes, id=spec.group_id, replaced=tuple(retries))
+    return (
+        group
+        if spec.count == 1
+        else await with_group_rewards(factory, group, limits=limits, env_options=spec.env_options)
+    )
 
 
 async def run_episode(
@@ -194,8 +198,8 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
     """Close an environment; what went wrong, and its facts about the whole episode, go to `info`."""
     if close_error := await close_env(env, seconds):
         info["close_error"] = masked_text(close_error)
-    if unstopped := gate_of(env).running:
-        info["unstopped"] = unstopped
+    if running := gate_of(env).running:
+        info["unstopped"] = running
     await _add_final_info(env, seconds, info)
 
 
@@ -222,8 +226,8 @@ async def offers_tools(factory: EnvFactory, task: Task, *, seed: int, env_option
 
 def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:
     """Return where the rows come from, if there are several; add to the record what they repeat."""
-    if repeated := repeated_tokens([turn for turn in turns if not turn.auxiliary]):
-        run.info["repeated_tokens"] = repeated
+    if repeats := repeated_tokens([turn for turn in turns if not turn.auxiliary]):
+        run.info["repeated_tokens"] = repeats
     lineage = run.conversations.lineage()
     return lineage if len(lineage) > 1 else ()
 

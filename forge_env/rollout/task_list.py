@@ -62,14 +62,14 @@ def read_tasks(
     _check_tasks(split, tasks)
     own = [own_task(task) for task in tasks]  # the environment may keep what it handed out
     if isinstance(items, list) and type(items) is not list:  # one that says more of its tasks stays what it is
-        kept = copy.copy(items)
-        kept[:] = own
-        return kept
+        same_type = copy.copy(items)
+        same_type[:] = own
+        return same_type
     return tuple(own) if isinstance(items, tuple) else own
 
 
 def _check_tasks(split: str, tasks: Sequence[Any]) -> None:
-    seen: set[str] = set()
+    ids: set[str] = set()
     for number, task in enumerate(tasks):
         if not isinstance(task, Task):
             raise BadTasks(
@@ -93,9 +93,9 @@ def _check_tasks(split: str, tasks: Sequence[Any]) -> None:
         for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
             if problem := record_problem(value):
                 raise BadTasks(f"{where}: its {part} {problem}")
-        if task.id in seen:
+        if task.id in ids:
             raise BadTasks(f"tasks({split!r}) holds the id {task.id!r} more than once: draw without repetition")
-        seen.add(task.id)
+        ids.add(task.id)
 
 
 class _TooLate(BaseException):

@@ -133,8 +133,8 @@ class ForgeActor(Actor):
     @concurrent_endpoint
     async def cancel(self, call_id: str) -> None:
         """End a call to a long endpoint, or all calls of a dead caller ("NAME/")."""
-        for known, work in list(self._calls.items()):
-            if known == call_id or (call_id.endswith("/") and known.startswith(call_id)):
+        for other_id, work in list(self._calls.items()):
+            if other_id == call_id or (call_id.endswith("/") and other_id.startswith(call_id)):
                 work.cancel()
 
     @concurrent_endpoint

@@ -69,10 +69,10 @@ def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
     names = slurm_nodes() if settings.kind == "slurm" else settings.workers.replace(",", " ").split()
     if not names:
         raise UserError("launcher.workers is empty: name every host, as in --launcher.workers one,two:22223")
-    found = [_name_and_port(name, settings.port) for name in names]
-    if twice := next((each for each in found if found.count(each) > 1), None):
+    addresses = [_name_and_port(name, settings.port) for name in names]
+    if twice := next((each for each in addresses if addresses.count(each) > 1), None):
         raise UserError(f"launcher.workers names {twice[0]}:{twice[1]} twice: name every host once")
-    return found
+    return addresses
 
 
 def _name_and_port(text: str, default_port: int) -> tuple[str, int]:
@@ -93,11 +93,11 @@ def slurm_nodes() -> list[str]:
             "sbatch examples/slurm/submit.sh"
         )
     try:
-        listed = subprocess.run(
+        output = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(
             f"SLURM does not say which nodes {nodes} are: scontrol show hostnames failed: {error}"
         ) from None
-    return listed.stdout.split()
+    return output.stdout.split()

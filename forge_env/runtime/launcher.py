@@ -63,8 +63,8 @@ class Launcher:
         self.say = say
         self.hosts = hosts
         self.is_stopping = False
-        self._spawned: dict[str, Spawned] = {}
-        self._watched: dict[int, tuple[Spawned, int]] = {}  # pidfd -> actor and rank
+        self._actors: dict[str, Spawned] = {}
+        self._by_pidfd: dict[int, tuple[Spawned, int]] = {}  # pidfd -> actor and rank
         self._pids: set[int] = set()  # of all processes that may still live
         self._temp = ""
         self._failure: asyncio.Future[None] | None = None
@@ -137,7 +137,7 @@ class Launcher:
         """
         from monarch.actor import default_bootstrap_cmd, this_host
 
-        if name in self._spawned:
+        if name in self._actors:
             raise UserError(
                 f"there is an actor named {name!r} already: each actor of a launcher needs a name of its own"
             )
@@ -158,14 +158,14 @@ class Launcher:
         def command(point: Any) -> Any:
             on_host = hosts.environ(host_of_rank[point.rank]) if hosts else {}
             interface = hosts.info(host_of_rank[point.rank]).interface if hosts else "lo"
-            ranked = rendezvous.environ(point.rank, interface) if rendezvous else {}
-            return default_bootstrap_cmd().with_env(settings | on_host | ranked)
+            rank_settings = rendezvous.environ(point.rank, interface) if rendezvous else {}
+            return default_bootstrap_cmd().with_env(settings | on_host | rank_settings)
 
         where = hosts.mesh(host, num_hosts) if hosts else this_host()
         mesh = where.spawn_procs(per_host={"procs": per_host}, name=caller, bootstrap_command=command)
         log_path = self.log_dir / f"{name}.log"
         actor = mesh.spawn(name, actor_class, controller_pid=os.getpid(), log_path=str(log_path), **kwargs)
-        self._spawned[name] = Spawned(
+        self._actors[name] = Spawned(
             name=name,
             caller=caller,
             log=log_path,
@@ -185,18 +185,18 @@ class Launcher:
         like every other one.
         """
         self.spawn(name, actor_class)
-        return self._spawned[name].mesh
+        return self._actors[name].mesh
 
     def __getitem__(self, name: str) -> Spawned:
-        return self._spawned[name]
+        return self._actors[name]
 
     def pids(self) -> dict[str, list[int]]:
         """The process ids of each actor on this machine."""
-        return {name: sorted(spawned.pids) for name, spawned in self._spawned.items()}
+        return {name: sorted(member.pids) for name, member in self._actors.items()}
 
     def actors(self) -> list[Any]:
         """Handles of all actors with living processes."""
-        return [spawned.actor for spawned in self._spawned.values() if not spawned.dead.done()]
+        return [member.actor for member in self._actors.values() if not member.dead.done()]
 
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
@@ -205,14 +205,14 @@ class Launcher:
             ServiceError: it did not start in time, or died.
             ForgeError: raised by the actor's own start.
         """
-        spawned = self._spawned[name]
+        member = self._actors[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
-        asked = within(seconds, spawned.actor.pid.call(), f"the {name} process")
-        pids = await (unless_gone(asked, self.hosts.lost(spawned.host_of_rank[0])) if self.hosts else asked)
+        answer = within(seconds, member.actor.pid.call(), f"the {name} process")
+        pids = await (unless_gone(answer, self.hosts.on_loss(member.host_of_rank[0])) if self.hosts else answer)
         for rank, pid in enumerate(pids.values()):
-            await self._watch(pid, spawned, rank)
-        work = within(seconds, AllRanks(spawned.actor).start.call_one(), f"starting the {name}")
-        await self.guard(unless_gone(work, spawned.dead))
+            await self._watch(pid, member, rank)
+        work = within(seconds, AllRanks(member.actor).start.call_one(), f"starting the {name}")
+        await self.guard(unless_gone(work, member.dead))
 
     def stop(self, name: str, *, seconds: float = 10.0) -> Coroutine[Any, Any, None]:
         """End one actor. Its name is free at once; when the coroutine returns, its processes are gone.
@@ -221,21 +221,21 @@ class Launcher:
             name: of the actor.
             seconds: for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
         """
-        spawned = self._spawned.pop(name)
-        spawned.on_death = _ignore
+        member = self._actors.pop(name)
+        member.on_death = _ignore
         if not seconds:
-            kill_children(spawned.pids)
-        return self._end(spawned, seconds)
+            kill_children(member.pids)
+        return self._end(member, seconds)
 
-    async def _end(self, spawned: Spawned, seconds: float) -> None:
-        if seconds and not spawned.dead.done():
-            await quietly(seconds, spawned.actor.finish.call())
-        kill_children(spawned.pids)
-        self._pids -= spawned.pids - await self._reap(spawned.pids)
+    async def _end(self, member: Spawned, seconds: float) -> None:
+        if seconds and not member.dead.done():
+            await quietly(seconds, member.actor.finish.call())
+        kill_children(member.pids)
+        self._pids -= member.pids - await self._reap(member.pids)
         if self.hosts:
-            await asyncio.gather(*(self.hosts.kill(index, pid) for index, pid in spawned.far))
-        if self._is_reached(spawned):
-            await quietly(10.0, spawned.mesh.stop())
+            await asyncio.gather(*(self.hosts.kill(index, pid) for index, pid in member.far))
+        if self._is_reached(member):
+            await quietly(10.0, member.mesh.stop())
 
     def fail(self, error: ServiceError) -> None:
         """End the guarded work with an error."""
@@ -255,19 +255,19 @@ class Launcher:
         assert self._failure is not None
         return await unless_gone(work, self._failure)
 
-    async def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
+    async def _watch(self, pid: int, member: Spawned, rank: int) -> None:
         if self.hosts:
-            place = spawned.host_of_rank[rank]
-            spawned.far.append((place, pid))
-            await self.hosts.watch(place, pid, partial(self._on_end, spawned, rank))
+            place = member.host_of_rank[rank]
+            member.far.append((place, pid))
+            await self.hosts.watch(place, pid, partial(self._on_end, member, rank))
             return
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it died after its answer, and Monarch has reaped it
-            self._on_end(spawned, rank, how_it_ended(None))
+            self._on_end(member, rank, how_it_ended(None))
             return
-        self._watched[pidfd] = spawned, rank
-        spawned.pids.add(pid)
+        self._by_pidfd[pidfd] = member, rank
+        member.pids.add(pid)
         self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
         with suppress(OSError):
@@ -275,30 +275,30 @@ class Launcher:
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        spawned, rank = self._watched.pop(pidfd)
+        member, rank = self._by_pidfd.pop(pidfd)
         end = how_it_ended(exit_code(pidfd))
         os.close(pidfd)
-        self._on_end(spawned, rank, end)
+        self._on_end(member, rank, end)
 
-    def _on_end(self, spawned: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
+    def _on_end(self, member: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
         """Handle the end of a process.
 
         Args:
             end: how it has ended, for the middle of a sentence.
             has_log: False if its host was lost.
         """
-        which = f" of rank {rank}" if spawned.rendezvous else ""
-        log = log_of_rank(spawned.log, rank)
+        which = f" of rank {rank}" if member.rendezvous else ""
+        log = log_of_rank(member.log, rank)
         if self.hosts:
-            log = Path(self.hosts.info(spawned.host_of_rank[rank]).logs) / log.name
+            log = Path(self.hosts.info(member.host_of_rank[rank]).logs) / log.name
         where = f"; the end of its log is in {log}" if has_log else ""
-        death = ProcessDied(f"the {spawned.name} process{which} {end}", where)
-        if spawned.dead.done() or self.is_stopping:
+        death = ProcessDied(f"the {member.name} process{which} {end}", where)
+        if member.dead.done() or self.is_stopping:
             return
-        spawned.dead.set_result(str(death))
-        self._end_calls_of(spawned.caller)
-        if spawned.on_death is not None:
-            spawned.on_death(str(death))
+        member.dead.set_result(str(death))
+        self._end_calls_of(member.caller)
+        if member.on_death is not None:
+            member.on_death(str(death))
         else:
             self.fail(death)
 
@@ -311,18 +311,20 @@ class Launcher:
 
     async def _reap(self, pids: Iterable[int]) -> set[int]:
         """Wait for the ends of killed processes; returns the processes that have not ended in time."""
-        left, deadline = set(pids), asyncio.get_running_loop().time() + _END_S
-        while (left := {pid for pid in left if not is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
+        alive, deadline = set(pids), asyncio.get_running_loop().time() + _END_S
+        while (alive := {pid for pid in alive if not is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
-        if left:
-            self.say(f"killed {_END_S:g} s ago and not gone yet, as one that waits for a disk or a GPU: {sorted(left)}")
-        return left
+        if alive:
+            self.say(
+                f"killed {_END_S:g} s ago and not gone yet, as one that waits for a disk or a GPU: {sorted(alive)}"
+            )
+        return alive
 
     def _on_fault(self, failure: Any) -> None:
         """Called by Monarch at a failure, instead of ending this process; `_watch` notices deaths sooner."""
 
-    def _is_reached(self, spawned: Spawned) -> bool:
-        return self.hosts is None or self.hosts.answer(spawned.host_of_rank)
+    def _is_reached(self, member: Spawned) -> bool:
+        return self.hosts is None or self.hosts.answer(member.host_of_rank)
 
     async def _stop(self) -> None:
         self.is_stopping = True
@@ -330,17 +332,17 @@ class Launcher:
             task.cancel()
         await asyncio.gather(*(quietly(10.0, close()) for close in self._closing))
         # A call to a dead process, or to a rank that waits for a dead one, would wait for its deadline.
-        reached = [spawned for spawned in self._spawned.values() if self._is_reached(spawned)]
-        alive = [spawned for spawned in reached if not spawned.dead.done()]
+        reachable = [member for member in self._actors.values() if self._is_reached(member)]
+        alive = [spawned for spawned in reachable if not spawned.dead.done()]
         await asyncio.gather(*(quietly(10.0, spawned.actor.finish.call()) for spawned in alive))
         if self.hosts:
             await self.hosts.end_processes()
         # Actors have freed what they hold. An interpreter with vLLM in it would take seconds to exit.
         kill_children(self._pids)
-        await asyncio.gather(*(quietly(10.0, spawned.mesh.stop()) for spawned in reached))
+        await asyncio.gather(*(quietly(10.0, spawned.mesh.stop()) for spawned in reachable))
         if self.hosts:
             await self.hosts.close()
-        for pidfd in list(self._watched):
+        for pidfd in list(self._by_pidfd):
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
         # A replica that was starting is not watched yet; without its folder it would make another one.
@@ -348,7 +350,7 @@ class Launcher:
         await self._reap(self._pids)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
             self._failure.exception()  # retrieved; otherwise asyncio would log it if no work was guarded
-        self._spawned.clear()
+        self._actors.clear()
         shutil.rmtree(self._temp, ignore_errors=True)
         if not self._keeps_logs:
             shutil.rmtree(self.log_dir, ignore_errors=True)

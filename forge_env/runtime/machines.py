@@ -47,7 +47,7 @@ class Machines(Protocol):
     def answer(self, indices: Iterable[int]) -> bool:
         """Whether none of these hosts was given up."""
 
-    def lost(self, index: int) -> asyncio.Future[str]:
+    def on_loss(self, index: int) -> asyncio.Future[str]:
         """Done when a host was given up, with the reason."""
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:

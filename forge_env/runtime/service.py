@@ -161,10 +161,10 @@ class Service(ServiceHandle[A]):
 
     async def _refill(self, slot: int, first: asyncio.Future[None]) -> None:
         death: Death | None = None
-        failed = 0
+        failures = 0
         while True:
             try:
-                number, spawned = await self._begin(slot)
+                number, member = await self._begin(slot)
             except Exception as error:
                 if not first.done():
                     first.set_exception(error)
@@ -172,28 +172,28 @@ class Service(ServiceHandle[A]):
                 if not isinstance(error, ForgeError):
                     self.launcher.fail(ServiceError(f"replacing {self.name}: {type(error).__name__}: {error}"))
                     raise
-                failed += 1
-                is_slow = death is not None and failed > 1 and time.monotonic() - death.at > DEATHS_S
+                failures += 1
+                is_slow = death is not None and failures > 1 and time.monotonic() - death.at > DEATHS_S
                 if not self._may_go_on(str(error), is_hopeless=is_slow):
                     return
                 continue
-            failed = 0
+            failures = 0
             if death is not None:
                 death.recovered_at = time.monotonic()
                 seconds = death.recovered_at - death.at
-                self.launcher.say(f"{spawned.name} is up again after {seconds:.1f} s")
+                self.launcher.say(f"{member.name} is up again after {seconds:.1f} s")
             if not first.done():
                 first.set_result(None)
             try:
-                reason = await self._watch(spawned)
+                reason = await self._watch(member)
             except asyncio.CancelledError:
                 self._leave(number, f"this replica of {self.name} was ended")
                 if not self.launcher.is_stopping:
-                    await self.launcher.stop(spawned.name)
+                    await self.launcher.stop(member.name)
                 raise
             death = Death(reason, time.monotonic())
             self._leave(number, reason)
-            self._in_background(self.launcher.stop(spawned.name, seconds=0.0))
+            self._in_background(self.launcher.stop(member.name, seconds=0.0))
             if not self._may_go_on(reason, death):
                 return
             self.launcher.say(f"{reason}; another one is started")
@@ -211,35 +211,35 @@ class Service(ServiceHandle[A]):
             host=options.host(slot) if options.host else 0,
             **self.arguments,
         )
-        spawned = self.launcher[name]
+        member = self.launcher[name]
         try:
             await self.launcher.start(name, seconds=options.start_seconds)
             if self.on_ready is not None:
-                await self.on_ready(spawned)
-            if spawned.dead.done():
-                raise ServiceError(spawned.dead.result())
+                await self.on_ready(member)
+            if member.dead.done():
+                raise ServiceError(member.dead.result())
         except BaseException:
             self._in_background(self.launcher.stop(name, seconds=0.0))
             raise
-        self._change({**self.client.members.handles, number: spawned.handle}, self.client.members.reason)
-        return number, spawned
+        self._change({**self.client.members.handles, number: member.handle}, self.client.members.reason)
+        return number, member
 
-    async def _watch(self, spawned: Spawned) -> str:
+    async def _watch(self, member: Spawned) -> str:
         """Wait until the replica is dead or hangs; returns the reason."""
         seconds = self.options.ping_seconds
-        while not spawned.dead.done():
+        while not member.dead.done():
             try:
-                await unless_gone(within(seconds, AllRanks(spawned.actor).ping.call_one(), "the ping"), spawned.dead)
-                await asyncio.wait({spawned.dead}, timeout=PING_EVERY_S)
+                await unless_gone(within(seconds, AllRanks(member.actor).ping.call_one(), "the ping"), member.dead)
+                await asyncio.wait({member.dead}, timeout=PING_EVERY_S)
             except ReplicaBroken as error:
-                return f"the {spawned.name} process was ended: {error}"
+                return f"the {member.name} process was ended: {error}"
             except MissedDeadline:
-                if not spawned.dead.done():
-                    return f"the {spawned.name} process did not answer a ping within {seconds:g} s, and was ended"
+                if not member.dead.done():
+                    return f"the {member.name} process did not answer a ping within {seconds:g} s, and was ended"
             except ForgeError as error:
-                if not spawned.dead.done():
-                    return f"the {spawned.name} process was ended, for its ping failed: {error}"
-        return spawned.dead.result()
+                if not member.dead.done():
+                    return f"the {member.name} process was ended, for its ping failed: {error}"
+        return member.dead.result()
 
     def _leave(self, number: int, reason: str) -> None:
         handles = dict(self.client.members.handles)
@@ -261,13 +261,13 @@ class Service(ServiceHandle[A]):
         recent = [other for other in self.deaths if time.monotonic() - other.at < DEATHS_S]
         if len(recent) <= MOST_DEATHS and not is_hopeless:
             return True
-        lost = f"{self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes"
+        cause = f"{self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes"
         if is_hopeless:
-            lost = f"no {self.name} has started for {DEATHS_S / 60:g} minutes"
+            cause = f"no {self.name} has started for {DEATHS_S / 60:g} minutes"
         if self.client.up:
-            self.launcher.say(f"{reason}; as {lost}, it is not replaced, and {self.client.up} go on")
+            self.launcher.say(f"{reason}; as {cause}, it is not replaced, and {self.client.up} go on")
         else:
-            self._give_up(f"{reason}; {lost}")
+            self._give_up(f"{reason}; {cause}")
         return False
 
     def _give_up(self, reason: str) -> None:

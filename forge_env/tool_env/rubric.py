@@ -65,14 +65,14 @@ class RewardPart:
         parameters: Sequence[inspect.Parameter] = [*inspect.signature(function).parameters.values()]
         if is_method:
             parameters = without_self(f"the reward {name}", parameters)
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        for parameter in named:
+        by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        for parameter in by_name:
             if parameter.name not in arguments and parameter.default is parameter.empty:
                 raise UserError(
                     f"the reward {name} has the parameter {parameter.name!r}, which is no argument of a reward. "
                     f"{nearest(parameter.name, arguments)}"
                 )
-        names = tuple(p.name for p in named if p.name in arguments)
+        names = tuple(p.name for p in by_name if p.name in arguments)
         return cls(name=name, function=function, weight=weight, names=names, is_method=is_method)
 
 
@@ -95,22 +95,22 @@ def prompt_of(task: Task) -> str:
     return next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
 
 
-def numbered(parts: Sequence[RewardPart], taken: Collection[str] = ()) -> list[RewardPart]:
+def with_numbers(parts: Sequence[RewardPart], other_names: Collection[str] = ()) -> list[RewardPart]:
     """Return parts with names of their own, as `f`, `f_2`, `f_3`: the breakdown has one value for each part.
 
     Args:
         parts: their names may be the same, as for two lambdas.
     """
-    names = {*taken, *(part.name for part in parts)}
-    used, found = set(taken), []
+    names = {*other_names, *(part.name for part in parts)}
+    names_so_far, results = set(other_names), []
     for part in parts:
         name, number = part.name, 1
-        while name in used or (number > 1 and name in names):
+        while name in names_so_far or (number > 1 and name in names):
             number += 1
             name = f"{part.name}_{number}"
-        used.add(name)
-        found.append(part if name == part.name else replace(part, name=name))
-    return found
+        names_so_far.add(name)
+        results.append(part if name == part.name else replace(part, name=name))
+    return results
 
 
 def _name_of(function: RewardFunction) -> str:
@@ -126,7 +126,7 @@ async def score(
     """Return the weighted sum of all parts, and the value of each part.
 
     Args:
-        parts: with names of their own, see `numbered`.
+        parts: with names of their own, see `with_numbers`.
         owner: the instance, if the parts are methods; None for plain functions.
     """
     arguments: dict[str, Any] = {"prompt": prompt_of(task), "response": response, "answer": response}

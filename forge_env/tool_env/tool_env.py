@@ -25,11 +25,11 @@ from forge_env.core.errors import EnvError, UserError
 from forge_env.core.own_copies import own_copy
 from forge_env.core.tools import Tool, is_tool, make_tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
-from forge_env.tool_env.rubric import RewardFunction, RewardPart, group_methods, methods_with, numbered, score
+from forge_env.tool_env.rubric import RewardFunction, RewardPart, group_methods, methods_with, score, with_numbers
 from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.gates import gate_of, still_running
-from forge_env.utils.threads import call_on, gated, instant
+from forge_env.utils.threads import behind_gate, call_on, instant
 
 
 class ToolEnv(Env):
@@ -71,7 +71,9 @@ class ToolEnv(Env):
         rewards = methods_with("__forge_reward__", cls)
         cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in rewards.items()]
         pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1.0) for part in cls.rubric]
-        cls._rubric = numbered([RewardPart.of(function, weight=weight) for function, weight in pairs], taken=rewards)
+        cls._rubric = with_numbers(
+            [RewardPart.of(function, weight=weight) for function, weight in pairs], other_names=rewards
+        )
 
     @instant
     def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
@@ -115,7 +117,7 @@ class ToolEnv(Env):
         It may change `self.messages`, which become the first observation.
         """
 
-    @gated
+    @behind_gate
     async def step(self, action: Action) -> StepResult:
         messages = after_reset(self, vars(self).get("messages"))
         messages.append(action.message)
@@ -137,11 +139,11 @@ class ToolEnv(Env):
                 with deadline:
                     return await self._all_scores(response)
         except TimeoutError:
-            if not deadline.expired:
+            if not deadline.has_expired:
                 raise
             gate, limit = gate_of(self), f"{self._limits.scoring_seconds:g} s"
-            held = f": {still_running(gate.running)}" if gate.is_held else ""
-            raise EnvError(f"scoring took longer than {limit}{held}") from None
+            cause = f": {still_running(gate.running)}" if gate.is_held else ""
+            raise EnvError(f"scoring took longer than {limit}{cause}") from None
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
         reward, parts = await score(self._rewards, self.task, self.messages, response, owner=self)

@@ -72,7 +72,7 @@ class Toolbox:
             names = ", ".join(self._tools) or "none"
             text = f"Error: there is no tool {call.name!r}. Tools: {names}. {call.error}".strip()
             return text, ToolUse(name=call.name, error="unknown_tool")
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             arguments = tool.validate(call)
             semaphore = tool.semaphore()
@@ -81,7 +81,7 @@ class Toolbox:
             else:
                 async with queued():
                     await semaphore.acquire()
-                started = time.perf_counter()
+                start_time = time.perf_counter()
                 try:
                     text, kind = await self._attempts(tool, arguments, owner)
                 finally:
@@ -92,14 +92,14 @@ class Toolbox:
             if (env_error := fault(f"tool {tool.name}", error)) is None:
                 raise
             raise env_error from error
-        return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=kind)
+        return text, ToolUse(name=call.name, seconds=time.perf_counter() - start_time, error=kind)
 
     async def _attempts(self, tool: Tool, arguments: dict[str, Any], owner: Any) -> tuple[str, str]:
         """Run a tool with its retries; returns the text for the model and the kind of error, if any."""
         instance = (owner,) if tool.name in self._methods else ()
         gate, seconds = self._gate, tool.options.timeout
         for attempt in range(tool.options.retries + 1):
-            if gate.held and not await gate.stop(seconds):
+            if gate.holders and not await gate.stop(seconds):
                 return (
                     f"Error: {tool.name} was not called within {seconds:g} s: {still_running(gate.running)}.",
                     "timeout",
@@ -121,7 +121,7 @@ class Toolbox:
             except tool.options.fatal as error:
                 raise EnvError(describe(f"tool {tool.name}", error)) from error
             except Exception as error:
-                if deadline.expired:
+                if deadline.has_expired:
                     if not await gate.stop(GRACE_SECONDS):
                         return f"Error: {tool.name} did not finish within {seconds:g} s; it may still run.", "timeout"
                     return f"Error: {tool.name} took longer than {seconds:g} s and was stopped.", "timeout"

@@ -15,7 +15,7 @@ LOCK_SECONDS = 30.0
 
 
 def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Replace a file atomically, even if the process or the machine fails. Call it within `locked`.
+    """Replace a file atomically, even if the process or the machine fails. Call it within `hold_lock`.
 
     `mode` are its permissions; None keeps those that it has.
     """
@@ -37,7 +37,7 @@ def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file: a lock file beside it, which is removed afterwards."""
     lock = path.with_name(f"{path.name}.lock")
     deadline = time.monotonic() + LOCK_SECONDS

@@ -40,10 +40,10 @@ def is_importable(value: Any) -> bool:
     module = sys.modules.get(value.__module__)
     if module is None or module.__name__ == "__main__" or module.__spec__ is None:
         return False
-    found: Any = module
+    member: Any = module
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    if found is not value:
+        member = getattr(member, name, None)
+    if member is not value:
         return False
     return hasattr(module.__spec__.loader, "of_target") or _is_found(module.__name__.partition(".")[0])
 
@@ -85,11 +85,11 @@ def put(value: type, file: Path) -> str:
     return f"{file.absolute()}:{value.__name__}"
 
 
-def _resolve(value: Any, done: set[Any]) -> None:
+def _resolve(value: Any, visited_ids: set[Any]) -> None:
     """Make types of the annotations that are texts: another process does not have the names in them."""
-    if value in done or (isinstance(value, type) and is_importable(value)):
+    if value in visited_ids or (isinstance(value, type) and is_importable(value)):
         return
-    done.add(value)
+    visited_ids.add(value)
     parts: list[Any] = [*value.__bases__, *_functions(value)] if isinstance(value, type) else []
     try:
         hints = typing.get_type_hints(value, include_extras=True)
@@ -101,7 +101,7 @@ def _resolve(value: Any, done: set[Any]) -> None:
         pass
     for part in parts:  # they grow
         if isinstance(part, type | FunctionType):
-            _resolve(part, done)
+            _resolve(part, visited_ids)
         parts += typing.get_args(part)
 
 
@@ -116,26 +116,26 @@ def write(target: str) -> None:
 def read(target: str, file: Path, name: str) -> type:
     content = _unwritten.get(file.expanduser().absolute())
     try:
-        saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)
-        if saved["python"] != sys.version_info[:2]:
-            raise ValueError("another version of Python wrote it, {}.{}".format(*saved["python"]))
-        sys.path += [folder for folder in saved["path"] if folder not in sys.path]  # last: it hides nothing
-        value = _classes.get(saved["id"]) or pickle.loads(saved["class"])
-        _classes[saved["id"]] = value
+        record = pickle.loads(file.expanduser().read_bytes() if content is None else content)
+        if record["python"] != sys.version_info[:2]:
+            raise ValueError("another version of Python wrote it, {}.{}".format(*record["python"]))
+        sys.path += [folder for folder in record["path"] if folder not in sys.path]  # last: it hides nothing
+        value = _classes.get(record["id"]) or pickle.loads(record["class"])
+        _classes[record["id"]] = value
     except FileNotFoundError:
         raise UserError(f"{target!r}: there is no file {file}") from None
     except Exception as error:
         raise UserError(f"{target!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if saved["name"] != name:
-        raise UserError(f"{target!r}: {file} holds the class {saved['name']}, and no {name}")
+    if record["name"] != name:
+        raise UserError(f"{target!r}: {file} holds the class {record['name']}, and no {name}")
     for base in value.__mro__:
-        if base.__qualname__ in saved["texts"]:
-            _texts[base] = saved["texts"][base.__qualname__]
+        if base.__qualname__ in record["texts"]:
+            _texts[base] = record["texts"][base.__qualname__]
     return value
 
 
 def text_of(value: type) -> str:
-    """The definition of a class that is no module's; "" for another class, or where Python does not know the text."""
+    """The definition of a class outside of modules; "" for another class, or if Python does not know the text."""
     if is_importable(value):
         return ""
     return _texts.get(value) or next(_definitions(value), "")

@@ -31,32 +31,32 @@ class Deadline:
     """
 
     __slots__ = (
-        *("_cancelling", "_clock", "_due", "_left", "_outer", "_pauses", "_since", "_task", "_token"),
-        *("expired", "seconds"),
+        *("_cancelling", "_clock", "_due", "_outer", "_pauses", "_rest", "_since", "_task", "_token"),
+        *("has_expired", "seconds"),
     )
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = self._left = seconds
-        self.expired = False
+        self.seconds = self._rest = seconds
+        self.has_expired = False
         """Whether the time is used up; otherwise a TimeoutError came from the work itself."""
         self._pauses = -1  # number of present pauses; -1: no work is running
         self._since: float | None = None  # when the clock was started; None while it is paused
 
     @property
-    def used(self) -> float:
+    def seconds_used(self) -> float:
         """Seconds that the clock has run, up to its last pause or the end."""
-        return self.seconds - self._left
+        return self.seconds - self._rest
 
     @property
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until it expires; not above 0 once it has."""
-        return self._left if self._since is None else self._due - self._clock.time()
+        return self._rest if self._since is None else self._due - self._clock.time()
 
     def spend(self, seconds: float) -> None:
         """Take seconds off, as if the clock had run for them."""
         is_running = self._since is not None
         self._stop()
-        self._left -= seconds
+        self._rest -= seconds
         if is_running:
             self._start()
 
@@ -81,7 +81,7 @@ class Deadline:
         self._pauses = -1  # a child task that still waits in a queue must not start the clock again
         _innermost.reset(self._token)
         # As in `asyncio.Timeout`: a cancellation by somebody else goes on.
-        if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+        if self.has_expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def pause(self) -> None:
@@ -99,14 +99,14 @@ class Deadline:
     def _start(self) -> None:
         clock = self._clock
         self._since = since = clock.time()
-        self._due = due = since + self._left
+        self._due = due = since + self._rest
         clock.running.add(self)
         if due < clock.at:
             clock.set_timer(due)
 
     def _stop(self) -> None:
         if self._since is not None:
-            self._left -= self._clock.time() - self._since
+            self._rest -= self._clock.time() - self._since
             self._since = None
             self._clock.running.discard(self)
 
@@ -131,11 +131,11 @@ class _Clock:
     def _fire(self) -> None:
         self.at, self._timer, now, first = _NEVER, None, self.time(), _NEVER
         for deadline in self.running:
-            if deadline.expired:
+            if deadline.has_expired:
                 continue
             due = deadline._due
             if due <= now:
-                deadline.expired = True
+                deadline.has_expired = True
                 deadline._task.cancel()
             else:
                 first = min(first, due)
@@ -154,17 +154,17 @@ _innermost: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 def seconds_left() -> float:
     """Return the time until the first of the enclosing deadlines expires; infinity if there is none."""
-    left, deadline = _NEVER, _innermost.get()
+    remaining_s, deadline = _NEVER, _innermost.get()
     while deadline is not None:
-        left = min(left, deadline.left)
+        remaining_s = min(remaining_s, deadline.remaining_s)
         deadline = deadline._outer
-    return left
+    return remaining_s
 
 
 def has_expired() -> bool:
     """Whether one of the enclosing deadlines has expired: it has cancelled the current work."""
     deadline = _innermost.get()
-    while deadline is not None and not deadline.expired:
+    while deadline is not None and not deadline.has_expired:
         deadline = deadline._outer
     return deadline is not None
 

@@ -60,7 +60,7 @@ def code_digests(modules: Iterable[str | Path]) -> dict[str, str]:
         is_ours = isinstance(module, str) and module.partition(".")[0] == _FORGE_ENV
         if path is None or is_ours:
             continue
-        if package := _installed(path):
+        if package := _distribution(path):
             digests |= package
             continue
         root = _root(path.resolve())
@@ -90,7 +90,7 @@ def _file_of(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _installed(path: Path) -> dict[str, str]:
+def _distribution(path: Path) -> dict[str, str]:
     """Return the package that a file was installed with, and its version; empty for a file of a project."""
     for name in ("purelib", "platlib", "stdlib"):
         folder = Path(sysconfig.get_path(name))

@@ -53,7 +53,7 @@ def exit_code(pidfd: int) -> int | None:
         if (end := os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is not None:
             return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
     except ChildProcessError:
-        pass  # another thread has waited for it, or it is no child
+        pass  # another thread has waited for it, or it is not a child
     info = bytearray(struct.pack("Q56x", _PIDFD_INFO_EXIT))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)

@@ -40,12 +40,12 @@ class Gate:
         background: tasks of instances that wait for a call, see `forge_env.rollout.env_calls`.
     """
 
-    __slots__ = ("_allows_overlap", "_left", "background", "held")
+    __slots__ = ("_allows_overlap", "_leftovers", "background", "holders")
 
     def __init__(self, *, allows_overlap: bool = False, background: set[asyncio.Task[None]] | None = None) -> None:
         self._allows_overlap = allows_overlap
-        self._left: list[Call | _Executed] = []
-        self.held: list[Call | _Executed] = []
+        self._leftovers: list[Call | _Executed] = []
+        self.holders: list[Call | _Executed] = []
         """Those that the next call waits for, unless they have ended by now."""
         self.background: set[asyncio.Task[None]] = set() if background is None else background
 
@@ -54,27 +54,27 @@ class Gate:
 
     @property
     def running(self) -> list[str]:
-        self._left = [call for call in self._left if call.is_running]
-        return list(dict.fromkeys(call.name for call in self._left))
+        self._leftovers = [call for call in self._leftovers if call.is_running]
+        return list(dict.fromkeys(call.name for call in self._leftovers))
 
     @property
     def is_held(self) -> bool:
-        self.held = [call for call in self.held if call.is_running]
-        return bool(self.held)
+        self.holders = [call for call in self.holders if call.is_running]
+        return bool(self.holders)
 
     def hold(self, call: Call | _Executed) -> None:
         """Keep a call that nobody waits for any more, if it has begun; otherwise it is never made."""
         if call.withdraw():
             return
-        self._left.append(call)
+        self._leftovers.append(call)
         if not self._allows_overlap:
-            self.held.append(call)
+            self.holders.append(call)
         if self._allows_overlap or has_expired():
             call.give_up()
 
     def when_free(self, function: Callable[[], object]) -> None:
         """Call a function when the calls that were left behind have ended, or after BUSY_SECONDS."""
-        if not self._left or not self.running:
+        if not self._leftovers or not self.running:
             function()
             return
 
@@ -95,13 +95,13 @@ class Gate:
         """Stop the calls, and wait for their ends; returns whether they have ended."""
         began, pause = time.monotonic(), 0.001
         while self.running:
-            waited = time.monotonic() - began
-            if waited >= grace:
-                for call in self._left:
+            duration = time.monotonic() - began
+            if duration >= grace:
+                for call in self._leftovers:
                     call.give_up()
-            if waited >= seconds:
+            if duration >= seconds:
                 return False
-            await asyncio.sleep(min(pause, max(0.0, seconds - waited)))
+            await asyncio.sleep(min(pause, max(0.0, seconds - duration)))
             pause = min(2 * pause, _MAX_PAUSE)
         return True
 

@@ -20,7 +20,7 @@ def path_problem(path: Path, *, below: Path) -> str:
     """Return how others can change a file, as "/a/b belongs to the user 'bob'"; "" if they cannot.
 
     This checks the folder `below`, everything from there to the file, and all folders on the way of links. What does
-    not exist is no problem.
+    not exist is not a problem.
 
     Args:
         path: an absolute path, which need not exist.
@@ -39,7 +39,7 @@ def stat_problem(info: os.stat_result, *, is_folder: bool = False) -> str:
         info: the result of `stat`.
         is_folder: in a folder with the sticky bit, others may write: they cannot replace the files of this user.
     """
-    if info.st_uid not in _trusted():
+    if info.st_uid not in _trusted_ids():
         return f"belongs to the user {_user(info.st_uid)}"
     if stat.S_ISLNK(info.st_mode) or (is_folder and info.st_mode & stat.S_ISVTX):
         return ""
@@ -55,7 +55,7 @@ def is_mine(info: os.stat_result) -> bool:
     return info.st_uid == os.geteuid()
 
 
-def _trusted() -> set[int]:
+def _trusted_ids() -> set[int]:
     """Return the ids of this user and root; for root, also of the user who called sudo."""
     caller = os.environ.get("SUDO_UID", "")
     more = {int(caller)} if os.geteuid() == 0 and caller.isascii() and caller.isdecimal() else set()
@@ -65,12 +65,12 @@ def _trusted() -> set[int]:
 def _way(path: Path, below: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield every folder, link and file on the way from a folder to a file, links followed."""
     here = below
-    left = list(reversed(path.relative_to(below).parts))
+    parts = list(reversed(path.relative_to(below).parts))
     links = 0
     try:
         yield here, here.stat()
-        while left:
-            part = left.pop()
+        while parts:
+            part = parts.pop()
             if part == "..":
                 here = here.parent
                 continue
@@ -86,7 +86,7 @@ def _way(path: Path, below: Path) -> Iterator[tuple[Path, os.stat_result]]:
             target = Path(os.readlink(entry))
             if target.is_absolute():
                 here = Path(target.anchor)
-            left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     except OSError:  # it does not exist, or cannot be read anyway
         return
 

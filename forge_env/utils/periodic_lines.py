@@ -1,4 +1,4 @@
-"""Progress on stderr if it is no terminal: one line every few seconds."""
+"""Progress on stderr if it is not a terminal: one line every few seconds."""
 
 from __future__ import annotations
 

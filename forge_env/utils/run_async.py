@@ -29,15 +29,15 @@ def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
     Args:
         insists: one signal is enough to interrupt a blocked loop; otherwise it takes a second one.
     """
-    received: list[int] = []
+    signals: list[int] = []
     try:
-        return _in_thread(work, received) if _is_in_loop() else asyncio.run(_cancellable(work, received, insists))
+        return _in_thread(work, signals) if _is_in_loop() else asyncio.run(_cancellable(work, signals, insists))
     except (Exception, asyncio.CancelledError, KeyboardInterrupt):
-        if not received:
+        if not signals:
             raise
-        if received[0] == signal.SIGINT:
+        if signals[0] == signal.SIGINT:
             raise KeyboardInterrupt from None
-        raise SystemExit(128 + received[0]) from None
+        raise SystemExit(128 + signals[0]) from None
 
 
 def _is_in_loop() -> bool:
@@ -54,27 +54,27 @@ class _Cancel:
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._loop, self._task, self._unnoticed = asyncio.get_running_loop(), task, list[float]()
+        self._loop, self._task, self._pending = asyncio.get_running_loop(), task, list[float]()
         self.thread = threading.get_ident()
 
     def __call__(self) -> bool:
         """Returns False if an earlier call is not noticed: the loop is blocked."""
-        self._unnoticed.append(time.monotonic())
-        if self._unnoticed[-1] > self._unnoticed[0] + BLOCKED_SECONDS:
+        self._pending.append(time.monotonic())
+        if self._pending[-1] > self._pending[0] + BLOCKED_SECONDS:
             return False
         self._loop.call_soon_threadsafe(self._now)
         return True
 
     def _now(self) -> None:
-        self._unnoticed.clear()
+        self._pending.clear()
         self._task.cancel()
 
     @property
     def is_noticed(self) -> bool:
-        return not self._unnoticed
+        return not self._pending
 
 
-async def _cancellable(work: Coroutine[Any, Any, T], received: list[int], insists: bool) -> T:
+async def _cancellable(work: Coroutine[Any, Any, T], signals: list[int], insists: bool) -> T:
     cancel = _Cancel()
 
     def stop(number: int) -> None:
@@ -89,17 +89,17 @@ async def _cancellable(work: Coroutine[Any, Any, T], received: list[int], insist
         if not cancel.is_noticed:
             signal.pthread_kill(cancel.thread, number)
 
-    with _on_signal(stop, received):
+    with _on_signal(stop, signals):
         return await work
 
 
-def _in_thread(work: Coroutine[Any, Any, T], received: list[int]) -> T:
+def _in_thread(work: Coroutine[Any, Any, T], signals: list[int]) -> T:
     """Run it on a loop in a thread of its own, while this thread waits for it and for a signal."""
-    begun: Future[_Cancel] = Future()
+    ready: Future[_Cancel] = Future()
     result: Future[T] = Future()
 
     async def begin() -> T:
-        begun.set_result(_Cancel())
+        ready.set_result(_Cancel())
         return await work
 
     def run() -> None:
@@ -109,24 +109,24 @@ def _in_thread(work: Coroutine[Any, Any, T], received: list[int]) -> T:
             result.set_exception(error)
 
     def stop(number: int) -> None:
-        if not (cancel := begun.result())():
+        if not (cancel := ready.result())():
             error = ctypes.py_object(KeyboardInterrupt)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cancel.thread), error)
 
-    with _on_signal(stop, received):
+    with _on_signal(stop, signals):
         threading.Thread(target=run, name="run_async", daemon=True).start()
         return result.result()
 
 
 @contextmanager
-def _on_signal(stop: Callable[[int], None], received: list[int]) -> Iterator[None]:
+def _on_signal(stop: Callable[[int], None], signals: list[int]) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM call `stop`; Python handles signals in its main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: object) -> None:
-        received.append(number)
+        signals.append(number)
         stop(number)
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

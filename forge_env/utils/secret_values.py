@@ -1,7 +1,7 @@
 """Which settings are secrets, and where they may be written.
 
 `masked` is applied to settings before they go to a file, a sink or a screen, and `masked_text` to sentences. `keep`
-writes what was masked to a file that only its owner reads, and `restored` reads it back.
+writes what was masked to a file that only its owner reads, and `with_secrets` reads it back.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _BY_NAME = (
     re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
 )
 """A secret by the name before it: NAME=VALUE, a line of YAML, a header, an entry of a dictionary, and --NAME VALUE."""
-_known: set[str] = set()
+_secrets: set[str] = set()
 """The secrets of this process, for its sentences."""
 
 
@@ -124,7 +124,7 @@ def is_secret_name(name: str) -> bool:
 def masked(value: Any, path: Sequence[Any] = ()) -> Any:
     """Settings without secrets: `HIDDEN` stands for each, or for the part of a text that is one.
 
-    Names of environment variables, and "${NAME}", are no secrets.
+    Names of environment variables, and "${NAME}", are not secrets.
 
     Args:
         value: plain data: dictionaries, lists, texts and numbers.
@@ -133,10 +133,10 @@ def masked(value: Any, path: Sequence[Any] = ()) -> Any:
     names = [name for name in path if isinstance(name, str)]
     is_auth = bool(names) and names[-1].lower().endswith(_AUTH)
     if isinstance(value, Mapping):
-        named: Any = {"value": (value.get("name"),)}  # {"name": "Authorization", "value": ...}
+        parents: Any = {"value": (value.get("name"),)}  # {"name": "Authorization", "value": ...}
         if is_auth:  # {"type": "bearer", "value": ...}
-            named = dict.fromkeys(("value", "key"), ("password",))
-        without = {key: masked(item, (*path, *named.get(key, ()), key)) for key, item in value.items()}
+            parents = dict.fromkeys(("value", "key"), ("password",))
+        without = {key: masked(item, (*path, *parents.get(key, ()), key)) for key, item in value.items()}
         has_secret = any(_masked_setting(key) != key for key in value if isinstance(key, str))
         return {HIDDEN: HIDDEN} if has_secret else without
     if isinstance(value, list | tuple):
@@ -157,7 +157,7 @@ def masked(value: Any, path: Sequence[Any] = ()) -> Any:
 
 def masked_text(text: str) -> str:
     """A sentence without what is a secret by its form, and without the secrets that `masked` has met."""
-    for secret in sorted(_known, key=len, reverse=True):
+    for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _ANYWHERE.sub(lambda match: _hide_match(match, lambda secret: HIDDEN), text)
 
@@ -172,7 +172,7 @@ def keep(folder: Path, settings: Mapping[str, Any]) -> None:
         (folder / FILE).unlink(missing_ok=True)
 
 
-def restored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def with_secrets(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Settings with the secrets that a folder's `FILE` holds; those that it does not hold stay `HIDDEN`."""
     data: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     try:
@@ -257,7 +257,7 @@ def _is_login(text: str) -> bool:
 
 def _hide(secret: str) -> str:
     lines = [line.strip(" \t'\"|>-") for line in secret.splitlines() if "PRIVATE KEY" not in line]
-    _known.update(part for part in (secret, *lines) if len(part) >= _SHORTEST and part not in HIDDEN)
+    _secrets.update(part for part in (secret, *lines) if len(part) >= _SHORTEST and part not in HIDDEN)
     return HIDDEN
 
 

@@ -152,15 +152,15 @@ def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
     A field that is declared again has the marks of both declarations; of two bounds the later one counts.
     """
-    declared: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    kinds: dict[str, tuple[Any, tuple[Any, ...]]] = {}
     for part in reversed(section.__mro__):
         if not dataclasses.is_dataclass(part):
             continue
         hints = typing.get_type_hints(part, include_extras=True)
         for name in inspect.get_annotations(part):
             kind, *marks = typing.get_args(hints[name]) if _is_marked(hints[name]) else [hints[name]]
-            declared[name] = (kind, tuple(dict.fromkeys([*marks, *declared.get(name, (None, ()))[1]])))
-    return {field.name: declared[field.name] for field in dataclasses.fields(section)}
+            kinds[name] = (kind, tuple(dict.fromkeys([*marks, *kinds.get(name, (None, ()))[1]])))
+    return {field.name: kinds[field.name] for field in dataclasses.fields(section)}
 
 
 def texts_of(section: type[Any]) -> dict[str, str]:
@@ -226,7 +226,7 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
     """Convert a text, or a value of a YAML file, to a type.
 
     A text is what it says: "7" is a whole number, "yes" is true, "a, b" is a list, and a dictionary is JSON. A value
-    that is no text has to be of the type already, but a number may be a text, 7.0 is the whole number 7, and 1 and 0
+    that is not text has to be of the type already, but a number may be a text, 7.0 is the whole number 7, and 1 and 0
     are true and false.
 
     Args:
@@ -243,8 +243,8 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
             return _adapter(kind).validate_python(value, strict=True)
         return _adapter(kind).validate_python(_items(text, plain))
     except (ValueError, RecursionError) as error:  # a text may be nested too deeply for JSON
-        allowed = ", ".join(filter(None, [_in_words(plain), _range(*_bounds(marks))]))
-        reason = f"; it must be {allowed}" if allowed else f": {_first(error)}"
+        bounds = ", ".join(filter(None, [_in_words(plain), _range(*_bounds(marks))]))
+        reason = f"; it must be {bounds}" if bounds else f": {_first(error)}"
         raise UserError(f"{where} is {value!r}{reason}") from None
 
 
@@ -266,7 +266,7 @@ def check_choices(config: Any) -> None:
             raise UserError(f"{setting.name} is {setting.value!r}; it must be {_in_words(setting.kind)}")
 
 
-def shown(choice: str) -> str:
+def spell(choice: str) -> str:
     return choice or '""'
 
 
@@ -305,7 +305,7 @@ def _plain(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 def _in_words(kind: Any) -> str:
     origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is typing.Literal:
-        return f"one of: {', '.join(shown(str(choice)) for choice in parts)}"
+        return f"one of: {', '.join(spell(str(choice)) for choice in parts)}"
     if origin in _LISTS:
         items = _ITEMS.get(parts[0] if parts else str, "")
         return items and f"{items}, with commas between them"

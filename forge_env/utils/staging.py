@@ -33,9 +33,9 @@ class Target:
     def __enter__(self) -> Self:
         self._refuse_present()
         try:
-            self._lock = self._locked()
-            for left in self._staging.iterdir():  # by an export that was killed
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            self._lock = self._lock_folder()
+            for leftover in self._staging.iterdir():  # by an export that was killed
+                shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         except OSError as error:
             raise UserError(f"{self._name} cannot be written: {error.strerror}") from None
         return self
@@ -70,7 +70,7 @@ class Target:
             what = "holds something already" if self.out.is_dir() else "exists already"
             raise UserError(f"{self._name} {what}: name a new one, or delete it first")
 
-    def _locked(self) -> int:
+    def _lock_folder(self) -> int:
         while True:
             self._staging.mkdir(exist_ok=True)
             try:

@@ -76,7 +76,7 @@ class Pairs:
 
     @property
     def differences(self) -> list[float]:
-        """One for each task, the first less the second; rounding is no difference."""
+        """One for each task, the first less the second; rounding is not a difference."""
         return [0.0 if are_same(both) else both[0] - both[1] for both in zip(self.first, self.second, strict=True)]
 
     def difference(self, level: float) -> Estimate:
@@ -205,17 +205,15 @@ def student(freedom: int, level: float = LEVEL) -> float:
 def compare_all(family: Sequence[Pairs]) -> list[Paired]:
     """Compare two runs in several respects, such as kinds of task, with verdicts that hold for all of them together.
 
-    The p-values are those of the sign-flip test (Fisher 1935), exact for few differing tasks, else from fixed random
+    The p-values come from the sign-flip test (Fisher 1935), exact for few differing tasks, else from fixed random
     flips, corrected for their number (`holm`). Each interval is at the level at which Holm's method tests its p-value.
     An interval contains 0 if the test does not call the runs different: the two never contradict each other.
     """
     p_values = [_sign_flips([d for d in pairs.differences if d != 0]) for pairs in family]
-    return [
-        _compared(pairs, *tested) for pairs, *tested in zip(family, holm(p_values), holm_levels(p_values), strict=True)
-    ]
+    return [_compare(pairs, *test) for pairs, *test in zip(family, holm(p_values), holm_levels(p_values), strict=True)]
 
 
-def _compared(pairs: Pairs, p_value: float, level: float) -> Paired:
+def _compare(pairs: Pairs, p_value: float, level: float) -> Paired:
     difference, differences = pairs.difference(level), pairs.differences
     if p_value >= LEVEL:
         difference = replace(difference, low=min(difference.low, 0.0), high=max(difference.high, 0.0))
@@ -273,11 +271,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    corrected, highest = [1.0] * len(p_values), 0.0
+    adjusted_p, highest = [1.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
-        corrected[index] = highest
-    return corrected
+        adjusted_p[index] = highest
+    return adjusted_p
 
 
 def holm_levels(p_values: Sequence[float]) -> list[float]:
@@ -300,17 +298,17 @@ def _sign_flips(differences: Sequence[float]) -> float:
     if not count:
         return 1.0
     sizes = [abs(difference) for difference in differences]
-    observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(sizes)
+    observed_sum = abs(math.fsum(differences)) - 1e-9 * math.fsum(sizes)
     if count <= MAX_EXACT_TASKS:
         sums = (math.fsum(-d if bits >> i & 1 else d for i, d in enumerate(sizes)) for bits in range(2**count))
-        return sum(abs(total) >= observed for total in sums) / 2**count
+        return sum(abs(total) >= observed_sum for total in sums) / 2**count
     rng, tasks_of = random.Random(0), sorted(Counter(sizes).items())
     sums = (  # of tasks with the same size only the number of flips matters
         math.fsum(size * (tasks - 2 * rng.getrandbits(tasks).bit_count()) for size, tasks in tasks_of)
         for _ in range(RANDOM_FLIPS)
     )
     # The observed order counts as one of the flips, so that the share is never zero.
-    return (sum(abs(total) >= observed for total in sums) + 1) / (RANDOM_FLIPS + 1)
+    return (sum(abs(total) >= observed_sum for total in sums) + 1) / (RANDOM_FLIPS + 1)
 
 
 def _check(attempts: int, successes: int, k: int) -> None:

@@ -54,9 +54,9 @@ def _load(target: str) -> Any:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
         names = {n: getattr(v, "__module__", "") for n, v in vars(module).items() if n[0] != "_"}
-        defined = [n for n, of in names.items() if of == module.__name__ or n.isupper()]  # classes, functions, values
+        own_names = [n for n, of in names.items() if of == module.__name__ or n.isupper()]  # classes, functions, values
         where = source if is_file(source) else f"module {source}"
-        hint = f". {nearest(attribute, defined)}" if defined else ""
+        hint = f". {nearest(attribute, own_names)}" if own_names else ""
         raise UserError(f"{target!r}: {where} has no attribute {attribute!r}{hint}") from None
 
 
@@ -114,11 +114,11 @@ def _load_module(target: str, name: str) -> ModuleType:
 def _load_file(target: str, path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     try:
-        changed = path.stat().st_mtime_ns
+        modified_ns = path.stat().st_mtime_ns
     except OSError:
         raise UserError(f"{target!r}: there is no file {path}") from None
     # Equal in every process that loads this file, so that objects of its classes can be pickled between them.
-    digest = hashlib.blake2b(f"{path}\0{changed}".encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(f"{path}\0{modified_ns}".encode(), digest_size=8).hexdigest()
     name = f"{path.stem}_{digest}"
     with _loading:
         return sys.modules.get(name) or _execute(target, name, path)
@@ -153,21 +153,21 @@ def _execute(target: str, name: str, path: Path) -> ModuleType:
 
 def _check_siblings(target: str, path: Path) -> None:
     """Check that the modules beside a file, which it imports, are not hidden by others of the same name."""
-    for line, name in _imported(parse_python(path.read_bytes(), str(path))):
+    for line, name in _imports(parse_python(path.read_bytes(), str(path))):
         files = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
         beside = [file.resolve() for file in files if file.is_file()]
         if not beside or name in sys.stdlib_module_names:
             continue
         spec = importlib.util.find_spec(name)
-        imported = Path(spec.origin).resolve() if spec and spec.origin else None
-        if imported not in beside:
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin not in beside:
             raise UserError(
-                f"{target!r} imports {name!r}, which is {imported} in this process and not {beside[0]}: "
+                f"{target!r} imports {name!r}, which is {origin} in this process and not {beside[0]}: "
                 f"rename one of them ({path}, line {line})"
             )
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)

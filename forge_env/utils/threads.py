@@ -28,7 +28,7 @@ def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Corout
 
     An exception of the call itself, for wrong arguments for example, is raised where the result is awaited.
     """
-    return _made(inside.get(), function, args, kwargs)
+    return _make_call(inside.get(), function, args, kwargs)
 
 
 def call_on(instance: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
@@ -39,14 +39,14 @@ def call_on(instance: Any, function: Callable[..., Any], /, *args: Any, **kwargs
 
 
 def call_in(gate: Gate, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-    return _made(gate, function, args, kwargs) if inside.get() is gate else _inside(gate, function, args, kwargs)
+    return _make_call(gate, function, args, kwargs) if inside.get() is gate else _inside(gate, function, args, kwargs)
 
 
-def _made(
+def _make_call(
     gate: Gate | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Coroutine[Any, Any, Any]:
-    if gate is not None and gate.held and gate.is_held and not hasattr(function, "__forge_gated__"):
-        return after(gate, functools.partial(_made, gate, function, args, kwargs))
+    if gate is not None and gate.holders and gate.is_held and not hasattr(function, "__forge_gated__"):
+        return after(gate, functools.partial(_make_call, gate, function, args, kwargs))
     if not _is_awaited(function):
         return _in_thread(function, args, kwargs, gate)
     try:
@@ -58,14 +58,14 @@ def _made(
 async def _inside(gate: Gate, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     token = inside.set(gate)
     try:
-        return await _made(gate, function, args, kwargs)
+        return await _make_call(gate, function, args, kwargs)
     finally:
         inside.reset(token)
 
 
 def call_alone(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
     """Return a call as `invoke` does, of a function that belongs to no instance: an agent's."""
-    return _made(None, function, args, kwargs)
+    return _make_call(None, function, args, kwargs)
 
 
 async def _raise(error: BaseException) -> Any:
@@ -88,7 +88,7 @@ async def _in_thread(
     return result if isinstance(result, (str, float)) or not inspect.isawaitable(result) else await result
 
 
-def gated(function: F) -> F:
+def behind_gate(function: F) -> F:
     """Mark a coroutine function that calls users' code by `call_on` only: it may begin while a call still runs."""
     function.__forge_gated__ = True  # type: ignore[attr-defined]
     return function

@@ -31,13 +31,13 @@ class GivenUp(BaseException):
 class Call:
     """One call of a function in a thread, with the context variables of the code that makes this object."""
 
-    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_result", "_thread", "ended", "future")
+    __slots__ = ("_context", "_error", "_function", "_is_given_up", "_lock", "_result", "_thread", "ends", "future")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        loop, ended = asyncio.get_running_loop(), getattr(_of_thread, "ended", None)
-        if ended is None or ended.loop is not loop:
-            ended = _of_thread.ended = _Ended(loop)
-        self.ended: _Ended = ended
+        loop, ends = asyncio.get_running_loop(), getattr(_of_thread, "ends", None)
+        if ends is None or ends.loop is not loop:
+            ends = _of_thread.ends = _Ended(loop)
+        self.ends: _Ended = ends
         self.future: asyncio.Future[Any] = loop.create_future()
         self._context = contextvars.copy_context()
         self._function = functools.partial(function, *args, **kwargs)
@@ -180,7 +180,7 @@ class _Workers:
                     with contextlib.suppress(RuntimeError):  # no more threads: those that there are make the calls
                         self._send_one()
             if done is not None:
-                done.ended.add(done)  # now, since the caller's next call finds this thread free
+                done.ends.add(done)  # now, since the caller's next call finds this thread free
             done = call
             if call is not None:
                 call.run()

@@ -24,7 +24,7 @@ _SCALARS = (
     ("float", r"\.(?:nan|NaN|NAN)$", "."),
     ("merge", "<<$", "<"),
 )
-"""Tag, pattern and first characters of the scalars of YAML 1.2 that are no text; `<<` is of 1.1, and in wide use."""
+"""Tag, pattern and first characters of the scalars of YAML 1.2 that are not text; `<<` is of 1.1, and in wide use."""
 
 
 def read_yaml(text: str, settings_of: str = "") -> Any:

@@ -62,11 +62,11 @@ def main() -> None:
 
 
 def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
-    privileged, uid, gid = config["privileged"], os.geteuid(), os.getegid()
+    is_root, uid, gid = config["privileged"], os.geteuid(), os.getegid()
     first_id = _first_id()
     flags = kernel.NEWNS | kernel.NEWPID | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET
-    kernel.unshare(flags if privileged else flags | kernel.NEWUSER)
-    if not privileged:
+    kernel.unshare(flags if is_root else flags | kernel.NEWUSER)
+    if not is_root:
         kernel.map_ids(0, uid, gid)
     lifeline, held_by_starter = os.pipe()
     child = os.fork()
@@ -78,7 +78,7 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
     kernel.die_with_parent()
     kernel.enter_minimal_root(config.get("packages", ()), {init_program.PATH: init_program.executable()})
     socket.sethostname("sandbox")
-    Zygote(control, lifeline, config, first_id if privileged else None).serve()
+    Zygote(control, lifeline, config, first_id if is_root else None).serve()
 
 
 def _first_id() -> int:
@@ -96,7 +96,7 @@ class RunningSnippet:
     init: int
     """Process id; 0 after the wait for it."""
     snippet: int = 0
-    ended: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
     collect_until: float = 0.0
     """Time at which its network namespace is discarded."""
 
@@ -138,10 +138,10 @@ class Zygote:
         self._loop()
 
     def _loop(self) -> NoReturn:
-        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wakeup, wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         poll = select.poll()
         for fd in (self._control.fileno(), self._lifeline, wakeup):
             poll.register(fd, select.POLLIN)
@@ -251,18 +251,18 @@ class Zygote:
                 return
             run = self._by_pid.pop(pid, None)
             if run is not None:  # else a helper has ended
-                self._ended(run, pid, status, usage)
+                self._on_exit(run, pid, status, usage)
 
-    def _ended(self, run: RunningSnippet, pid: int, status: int, usage: resource.struct_rusage) -> None:
+    def _on_exit(self, run: RunningSnippet, pid: int, status: int, usage: resource.struct_rusage) -> None:
         if pid == run.init:
             run.init = 0
         else:
             cpu_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-            run.ended = {"run": run.number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}
+            run.end = {"run": run.number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}
             if run.init:
                 os.kill(run.init, signal.SIGKILL)
         # The wait for init returns only after every process of its namespace has ended.
-        if run.ended and not run.init:
+        if run.end and not run.init:
             del self._runs[run.number]
             run.collect_until = time.monotonic() + _COLLECT_S
             self._leaving.append(run)
@@ -270,17 +270,17 @@ class Zygote:
     def _report_ends(self) -> None:
         """Report ended runs to the host once they have left nothing behind; only then their slot is reused."""
         for run in tuple(self._leaving):
-            left = self._networks[run.slot]
-            holds_sockets = left.holds_sockets()
+            slot_network = self._networks[run.slot]
+            holds_sockets = slot_network.holds_sockets()
             if holds_sockets and time.monotonic() < run.collect_until:
                 network.collect_sockets()
                 continue
-            spent = holds_sockets or left.was_touched()
-            if spent:
-                left.close()
+            was_used = holds_sockets or slot_network.was_touched()
+            if was_used:
+                slot_network.close()
                 del self._networks[run.slot]
             self._leaving.remove(run)
-            _send(self._control, (run.ended or {}) | {"spent": spent})
+            _send(self._control, (run.end or {}) | {"spent": was_used})
 
     def _run_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
         try:

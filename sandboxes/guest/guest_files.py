@@ -77,7 +77,7 @@ def _make_folder(name: str, above: int) -> None:
 
 def _copy(source: int, target: int, offset: int, end: int) -> None:
     while offset < end:
-        sent = os.sendfile(target, source, offset, end - offset)
-        if not sent:
+        count = os.sendfile(target, source, offset, end - offset)
+        if not count:
             return  # the file was truncated meanwhile
-        offset += sent
+        offset += count

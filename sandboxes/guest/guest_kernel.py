@@ -113,8 +113,8 @@ def unused_ids(first: int, count: int) -> int:
     """Return `first` if `count` ids from it exist here, else INSIDE_ID. Process limits count per user."""
     with open("/proc/self/uid_map") as lines:
         ranges = [(int(inside), int(length)) for inside, _, length in map(str.split, lines)]
-    mapped = any(inside <= first and first + count <= inside + length for inside, length in ranges)
-    return first if mapped else INSIDE_ID
+    is_mapped = any(inside <= first and first + count <= inside + length for inside, length in ranges)
+    return first if is_mapped else INSIDE_ID
 
 
 def bring_up_loopback() -> None:
@@ -147,9 +147,9 @@ def limit_resources(limits: dict[str, int]) -> None:
     If a control group counts the memory ("memory_is_counted"), the limit of a process serves only to raise MemoryError.
     It then excludes libraries and reserved address space, which threads and BLAS take much of.
     """
-    counted = limits.get("memory_is_counted")
+    in_group = limits.get("memory_is_counted")
     for kind, value in (
-        (resource.RLIMIT_DATA if counted else resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_DATA if in_group else resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
@@ -181,19 +181,19 @@ def empty_bounding_set() -> bool:
 
     It takes CAP_SETPCAP, which a process loses when it changes its user. Without it nothing changes.
     """
-    emptied = bound_capabilities(())
+    is_empty = bound_capabilities(())
     _libc.prctl(_PR_SET_SECUREBITS, _SECUREBITS, 0, 0, 0)
-    return emptied
+    return is_empty
 
 
-def bound_capabilities(kept: Collection[int]) -> bool:
+def bound_capabilities(exceptions: Collection[int]) -> bool:
     """Drop every capability but those `kept` from the bounding set; return whether no other one is left."""
-    capability, left = 0, False
-    while (held := _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0:
-        if held and capability not in kept and _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            left = True
+    capability, has_others = 0, False
+    while (value := _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0:
+        if value and capability not in exceptions and _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            has_others = True
         capability += 1
-    return not left
+    return not has_others
 
 
 def set_dumpable(dumpable: bool) -> None:
@@ -214,14 +214,14 @@ class Lockdown:
         self._no_caps = (ctypes.c_uint32 * 6)()
         self._capset = _libc.capset  # looked up once, before any fork
 
-    def keep_capabilities(self, kept: Collection[int]) -> None:
+    def keep_capabilities(self, exceptions: Collection[int]) -> None:
         """Give up every capability but those `kept`, for this process and all that it starts."""
-        if not bound_capabilities(kept):
+        if not bound_capabilities(exceptions):
             raise OSError(errno.EPERM, "the bounding set of capabilities cannot be reduced")
-        mask = sum(1 << capability for capability in kept)
+        mask = sum(1 << capability for capability in exceptions)
         low, high = mask & 0xFFFFFFFF, mask >> 32
-        held = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable; twice
-        _check(_libc.capset(self._cap_header, held), "capset")
+        sets = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable; twice
+        _check(_libc.capset(self._cap_header, sets), "capset")
 
     def apply(self, *, with_parent: bool = True, bounded: bool = False) -> None:
         """Args: with_parent: die when the thread that started this process ends. bounded: the bounding set is empty."""

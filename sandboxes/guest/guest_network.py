@@ -26,7 +26,7 @@ class Network:
     """
 
     def __init__(self, home: int) -> None:
-        self._opened: list[int] = []
+        self._descriptors: list[int] = []
         kernel.unshare(kernel.NEWNET)
         try:
             self.descriptor = self._open("/proc/self/ns/net")
@@ -34,7 +34,7 @@ class Network:
             self._sockets = self._open(_SOCKETS)
             names = (name for name in _COUNTERS if os.path.exists(f"/proc/self/net/{name}"))
             self._counters = [self._open(f"/proc/self/net/{name}") for name in names]
-            self._no_sockets, self._untouched = _read(self._sockets), self._count()
+            self._no_sockets, self._first_count = _read(self._sockets), self._count()
         except BaseException:
             self.close()
             raise
@@ -46,16 +46,16 @@ class Network:
         return _read(self._sockets) != self._no_sockets
 
     def was_touched(self) -> bool:
-        return self._count() != self._untouched
+        return self._count() != self._first_count
 
     def close(self) -> None:
-        for descriptor in self._opened:
+        for descriptor in self._descriptors:
             os.close(descriptor)
-        self._opened.clear()
+        self._descriptors.clear()
 
     def _open(self, path: str) -> int:
-        self._opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        return self._opened[-1]
+        self._descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return self._descriptors[-1]
 
     def _count(self) -> list[bytes]:
         return [_read(descriptor) for descriptor in self._counters]

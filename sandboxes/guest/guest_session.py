@@ -55,11 +55,11 @@ class Server:
                 os._exit(0)
             message = json.loads(data)
             cpu_s = _cpu_s()
-            code, exhausted = self._answer(message, fds)
+            code, resource_code = self._answer(message, fds)
             if os.getpid() != self._owner:
                 os._exit(code)  # a process forked by the cell: only the original process answers
             peak = resource.getrusage(_SELF).ru_maxrss * 1024
-            os.write(snippet.REPORT_FD, _ANSWER.pack(message["number"], code, exhausted, _cpu_s() - cpu_s, peak))
+            os.write(snippet.REPORT_FD, _ANSWER.pack(message["number"], code, resource_code, _cpu_s() - cpu_s, peak))
 
     def _answer(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
         if message["do"] == "run":
@@ -78,7 +78,7 @@ class Server:
     def _run(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
         """Return the exit code of the cell as if it were a script, and the exhausted resource."""
         name = self._next_name()
-        exhausted = b"\0"
+        resource_code = b"\0"
         try:
             code = _read(fds[0]).decode("utf-8", "surrogatepass")
             _set_stdin(fds[1:])
@@ -89,12 +89,12 @@ class Server:
         except SystemExit as end:
             exit_code = snippet.exit_code(end)
         except BaseException as error:
-            exhausted = snippet.exhausted(error) or exhausted
+            resource_code = snippet.exhausted_resource(error) or resource_code
             snippet.print_exception(error)
             exit_code = 1
         for stream in (sys.stdout, sys.stderr):
             snippet.attempt(stream.flush)
-        return exit_code, exhausted
+        return exit_code, resource_code
 
     def _next_name(self) -> str:
         self._cells += 1

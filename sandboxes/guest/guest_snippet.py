@@ -149,7 +149,7 @@ def _run_untrusted_code(request: dict[str, Any], namespace: dict[str, Any]) -> i
         return exit_code(end)
     except BaseException as error:
         if os.getpid() == owner:
-            claim = exhausted(error)
+            claim = exhausted_resource(error)
             attempt(lambda: os.write(REPORT_FD, claim))
         print_exception(error)
         return 1
@@ -170,10 +170,10 @@ def _call(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
 
 def _report_value(value: Any) -> None:
     _require_plain(value)
-    encoded = json.dumps(value).encode()
-    if len(encoded) > MAX_VALUE_BYTES:
-        raise ValueError(f"the returned value has {len(encoded)} bytes of JSON; at most {MAX_VALUE_BYTES} are allowed")
-    frame = b"V" + struct.pack("<I", len(encoded)) + encoded
+    data = json.dumps(value).encode()
+    if len(data) > MAX_VALUE_BYTES:
+        raise ValueError(f"the returned value has {len(data)} bytes of JSON; at most {MAX_VALUE_BYTES} are allowed")
+    frame = b"V" + struct.pack("<I", len(data)) + data
     while frame:
         frame = frame[os.write(REPORT_FD, frame) :]
 
@@ -208,7 +208,7 @@ def exit_code(end: SystemExit) -> int:
     return 1
 
 
-def exhausted(error: BaseException) -> bytes:
+def exhausted_resource(error: BaseException) -> bytes:
     """Return the resource that `error` says is exhausted: memory "M", processes "P", or nothing."""
     no_process = isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in error.args
@@ -221,17 +221,19 @@ def print_exception(error: BaseException) -> None:
     """Print the traceback without frames of the sandbox and of the environment's set-up."""
 
     def show() -> None:
-        shown = traceback.TracebackException.from_exception(error)
-        _hide_frames(shown)
-        print("".join(shown.format()), end="", file=sys.stderr)
+        report = traceback.TracebackException.from_exception(error)
+        _hide_frames(report)
+        print("".join(report.format()), end="", file=sys.stderr)
 
     if not attempt(show):
         attempt(lambda: os.write(2, type(error).__name__.encode() + b"\n"))
 
 
-def _hide_frames(shown: traceback.TracebackException) -> None:
-    shown.stack = traceback.StackSummary.from_list([line for line in shown.stack if line.filename not in HIDDEN_FILES])
-    for other in (shown.__cause__, shown.__context__):
+def _hide_frames(report: traceback.TracebackException) -> None:
+    report.stack = traceback.StackSummary.from_list(
+        [line for line in report.stack if line.filename not in HIDDEN_FILES]
+    )
+    for other in (report.__cause__, report.__context__):
         if other is not None:
             _hide_frames(other)
 

@@ -21,22 +21,22 @@ _SHOWN_LIMITS = ("core", "fsize", "memlock", "msgqueue", "nice", "rtprio", "sigp
 _NOT_ENFORCED = "it may read what its user may read, as its libraries do, and sees the processes of the machine"
 
 
-def confine(needed: Sequence[str]) -> dict[str, Any]:
+def confine(files: Sequence[str]) -> dict[str, Any]:
     """Confine this process and its future forks for good. Never raises; what is not enforced is in "missing".
 
-    Args: needed: files that it must be able to read without the privileges of root.
+    Args: files: those that it must be able to read without the privileges of root.
 
     Returns: for every denial whether a try was refused; "limits", their names; and "missing", sentences.
     """
     missing = [_NOT_ENFORCED]
     try:
-        missing += _lock_down(needed)
+        missing += _lock_down(files)
     except Exception as error:  # another system, a kernel without filters
         missing.append(f"this system refuses to filter its system calls: {type(error).__name__}: {error}")
-    return {**_tried(), "missing": missing}
+    return {**_view(), "missing": missing}
 
 
-def _lock_down(needed: Sequence[str]) -> list[str]:
+def _lock_down(files: Sequence[str]) -> list[str]:
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, folder)
     try:
@@ -51,7 +51,7 @@ def _lock_down(needed: Sequence[str]) -> list[str]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     lockdown = kernel.Lockdown(seccomp.seccomp_filter(reads_only=True))
     missing = []
-    if os.geteuid() == 0 and not _can_read(needed, lockdown):
+    if os.geteuid() == 0 and not _can_read(files, lockdown):
         missing.append("root keeps its capabilities, because the files of its libraries are another user's")
         lockdown.filter_calls()
     else:
@@ -78,7 +78,7 @@ def _can_read(paths: Sequence[str], lockdown: Any) -> bool:
         os._exit(1)
 
 
-def _tried() -> dict[str, Any]:
+def _view() -> dict[str, Any]:
     status = _status()
     return {
         "seccomp": status.get("Seccomp") == "2",
@@ -105,12 +105,12 @@ def _watch() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     folder = os.open("/", os.O_RDONLY)
     try:
-        started = [libc.inotify_init1(0), libc.fcntl(folder, 1026, 1), libc.fanotify_init(0x200, 0)]
+        descriptors = [libc.inotify_init1(0), libc.fcntl(folder, 1026, 1), libc.fanotify_init(0x200, 0)]
     finally:
         os.close(folder)
-    if max(started) < 0:
+    if max(descriptors) < 0:
         raise PermissionError("refused")
-    return max(started)
+    return max(descriptors)
 
 
 def _is_refused(attempt: Callable[[], Any]) -> bool:

@@ -135,14 +135,14 @@ def denied_calls(machine: str) -> dict[str, int]:
     return _DENIED[machine] | _DENIED_EVERYWHERE
 
 
-def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, counted: bool = False) -> bytes:
+def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, in_group: bool = False) -> bytes:
     """Return the filter as an array of `struct sock_filter`. Raises KeyError for an unsupported machine.
 
     Args:
         machine: a name as from `platform.machine()`; this machine by default.
         reads_only: for a process without mount and network namespace: it may read files, but not change files, open
             sockets, run programs or signal other processes.
-        counted: whether a control group counts the workspace's memory: shared memory and memory files are then allowed.
+        in_group: whether a control group counts its memory: it may then share memory, and make memory files.
     """
     machine = machine or platform.machine()
     program = [
@@ -155,12 +155,12 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, coun
     program += _when(_IF_GREATER, _LAST_KNOWN_CALL, _ERRNO | errno.ENOSYS)
     # glibc falls back to clone, and a filter can inspect its flags (clone3 passes them by pointer).
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
-    denied = denied_calls(machine)
-    if counted:
-        denied = {name: number for name, number in denied.items() if name not in _ALLOWED_IF_COUNTED}
+    denials = denied_calls(machine)
+    if in_group:
+        denials = {name: number for name, number in denials.items() if name not in _ALLOWED_IF_COUNTED}
     if reads_only:
-        denied |= _DENIED_READER[machine] | _DENIED_READER_EVERYWHERE
-    program += _refuse(sorted(denied.values()))
+        denials |= _DENIED_READER[machine] | _DENIED_READER_EVERYWHERE
+    program += _refuse(sorted(denials.values()))
     if reads_only:
         to_write = _when(_IF_ANY_BIT, _OPEN_TO_WRITE, _ERRNO | errno.EPERM)
         program += _for_call(_OPENAT[machine], _ARG2, to_write)
@@ -174,13 +174,13 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, coun
         (_IOCTL[machine], (*_TERMINAL_INJECTION, *_SIGNAL_OWNER)),
         (_FCNTL[machine], tuple(DENIED_FCNTL.values())),
     ):
-        refused = [step for word in words for step in _when(_IF_EQUAL, word, _ERRNO | errno.EPERM)]
-        program += _for_call(call, _ARG1, refused)
+        steps = [step for word in words for step in _when(_IF_EQUAL, word, _ERRNO | errno.EPERM)]
+        program += _for_call(call, _ARG1, steps)
     program += _keep_limits(machine)
     program += _hide_page_cache(machine)
     for call in (_SOCKET[machine], _SOCKETPAIR[machine]):
-        allowed = [step for family in _SOCKET_FAMILIES for step in _when(_IF_EQUAL, family, _ALLOW)]
-        program += _for_call(call, _ARG0, [*allowed, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
+        families = [step for family in _SOCKET_FAMILIES for step in _when(_IF_EQUAL, family, _ALLOW)]
+        program += _for_call(call, _ARG0, [*families, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
     program.append(_op(_RETURN, _ALLOW))
     return b"".join(program)
 
@@ -231,7 +231,7 @@ def _refuse(numbers: list[int]) -> list[bytes]:
         middle = len(numbers) // 2
         low, high = _refuse(numbers[:middle]), _refuse(numbers[middle:])
         return [_op(_IF_AT_LEAST, numbers[middle], len(low) + 1, 0), *low, _op(_JUMP, len(high)), *high]
-    tests = [_op(_IF_EQUAL, number, left, not left) for left, number in enumerate(reversed(numbers))]
+    tests = [_op(_IF_EQUAL, number, rest, not rest) for rest, number in enumerate(reversed(numbers))]
     return [*reversed(tests), _op(_RETURN, _ERRNO | errno.EPERM)]
 
 

@@ -28,7 +28,7 @@ class GroupUsage:
     """A process or thread was refused because of the limit of the group."""
     peak_bytes: int = 0
     """Peak memory above the level at `begin`, with files in /tmp."""
-    left: int = 0
+    processes: int = 0
     """Processes in the group now."""
 
 
@@ -48,7 +48,7 @@ class SlotGroup:
             folder.mkdir()
         self._set: dict[str, int] = {}
         self._before: dict[str, int] = {}
-        self._held = 0
+        self._base_peak = 0
 
     def join_files(self) -> list[int]:
         """Return descriptors; a process joins by writing "0" to all of them. The caller closes them."""
@@ -56,11 +56,11 @@ class SlotGroup:
 
     def begin(self, limits: Limits, *, extra_processes: int) -> None:
         """Set the limits and record the counters. Raises OSError."""
-        wanted = {"memory": limits.memory_bytes + _HELPER_BYTES, "processes": limits.processes + extra_processes}
-        if wanted != self._set:
-            self._set_limits(wanted["memory"], wanted["processes"])
-            self._set = wanted
-        self._held = self._reset_peak()
+        new_limits = {"memory": limits.memory_bytes + _HELPER_BYTES, "processes": limits.processes + extra_processes}
+        if new_limits != self._set:
+            self._set_limits(new_limits["memory"], new_limits["processes"])
+            self._set = new_limits
+        self._base_peak = self._reset_peak()
         self._before = self._counters()
 
     def end(self) -> GroupUsage:
@@ -72,8 +72,8 @@ class SlotGroup:
             memory_exceeded=more["killed"] > 0 and at_limit,
             host_out_of_memory=more["killed"] > 0 and not at_limit,
             processes_exceeded=more["refused"] > 0,
-            peak_bytes=max(0, self._peak() - self._held),
-            left=self._processes(),
+            peak_bytes=max(0, self._peak() - self._base_peak),
+            processes=self._processes(),
         )
 
     def allow_cpus(self, cpus: float) -> None:
@@ -165,8 +165,8 @@ class SlotGroupV1(SlotGroup):
             self._write(f"{self._cpu}/cpu.cfs_quota_us", int(cpus * _CPU_PERIOD_US))
 
     def _set_limits(self, memory: int, processes: int) -> None:
-        lowered = memory <= self._set.get("memory", memory)  # a new group has no limit
-        for file in self._limits if lowered else reversed(self._limits):
+        falls = memory <= self._set.get("memory", memory)  # a new group has no limit
+        for file in self._limits if falls else reversed(self._limits):
             self._write(file, memory)
         self._write(self._max_processes, processes)
 
@@ -175,8 +175,8 @@ class SlotGroupV1(SlotGroup):
         return self._peak()
 
     def _counters(self) -> dict[str, int]:
-        killed = self._fields(self._oom_file).get("oom_kill", 0)
-        return {"killed": killed, "refused": self._fields(self._events_file).get("max", 0)}
+        kills = self._fields(self._oom_file).get("oom_kill", 0)
+        return {"killed": kills, "refused": self._fields(self._events_file).get("max", 0)}
 
     def _met_limit(self, more: dict[str, int]) -> bool:
         # Recent kernels do not count memory.failcnt, but version 1 can restart the peak for every run.
@@ -213,8 +213,8 @@ class SlotGroupV2(SlotGroup):
 
     def _counters(self) -> dict[str, int]:
         memory = self._fields(f"{self._folder}/memory.events")
-        refused = self._fields(f"{self._folder}/pids.events").get("max", 0)
-        return {"killed": memory.get("oom_kill", 0), "at_limit": memory.get("oom", 0), "refused": refused}
+        refusals = self._fields(f"{self._folder}/pids.events").get("max", 0)
+        return {"killed": memory.get("oom_kill", 0), "at_limit": memory.get("oom", 0), "refused": refusals}
 
     def _met_limit(self, more: dict[str, int]) -> bool:
         return more["at_limit"] > 0

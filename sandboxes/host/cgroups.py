@@ -44,16 +44,16 @@ class Groups:
         name = f"{_PREFIX}{owner_name(os.getpid())}-{next(_numbers)}"
         self._folders = {controller: folder / name for controller, folder in folders.folders.items()}
         self._slots: dict[int, SlotGroupV1 | SlotGroupV2] = {}
-        wanted: list[str] = []
+        controllers: list[str] = []
         try:
             for folder in set(self._folders.values()):  # controllers can share a hierarchy
                 folder.mkdir()
             if self.version == "cgroup_v2":
                 top = self._folders["memory"]
-                wanted = [*_NEEDED, *({"cpu"} & set((top / "cgroup.controllers").read_text().split()))]
-                (top / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
+                controllers = [*_NEEDED, *({"cpu"} & set((top / "cgroup.controllers").read_text().split()))]
+                (top / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
             self.slot(0, keep_open=True)
-            self.limits_cpu = (self.version == "cgroup_v1" and "cpu" in self._folders) or "cpu" in wanted
+            self.limits_cpu = (self.version == "cgroup_v1" and "cpu" in self._folders) or "cpu" in controllers
         except OSError:
             self.close()
             raise
@@ -142,9 +142,9 @@ def find_v1(mounts: str, membership: str) -> CgroupFolders | str:
     absent = [controller for controller in _NEEDED if controller not in folders]
     if absent:
         return f"cgroup v1: no {' and no '.join(absent)} controller is mounted"
-    locked = [str(folders[controller]) for controller in _NEEDED if not os.access(folders[controller], os.W_OK)]
-    if locked:
-        return f"cgroup v1: this user may not make groups in {' and '.join(locked)} (run as root)"
+    read_only = [str(folders[controller]) for controller in _NEEDED if not os.access(folders[controller], os.W_OK)]
+    if read_only:
+        return f"cgroup v1: this user may not make groups in {' and '.join(read_only)} (run as root)"
     if "cpu" in folders and not os.access(folders["cpu"], os.W_OK):
         del folders["cpu"]
     return CgroupFolders(version="cgroup_v1", folders=folders)
@@ -221,12 +221,12 @@ def _folder(mount: _Mount, path: str) -> Path:
 
 def _can_hold_groups(folder: Path) -> bool:
     try:
-        enabled = (folder / "cgroup.subtree_control").read_text().split()
+        controllers = (folder / "cgroup.subtree_control").read_text().split()
     except OSError:
         return False
     # To move a process, the kernel requires write access to this file of the nearest common group.
     may_write = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
-    return may_write and set(_NEEDED) <= set(enabled)
+    return may_write and set(_NEEDED) <= set(controllers)
 
 
 def owner_name(pid: int) -> str:

@@ -119,9 +119,9 @@ class Controlled(Generic[End]):
 
     def _work(self, number: int, order: dict[str, Any], fds: Sequence[int]) -> asyncio.Future[End]:
         """Send an order; return the future of its end, which never raises."""
-        ended = self._waiting[number] = self._loop.create_future()
+        end = self._waiting[number] = self._loop.create_future()
         self._send(order, fds, number)
-        return ended
+        return end
 
     def _send(self, message: dict[str, Any], fds: Sequence[int] = (), number: int = 0) -> None:
         """Send a message, in order. It waits while the socket is full: many at once can fill it.
@@ -197,9 +197,9 @@ class Controlled(Generic[End]):
         if self.end_key not in message:
             self._note(message)
             return
-        ended = self._waiting.pop(message.pop(self.end_key), None)
-        if ended is not None and not ended.done():
-            ended.set_result(self._end(message))
+        future = self._waiting.pop(message.pop(self.end_key), None)
+        if future is not None and not future.done():
+            future.set_result(self._end(message))
 
     def _on_death(self) -> None:
         with suppress(subprocess.TimeoutExpired):
@@ -219,9 +219,9 @@ class Controlled(Generic[End]):
         if not self._ready.done():
             self._ready.set_result({"failed": reason, "errno": None})
         waiting, self._waiting = self._waiting, {}
-        for ended in waiting.values():
-            if not ended.done():
-                ended.set_result(self.end(failure=reason))
+        for future in waiting.values():
+            if not future.done():
+                future.set_result(self.end(failure=reason))
 
 
 def _copies(fds: Sequence[int]) -> list[int]:
@@ -245,11 +245,11 @@ async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     if process.poll() is not None:
         return
     pidfd = os.pidfd_open(process.pid)
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
+    loop, exit_event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, exit_event.set)
     try:
         async with asyncio.timeout(timeout_s):
-            await ended.wait()
+            await exit_event.wait()
     except TimeoutError:
         pass
     finally:

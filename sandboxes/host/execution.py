@@ -57,37 +57,39 @@ class Execution:
     @property
     def may_retry(self) -> bool:
         """Whether the zygote failed before any untrusted code ran."""
-        return self._end is not None and bool(self._end.failure) and not self._started
+        return self._end is not None and bool(self._end.failure) and not self._has_begun
 
     async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> ExecResult:
         """Run `request` in `slot`; the properties above then tell what to do next. Raises OSError."""
         begin = time.monotonic()
-        order = {"slot": slot, "limits": guest_limits(self._limits, counted=self._group is not None)}
+        order = {"slot": slot, "limits": guest_limits(self._limits, in_group=self._group is not None)}
         if self._group is not None:
             self._zygote.open_helper(slot, self._group)
             self._group.begin(self._limits, extra_processes=_EXTRA_PROCESSES)
         with sealed_files(*inputs) as (body, *stdin):
-            self._number, ended = self._zygote.submit(order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin])
+            self._number, exit_report = self._zygote.submit(
+                order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin]
+            )
         for pipe in self._pipes:
             pipe.close_write_end()
-        end = await self._wait(ended)
+        end = await self._wait(exit_report)
         wall_s = time.monotonic() - begin
         self._close_pipes()
-        use = self._used(slot, end)
+        use = self._usage(slot, end)
         return self._result(request, end, use, wall_s)
 
-    def _used(self, slot: int, end: ExitReport) -> GroupUsage:
+    def _usage(self, slot: int, end: ExitReport) -> GroupUsage:
         if self._group is None:
             return GroupUsage()
         use = self._group.end()
         if end.failure:
             self._zygote.close_helper(slot)
-        elif use.left > 1:  # only the helper may be in the group: anything else would be a bug, so all are killed
+        elif use.processes > 1:  # only the helper may be in the group: anything else would be a bug, so all are killed
             self._zygote.kill_all()
         return use
 
     @property
-    def _started(self) -> bool:
+    def _has_begun(self) -> bool:
         """Whether untrusted code began: the guest writes its first byte before it."""
         return self._report.data.startswith(b"S")
 
@@ -95,34 +97,34 @@ class Execution:
         for pipe in self._pipes:
             pipe.close()
 
-    async def _wait(self, ended: asyncio.Future[ExitReport]) -> ExitReport:
+    async def _wait(self, exit_report: asyncio.Future[ExitReport]) -> ExitReport:
         """Wait for the end, at the latest at the deadline. After a cancellation, wait until the snippet is dead."""
         wall_s = self._limits.wall_s
         deadline = asyncio.create_task(self._time_out())
         try:
-            return await self._bounded(ended, 2 * wall_s + _READY_S + _GRACE_S)
+            return await self._wait_at_most(exit_report, 2 * wall_s + _READY_S + _GRACE_S)
         except asyncio.CancelledError:
             self._kill()
-            await self._bounded(ended, _GRACE_S)
+            await self._wait_at_most(exit_report, _GRACE_S)
             raise
         finally:
             deadline.cancel()
 
-    async def _bounded(self, ended: asyncio.Future[ExitReport], timeout_s: float) -> ExitReport:
-        done, _ = await asyncio.wait([ended], timeout=timeout_s)
+    async def _wait_at_most(self, exit_report: asyncio.Future[ExitReport], timeout_s: float) -> ExitReport:
+        done, _ = await asyncio.wait([exit_report], timeout=timeout_s)
         if not done:
-            self._zygote.kill_all()  # resolves `ended`
-        self._end = await ended
+            self._zygote.kill_all()  # resolves `exit_report`
+        self._end = await exit_report
         return self._end
 
     async def _time_out(self) -> None:
         """Kill the snippet after `wall_s`: of its own time, where the machine was so busy that it began late."""
         await asyncio.sleep(self._limits.wall_s)
-        if not self._started:
+        if not self._has_begun:
             last = time.monotonic() + _READY_S
-            while not self._started and time.monotonic() < last:
+            while not self._has_begun and time.monotonic() < last:
                 await asyncio.sleep(_READY_POLL_S)
-            if self._started:
+            if self._has_begun:
                 await asyncio.sleep(self._limits.wall_s)
         self._timed_out = True
         self._kill()
@@ -134,7 +136,7 @@ class Execution:
         error = end.failure or self._setup_error()
         if use.host_out_of_memory:
             error = "the machine ran out of memory although the snippet was within its limit"
-        elif self._started and use.memory_exceeded:
+        elif self._has_begun and use.memory_exceeded:
             error = ""  # the kernel may have killed the slot's helper as well
         exit_code = os.waitstatus_to_exitcode(end.status)
         value = _value(self._report.data) if request.call is not None and not error else None
@@ -156,7 +158,7 @@ class Execution:
         )
 
     def _setup_error(self) -> str:
-        if self._started:
+        if self._has_begun:
             return ""
         if self._report.data.startswith(b"E"):
             return self._report.data[1:].decode("utf-8", "replace")
@@ -167,7 +169,7 @@ class Execution:
     def _status(
         self, request: ExecRequest, end: ExitReport, use: GroupUsage, exit_code: int, value: str | None
     ) -> ExecStatus:
-        if self._stdout.flooded or self._stderr.flooded or self._report.flooded:
+        if self._stdout.is_flooded or self._stderr.is_flooded or self._report.is_flooded:
             return ExecStatus.OUTPUT_LIMIT
         if use.memory_exceeded and (exit_code or end.failure) and not self._timed_out:
             return ExecStatus.MEMORY

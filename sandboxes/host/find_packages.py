@@ -32,10 +32,10 @@ def find_packages(names: Sequence[str]) -> Packages:
     view = _View()
     for name in names:
         view.add(name)
-    shown = sorted((target, source) for target, source in view.shown.items() if not _is_inside_another(target, view))
-    packages = Packages(shown=[(source, target) for target, source in shown], imports=view.imports)
-    if len(json.dumps(packages.shown)) > _MAX_MESSAGE:
-        raise UserError(f"packages names {', '.join(names)}, which are {len(shown)} folders and files: name fewer.")
+    pairs = sorted((target, source) for target, source in view.paths.items() if not _is_inside_another(target, view))
+    packages = Packages(paths=[(source, target) for target, source in pairs], imports=view.imports)
+    if len(json.dumps(packages.paths)) > _MAX_MESSAGE:
+        raise UserError(f"packages names {', '.join(names)}, which are {len(pairs)} folders and files: name fewer.")
     return packages
 
 
@@ -43,22 +43,22 @@ class _View:
     """Collects the files to show."""
 
     def __init__(self) -> None:
-        self.shown: dict[str, str] = {}  # by the relative path at which they are shown
+        self.paths: dict[str, str] = {}  # by the relative path at which they are shown
         self.imports: list[str] = []
         owners = importlib.metadata.packages_distributions()
         self._owners = {module: {canonicalize_name(name) for name in names} for module, names in owners.items()}
         self._folders: dict[str, set[tuple[str, ...]]] = {}  # of a distribution
-        self._done: set[tuple[str, str]] = set()  # distribution and extra
+        self._visits: set[tuple[str, str]] = set()  # distribution and extra
 
     def add(self, name: str) -> None:
         top = name.partition(".")[0]
         if top in sys.stdlib_module_names:
             self.imports.append(name)
             return
-        named = self._distributions(name)
-        for distribution in named:
+        distributions = self._distributions(name)
+        for distribution in distributions:
             self._add(distribution, ("",))
-        modules = [name] if top in self._owners or not named else self._modules(named)
+        modules = [name] if top in self._owners or not distributions else self._modules(distributions)
         for module in modules or [name.replace("-", "_")]:
             self.imports.append(module)
             self._ensure(module, name)
@@ -67,12 +67,12 @@ class _View:
         """The distributions that a module is part of, else the distribution of that name."""
         path = name.replace(".", "/")
         of_module = [_distribution(owner) for owner in sorted(self._owners.get(name.partition(".")[0], ()))]
-        installed = [distribution for distribution in of_module if distribution is not None]
+        candidates = [distribution for distribution in of_module if distribution is not None]
         if "." in name:
-            exact = [d for d in installed if any(str(file).startswith((f"{path}/", f"{path}.")) for file in _files(d))]
-            installed = exact or installed
-        alone = _distribution(name) if not installed else None
-        return installed or ([alone] if alone is not None else [])
+            exact = [d for d in candidates if any(str(file).startswith((f"{path}/", f"{path}.")) for file in _files(d))]
+            candidates = exact or candidates
+        alone = _distribution(name) if not candidates else None
+        return candidates or ([alone] if alone is not None else [])
 
     def _modules(self, distributions: Sequence[Distribution]) -> list[str]:
         names = {canonicalize_name(distribution.name) for distribution in distributions}
@@ -81,14 +81,14 @@ class _View:
 
     def _add(self, distribution: Distribution, extras: Collection[str]) -> None:
         name = canonicalize_name(distribution.name)
-        new = [extra for extra in extras if (name, extra) not in self._done]
+        new = [extra for extra in extras if (name, extra) not in self._visits]
         if not new:
             return
-        if not any(done == name for done, _ in self._done):
+        if not any(visited_name == name for visited_name, _ in self._visits):
             self._show(distribution)
-        self._done |= {(name, extra) for extra in new}
-        for required, its_extras in _requirements(distribution, new):
-            self._add(required, ("", *its_extras))
+        self._visits |= {(name, extra) for extra in new}
+        for requirement, its_extras in _requirements(distribution, new):
+            self._add(requirement, ("", *its_extras))
 
     def _show(self, distribution: Distribution) -> None:
         files = _files(distribution)
@@ -98,8 +98,8 @@ class _View:
                 continue
             others = self._owners.get(parts[0], set()) - {canonicalize_name(distribution.name)}
             depth = next((n for n in range(1, len(parts)) if not self._is_shared(parts[:n], others)), len(parts))
-            shown = Path(*parts[:depth])
-            self._show_path(Path(str(distribution.locate_file(shown))), shown)
+            top = Path(*parts[:depth])
+            self._show_path(Path(str(distribution.locate_file(top))), top)
         if not files:  # metadata without a list of files
             for module in (distribution.read_text("top_level.txt") or "").split():
                 self._show_module(module)
@@ -118,7 +118,7 @@ class _View:
     def _ensure(self, module: str, name: str) -> None:
         """Show a module that no metadata lists: of an editable install, or of a folder on the path."""
         top = module.partition(".")[0]
-        if any(target.partition("/")[0].partition(".")[0] == top for target in self.shown):
+        if any(target.partition("/")[0].partition(".")[0] == top for target in self.paths):
             return
         if not self._show_module(top):
             raise UserError(f"package {name!r} is not installed here: install it, or leave it out of packages.")
@@ -135,17 +135,17 @@ class _View:
     def _show_path(self, source: Path, target: Path) -> None:
         if not source.exists():
             return
-        self.shown.setdefault(target.as_posix(), str(source.resolve()))
+        self.paths.setdefault(target.as_posix(), str(source.resolve()))
         if (
             source.suffix == ".py" and len(target.parts) == 1
         ):  # compiled files of all single-file modules share a folder
-            compiled = Path(importlib.util.cache_from_source(str(source)))
-            if compiled.exists():
-                self.shown.setdefault(f"__pycache__/{compiled.name}", str(compiled.resolve()))
+            bytecode = Path(importlib.util.cache_from_source(str(source)))
+            if bytecode.exists():
+                self.paths.setdefault(f"__pycache__/{bytecode.name}", str(bytecode.resolve()))
 
 
 def _is_inside_another(target: str, view: _View) -> bool:
-    return any(parent.as_posix() in view.shown for parent in Path(target).parents)
+    return any(parent.as_posix() in view.paths for parent in Path(target).parents)
 
 
 def _files(distribution: Distribution) -> list[Path]:
@@ -176,6 +176,6 @@ def _requirements(distribution: Distribution, extras: Collection[str]) -> Iterat
         marker = requirement.marker
         if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):
             continue
-        required = _distribution(requirement.name)
-        if required is not None:
-            yield required, requirement.extras
+        dependency = _distribution(requirement.name)
+        if dependency is not None:
+            yield dependency, requirement.extras

@@ -67,7 +67,7 @@ class Interpreter:
         self._zygote = zygote
         self._group = group
         self._limits = spec.limits
-        self._killed = False
+        self._was_killed = False
         self._requests = 0
         self._loop = asyncio.get_running_loop()
         self._last_resort: asyncio.TimerHandle | None = None
@@ -78,8 +78,8 @@ class Interpreter:
             undo.pop_all()
 
     @property
-    def flooded(self) -> bool:
-        return self.stdout.flooded or self.stderr.flooded
+    def is_flooded(self) -> bool:
+        return self.stdout.is_flooded or self.stderr.is_flooded
 
     def idle(self) -> bool:
         """Whether it is alive and has sent nothing unrequested."""
@@ -94,10 +94,10 @@ class Interpreter:
     async def ready(self) -> str:
         """Wait until the set-up has run; return the error, or "" for none."""
         frame = await self._exchange(max(_START_S, self._limits.wall_s))
-        if frame == b"S" and not self._killed:
+        if frame == b"S" and not self._was_killed:
             return ""
         self.kill()
-        end = await self.ended()
+        end = await self.wait_for_end()
         if frame is not None:
             return frame[1:].decode("utf-8", "replace")
         if end.failure or self.failure:
@@ -133,20 +133,20 @@ class Interpreter:
 
     def kill(self, failure: str = "") -> None:
         """Kill every process of the session; `failure` is the reason if the code is not to blame."""
-        self._killed = True
+        self._was_killed = True
         self.failure = self.failure or failure
         if self.end is None and self._last_resort is None:
             self._zygote.kill(self._number)
             self._last_resort = self._loop.call_later(_GRACE_S, self._zygote.kill_all)
 
-    async def ended(self) -> ExitReport:
+    async def wait_for_end(self) -> ExitReport:
         """Wait until every process of the session is gone. The wait is bounded after `kill`."""
-        await asyncio.wait([self._ended])
-        return self._ended.result()
+        await asyncio.wait([self._exit_report])
+        return self._exit_report.result()
 
     def when_ended(self, action: Callable[[], None]) -> None:
         """Call `action()` once every process is gone."""
-        self._ended.add_done_callback(lambda _: action())
+        self._exit_report.add_done_callback(lambda _: action())
 
     def _open_streams(self, undo: ExitStack) -> None:
         self._control, self._guest_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -163,21 +163,21 @@ class Interpreter:
 
     def _submit(self, slot: int, spec: Spec) -> None:
         # No hard CPU limit: an interpreter serves any number of cells, and every cell raises the soft limit.
-        limits = guest_limits(spec.limits, counted=self._group is not None) | {"cpu_kill_s": resource.RLIM_INFINITY}
+        limits = guest_limits(spec.limits, in_group=self._group is not None) | {"cpu_kill_s": resource.RLIM_INFINITY}
         order: dict[str, Any] = {"slot": slot, "limits": limits, "session": True}
         joins = self._join_group(order)
         body = encode_body({"setup": spec.setup, "echo": spec.echo})
         try:
             with sealed_files(body) as (body_fd,):
                 fds = [body_fd, self._guest_control.fileno(), self.stdout.write_fd, self.stderr.write_fd, *joins]
-                self._number, self._ended = self._zygote.submit(order, fds)
+                self._number, self._exit_report = self._zygote.submit(order, fds)
         finally:
             for fd in joins:
                 os.close(fd)
         self._guest_control.close()
         self.stdout.close_write_end()
         self.stderr.close_write_end()
-        self._ended.add_done_callback(self._on_end)
+        self._exit_report.add_done_callback(self._on_end)
 
     def _join_group(self, order: dict[str, Any]) -> list[int]:
         """Prepare the control group, if there is one; return the files for joining it."""
@@ -188,8 +188,8 @@ class Interpreter:
         order["groups"] = len(joins)
         return joins
 
-    def _on_end(self, ended: asyncio.Future[ExitReport]) -> None:
-        self.end = ended.result()
+    def _on_end(self, exit_report: asyncio.Future[ExitReport]) -> None:
+        self.end = exit_report.result()
         if self._group is not None:
             try:
                 self.group_usage = self._group.end()
@@ -210,8 +210,8 @@ class Interpreter:
         answer = None if frame is None else _parse(frame, self._requests)
         if answer is None:
             self.kill()
-        if answer is None or self._killed:
-            await self.ended()
+        if answer is None or self._was_killed:
+            await self.wait_for_end()
             return None
         self.answered_cpu_s += answer.cpu_s
         return answer
@@ -231,7 +231,7 @@ class Interpreter:
             frame = await self._answer
         except BaseException:
             self.kill()
-            await self.ended()
+            await self.wait_for_end()
             raise
         finally:
             deadline.cancel()
@@ -267,7 +267,7 @@ def _parse(frame: bytes, number: int) -> Answer | None:
     """Return None for anything but a well-formed answer to request `number`."""
     if len(frame) != _ANSWER.size:
         return None
-    answered, code, exhausted, cpu_s, peak = _ANSWER.unpack(frame)
-    if answered != number or not math.isfinite(cpu_s) or cpu_s < 0 or peak < 0:
+    answer_number, code, exhausted, cpu_s, peak = _ANSWER.unpack(frame)
+    if answer_number != number or not math.isfinite(cpu_s) or cpu_s < 0 or peak < 0:
         return None
     return Answer(code=code, exhausted=exhausted, cpu_s=cpu_s, peak_memory_bytes=peak)

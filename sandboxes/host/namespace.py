@@ -87,14 +87,14 @@ async def open_namespace_sandbox(
         raise UserError(f"warm must be between 0 and slots, which is {slots}, not {warm}.")
     if not 1 <= max_sessions <= _MAX_SESSIONS:
         raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
-    installed = NO_PACKAGES
+    visible = NO_PACKAGES
     if packages:
         from sandboxes.host.find_packages import find_packages  # needs a library that a container does not have
 
-        installed = find_packages(packages)
+        visible = find_packages(packages)
 
     async def start() -> Zygote:
-        return await Zygote.start(preimport=preimport, packages=installed)
+        return await Zygote.start(preimport=preimport, packages=visible)
 
     async def open_with(groups: Groups | str) -> NamespaceSandbox:
         try:
@@ -157,7 +157,7 @@ class NamespaceSandbox:
         self._backend = backend
         self._groups = groups if isinstance(groups, Groups) else None
         self._removing = asyncio.Lock()
-        self._closed = False
+        self._is_closed = False
         self._at_once = asyncio.Semaphore(slots)
         most = min(slots + slots // _SPARES, _IDS - max_sessions)
         self._warms_up = warm is not None
@@ -165,7 +165,7 @@ class NamespaceSandbox:
         self._slots: WarmSlots[_Slot] = WarmSlots(
             backend, start=self._start_slot, end=self._end_slot, is_warm=self._is_warm, warm=warm or 0, most=most
         )
-        self._session_slots = _filled(range(most, most + max_sessions))
+        self._session_slots = _queue_of(range(most, most + max_sessions))
         self._first_session = most
         self._max_sessions = max_sessions
         self._sessions: set[NamespaceSession] = set()
@@ -229,7 +229,7 @@ class NamespaceSandbox:
 
     async def close(self) -> None:
         """End every process of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
-        self._closed = True
+        self._is_closed = True
         self._slots.shut()
         await self._zygote.close()
         await self._slots.close()
@@ -241,7 +241,7 @@ class NamespaceSandbox:
 
     def _group(self, slot: int) -> SlotGroup | None:
         """The control group of a slot, None if there are none. Raises SandboxError."""
-        if self._closed:
+        if self._is_closed:
             raise SandboxError(f"the {self._backend} sandbox is closed")
         try:
             one_shot = slot < self._first_session
@@ -288,7 +288,7 @@ class NamespaceSandbox:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
 
 
-def _filled(numbers: range) -> asyncio.LifoQueue[int]:
+def _queue_of(numbers: range) -> asyncio.LifoQueue[int]:
     queue: asyncio.LifoQueue[int] = asyncio.LifoQueue()
     for number in reversed(numbers):
         queue.put_nowait(number)

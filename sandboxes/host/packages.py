@@ -16,7 +16,7 @@ from forge_env.core.errors import UserError
 class Packages:
     """Installed files that a sandbox shows, and modules that it imports at its start."""
 
-    shown: Sequence[tuple[str, str]] = ()
+    paths: Sequence[tuple[str, str]] = ()
     """Pairs of a real path and the relative path at which it is shown; no path is inside another."""
     imports: Sequence[str] = ()
     """Modules of the named packages, to be imported."""

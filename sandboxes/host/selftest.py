@@ -113,7 +113,7 @@ for start in range(0, len(held), mmap.PAGESIZE):
     held[start] = 1
 """
 
-_passed: dict[str, Capabilities] = {}
+_results: dict[str, Capabilities] = {}
 
 
 async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
@@ -124,10 +124,10 @@ async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilitie
     Args: groups: the control groups of the sandbox, or the reason for having none.
     """
     kind = groups if isinstance(groups, str) else groups.version
-    if kind not in _passed:
+    if kind not in _results:
         capabilities = _judge(await look(sandbox))
-        _passed[kind] = await with_limits(capabilities, sandbox, groups)
-    return _passed[kind]
+        _results[kind] = await with_limits(capabilities, sandbox, groups)
+    return _results[kind]
 
 
 async def with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
@@ -152,19 +152,19 @@ async def look(sandbox: Sandbox) -> dict[str, Any]:
     if result.status is not ExecStatus.OK or result.value is None:
         reason = result.error or result.stderr.strip().rpartition("\n")[2] or f"it ended with {result.status}"
         raise SandboxUnavailable(f"namespace sandbox: the self-test could not run here: {reason}.")
-    seen: dict[str, Any] = json.loads(result.value)
-    return seen
+    view: dict[str, Any] = json.loads(result.value)
+    return view
 
 
-def _judge(seen: dict[str, Any]) -> Capabilities:
-    shared = [name for name, link in seen["namespaces"].items() if link == os.readlink(f"/proc/self/ns/{name}")]
+def _judge(view: dict[str, Any]) -> Capabilities:
+    shared = [name for name, link in view["namespaces"].items() if link == os.readlink(f"/proc/self/ns/{name}")]
     escapes = {
         f"it shares namespaces of the host: {', '.join(shared)}": bool(shared),
-        "it can read a private file of the host": seen["secret"] or seen["shadow"],
-        "it can see other processes": any(pid > 2 for pid in seen["processes"]),
-        **privileges_of(seen),
+        "it can read a private file of the host": view["secret"] or view["shadow"],
+        "it can see other processes": any(pid > 2 for pid in view["processes"]),
+        **privileges_of(view),
     }
-    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    reasons = [reason for reason, is_true in escapes.items() if is_true]
     if reasons:
         raise SandboxUnavailable(
             f"namespace sandbox: the self-test failed, because {'; '.join(reasons)}. This kernel does not isolate well "
@@ -177,39 +177,39 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         network_namespace=True,
         ipc_namespace=True,
         seccomp=True,
-        uid_drop=os.geteuid() == 0 and seen["uid"] != 0,
+        uid_drop=os.geteuid() == 0 and view["uid"] != 0,
         memory_limit="rlimit",
-        **denials_of(seen),
+        **denials_of(view),
     )
 
 
-def privileges_of(seen: dict[str, Any]) -> dict[str, bool]:
+def privileges_of(view: dict[str, Any]) -> dict[str, bool]:
     """Return privileges that no snippet may have on any backend: by sentence, whether the snippet has it."""
-    held = [name for name, value in seen["capabilities"].items() if name != "CapBnd" and int(value, 16)]
-    unlimited = sorted(_LIMITED - set(seen["limited"]))
+    capabilities = [name for name, value in view["capabilities"].items() if name != "CapBnd" and int(value, 16)]
+    without_limit = sorted(_LIMITED - set(view["limited"]))
     return {
-        "it can reach the network": seen["connects"],
-        "its processes are not limited": not 0 < seen["forks"] < LIMITS.processes,
-        "its memory is not limited": seen["allocates"],
-        "it can mount": seen["mounts"],
-        "it can write to its root": seen["writes_root"],
-        "its system calls are not filtered": seen["seccomp"] != "2",
-        "it may gain privileges": seen["no_new_privileges"] != "1",
-        f"it has capabilities ({', '.join(held)})": bool(held),
-        f"it can watch files that it shares with the host, by {', '.join(seen['watches'])}": bool(seen["watches"]),
-        f"nothing limits its {', '.join(unlimited)}": bool(unlimited),
+        "it can reach the network": view["connects"],
+        "its processes are not limited": not 0 < view["forks"] < LIMITS.processes,
+        "its memory is not limited": view["allocates"],
+        "it can mount": view["mounts"],
+        "it can write to its root": view["writes_root"],
+        "its system calls are not filtered": view["seccomp"] != "2",
+        "it may gain privileges": view["no_new_privileges"] != "1",
+        f"it has capabilities ({', '.join(capabilities)})": bool(capabilities),
+        f"it can watch files that it shares with the host, by {', '.join(view['watches'])}": bool(view["watches"]),
+        f"nothing limits its {', '.join(without_limit)}": bool(without_limit),
     }
 
 
-def denials_of(seen: dict[str, Any]) -> dict[str, Any]:
+def denials_of(view: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `Capabilities` on denials; call it only if `privileges_of` reports no privilege."""
-    bounded = int(seen["capabilities"]["CapBnd"], 16) == 0
+    has_no_capability = int(view["capabilities"]["CapBnd"], 16) == 0
     missing = (
         "the bounding set of capabilities is not empty, since emptying it takes CAP_SETPCAP; only no_new_privs protects"
     )
     return {
-        "capabilities_dropped": bounded,
+        "capabilities_dropped": has_no_capability,
         "host_watch_denied": True,
-        "limits": tuple(sorted(seen["limited"])),
-        "missing": () if bounded else (missing,),
+        "limits": tuple(sorted(view["limited"])),
+        "missing": () if has_no_capability else (missing,),
     }

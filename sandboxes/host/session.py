@@ -61,8 +61,8 @@ class NamespaceSession:
         self._free = free
         self._one_request = asyncio.Lock()
         self._interpreter: Interpreter | None = None
-        self._lost = False  # state was lost, and no result has reported it yet
-        self._closed = False
+        self._has_lost_state = False  # state was lost, and no result has reported it yet
+        self._is_closed = False
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
         async with self._running():
@@ -70,8 +70,8 @@ class NamespaceSession:
                 interpreter = await self._live()
             except SandboxError as error:
                 self._require_open()
-                failed = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self._backend, error=str(error))
-                return self._with_state_lost(failed)
+                failure = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self._backend, error=str(error))
+                return self._with_state_lost(failure)
             begin = time.monotonic()
             answer = await interpreter.run(code, stdin)
             result = _result(interpreter, answer, time.monotonic() - begin)
@@ -98,20 +98,20 @@ class NamespaceSession:
         async with self._running():
             await self._stop()
             await self._start()
-            self._lost = False
+            self._has_lost_state = False
 
     async def close(self) -> None:
         """End every process of the session. The kill is sent before the first wait. Idempotent."""
         interpreter = self._interpreter
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             if interpreter is None:
                 self._free()
             else:
                 interpreter.kill("the session was closed")
                 interpreter.when_ended(self._free)
         if interpreter is not None:
-            await interpreter.ended()
+            await interpreter.wait_for_end()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -127,21 +127,21 @@ class NamespaceSession:
                 self._at_once.release()
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise SandboxError("the session is closed")
 
     async def _live(self) -> Interpreter:
         if self._interpreter is not None:
             if self._interpreter.idle():
                 return self._interpreter
-            self._lost = True  # it ended, or sent unrequested data, since the last result
+            self._has_lost_state = True  # it ended, or sent unrequested data, since the last result
             await self._stop()
         return await self._start()
 
     async def _stop(self) -> None:
         if self._interpreter is not None:
             self._interpreter.kill()
-            await self._interpreter.ended()
+            await self._interpreter.wait_for_end()
 
     async def _start(self) -> Interpreter:
         """Start an interpreter; try again if the first try failed only because the zygote died."""
@@ -162,11 +162,11 @@ class NamespaceSession:
         return interpreter, await interpreter.ready()
 
     def _with_state_lost(self, result: ExecResult) -> ExecResult:
-        ended = self._interpreter is None or self._interpreter.end is not None
-        lost, self._lost = self._lost or ended, False
-        if ended:
+        is_over = self._interpreter is None or self._interpreter.end is not None
+        state_lost, self._has_lost_state = self._has_lost_state or is_over, False
+        if is_over:
             self._interpreter = None
-        return replace(result, state_lost=lost)
+        return replace(result, state_lost=state_lost)
 
 
 def _inside(path: str) -> str:
@@ -195,7 +195,7 @@ def _require_done(path: str, interpreter: Interpreter, answer: Answer | None) ->
 
 def _result(interpreter: Interpreter, answer: Answer | None, wall_s: float) -> ExecResult:
     end = interpreter.end
-    printed = ExecResult(
+    output = ExecResult(
         status=ExecStatus.OK,
         backend="",
         stdout=interpreter.stdout.text(),
@@ -205,27 +205,27 @@ def _result(interpreter: Interpreter, answer: Answer | None, wall_s: float) -> E
         wall_s=wall_s,
     )
     if answer is not None:
-        return _answered(printed, answer)
+        return _answer_result(output, answer)
     assert end is not None, "an interpreter that does not answer has ended"
-    return _ended(printed, interpreter, end)
+    return _end_result(output, interpreter, end)
 
 
-def _answered(printed: ExecResult, answer: Answer) -> ExecResult:
+def _answer_result(output: ExecResult, answer: Answer) -> ExecResult:
     claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
     status = claims.get(answer.exhausted, ExecStatus.NONZERO) if answer.code else ExecStatus.OK
     cpu_s, peak = answer.cpu_s, answer.peak_memory_bytes
-    return replace(printed, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
+    return replace(output, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
 
 
-def _ended(printed: ExecResult, interpreter: Interpreter, end: ExitReport) -> ExecResult:
+def _end_result(output: ExecResult, interpreter: Interpreter, end: ExitReport) -> ExecResult:
     failure = interpreter.failure or end.failure
     if interpreter.group_usage.host_out_of_memory:
         failure = "the machine ran out of memory although the session was within its limit"
     if failure:
-        return replace(printed, status=ExecStatus.SANDBOX_ERROR, error=failure)
+        return replace(output, status=ExecStatus.SANDBOX_ERROR, error=failure)
     exit_code = os.waitstatus_to_exitcode(end.status)
     return replace(
-        printed,
+        output,
         status=_status(interpreter, exit_code),
         exit_code=exit_code if exit_code >= 0 else None,
         signal=-exit_code if exit_code < 0 else None,
@@ -235,7 +235,7 @@ def _ended(printed: ExecResult, interpreter: Interpreter, end: ExitReport) -> Ex
 
 
 def _status(interpreter: Interpreter, exit_code: int) -> ExecStatus:
-    if interpreter.flooded:
+    if interpreter.is_flooded:
         return ExecStatus.OUTPUT_LIMIT
     if interpreter.group_usage.memory_exceeded and exit_code and not interpreter.timed_out:
         return ExecStatus.MEMORY

@@ -61,9 +61,9 @@ class CappedPipe:
         self._flood = flood
         self._on_flood = on_flood
         self._on_data = on_data
-        self._reported = False
+        self._has_reported = False
         self._reading = True
-        self._kept = bytearray()
+        self._head = bytearray()
         self._total = 0
         self._loop = asyncio.get_running_loop()
         self._read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
@@ -72,7 +72,7 @@ class CappedPipe:
 
     @property
     def data(self) -> bytes:
-        return bytes(self._kept)
+        return bytes(self._head)
 
     @property
     def total(self) -> int:
@@ -84,11 +84,11 @@ class CappedPipe:
         return self._total > self._cap
 
     @property
-    def flooded(self) -> bool:
+    def is_flooded(self) -> bool:
         return self._total > self._flood
 
     def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        return self._head.decode("utf-8", "replace")
 
     def close_write_end(self) -> None:
         if self.write_fd >= 0:
@@ -97,9 +97,9 @@ class CappedPipe:
 
     def restart(self) -> None:
         """Discard the data so far, and read again after a `pause`."""
-        self._kept.clear()
+        self._head.clear()
         self._total = 0
-        self._reported = False
+        self._has_reported = False
         if self._read_fd >= 0 and not self._reading:
             self._reading = True
             self._loop.add_reader(self._read_fd, self._read)
@@ -137,11 +137,11 @@ class CappedPipe:
             self._stop_reading()
             return False
         self._total += len(chunk)
-        self._kept += chunk[: max(0, self._cap - len(self._kept))]
+        self._head += chunk[: max(0, self._cap - len(self._head))]
         if self._on_data is not None:
             self._on_data(chunk)
-        if self.flooded and not self._reported:
-            self._reported = True
+        if self.is_flooded and not self._has_reported:
+            self._has_reported = True
             self._on_flood()
         return True
 

@@ -60,9 +60,9 @@ class WarmSlots(Generic[T]):
         self._busy = 0
         self._starting: set[asyncio.Task[None]] = set()
         self._waiting: deque[asyncio.Future[T]] = deque()
-        self._started = self._waited = 0
+        self._num_starts = self._num_waits = 0
         self._failure: Exception | None = None  # of a start that no request waited for
-        self._closed = False
+        self._is_closed = False
 
     @property
     def stats(self) -> SlotStats:
@@ -70,8 +70,8 @@ class WarmSlots(Generic[T]):
             idle=len(self._idle),
             busy=self._busy,
             starting=len(self._starting),
-            started=self._started,
-            waited_for_start=self._waited,
+            started=self._num_starts,
+            waited_for_start=self._num_waits,
         )
 
     async def fill(self) -> None:
@@ -89,7 +89,7 @@ class WarmSlots(Generic[T]):
 
         Always give it back. The wait is not the time of an episode.
         """
-        if self._closed:
+        if self._is_closed:
             raise self._closed_error()
         self._end_cold()
         if not self._idle:
@@ -109,7 +109,7 @@ class WarmSlots(Generic[T]):
 
     def shut(self) -> None:
         """Give out no more slots, and end those that are idle; waiting requests get a SandboxError. Idempotent."""
-        self._closed = True
+        self._is_closed = True
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(self._closed_error())
@@ -124,7 +124,7 @@ class WarmSlots(Generic[T]):
             await asyncio.wait(self._starting)
 
     async def _next(self) -> T:
-        self._waited += 1
+        self._num_waits += 1
         waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         self._grow()
@@ -146,7 +146,7 @@ class WarmSlots(Generic[T]):
 
     def _offer(self, slot: T) -> None:
         """Hand a slot to the request that has waited longest, else keep it."""
-        if self._closed:
+        if self._is_closed:
             self._end(slot)
             return
         waiting = self._longest_waiting()
@@ -166,10 +166,10 @@ class WarmSlots(Generic[T]):
     def _grow(self) -> None:
         """Start slots in the background until there are enough for the present demand."""
         demand = self._busy + len(self._waiting)
-        wanted = min(self._most, max(self._warm, 2 * demand))
+        target = min(self._most, max(self._warm, 2 * demand))
         while (
-            not self._closed
-            and self._busy + len(self._idle) + len(self._starting) < wanted
+            not self._is_closed
+            and self._busy + len(self._idle) + len(self._starting) < target
             and len(self._starting) < self._at_once
         ):
             # In a context of its own: the deadlines of the request that runs now do not hold for the start.
@@ -185,7 +185,7 @@ class WarmSlots(Generic[T]):
             self._tell(error)
         else:
             self._starting.discard(task)
-            self._started += 1
+            self._num_starts += 1
             self._offer(slot)
             self._grow()
 

@@ -55,18 +55,18 @@ def encode_body(body: dict[str, Any], files: Mapping[str, bytes] = NO_FILES) -> 
     return b"".join((BODY_PREFIX.pack(len(text)), text, *files.values()))
 
 
-def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
+def guest_limits(limits: Limits, *, in_group: bool = False) -> dict[str, int]:
     """Return the limits that the kernel enforces, as the guest sets them.
 
-    Args: counted: a control group enforces memory and processes, and reports when a limit is hit.
+    Args: in_group: a control group enforces memory and processes, and reports when a limit is hit.
     """
     cpu_s = whole_cpu_s(limits)
     return {
         "cpu_s": cpu_s,
         "cpu_kill_s": cpu_s + 1,
         "memory_bytes": limits.memory_bytes,
-        "memory_is_counted": int(counted),
-        "processes": limits.processes + (BACKSTOP_PROCESSES if counted else 0),
+        "memory_is_counted": int(in_group),
+        "processes": limits.processes + (BACKSTOP_PROCESSES if in_group else 0),
         "file_bytes": limits.file_bytes,
         "tmp_bytes": limits.tmp_bytes,
     }
@@ -112,7 +112,7 @@ class Zygote(Controlled[ExitReport]):
         """Start a zygote and wait until it accepts requests."""
         zygote = cls._spawn()
         zygote._packages = packages
-        names = {"preimport": [*preimport, *packages.imports], "packages": list(packages.shown)}
+        names = {"preimport": [*preimport, *packages.imports], "packages": list(packages.paths)}
         await zygote._begin({**names, "filter": base64.b64encode(seccomp_filter()).decode()})
         return zygote
 
@@ -151,9 +151,9 @@ class Zygote(Controlled[ExitReport]):
         """Start one snippet; return its number and the future of its exit report, which never raises."""
         self._numbers += 1
         self._last[order["slot"]] = self._numbers
-        ended = self._waiting[self._numbers] = self._loop.create_future()
+        exit_report = self._waiting[self._numbers] = self._loop.create_future()
         self._tell(order["slot"], order | {"run": self._numbers}, fds, self._numbers)
-        return self._numbers, ended
+        return self._numbers, exit_report
 
     def kill(self, number: int) -> None:
         """Kill every process of snippet `number`; its future then resolves. No-op if it has ended."""

@@ -59,7 +59,7 @@ async def one_turn(
     tiny_model: Path, policy: ScriptedPolicy, asked: NextTurn | None = None, **limits: Any
 ) -> tuple[Turn, Conversation]:
     agent = TokenAgent(str(tiny_model), policy, thinking="on")
-    conversation = Conversation(request_id="c", seed=3, observation=TASK.prompt, asked=asked, **limits)
+    conversation = Conversation(request_id="c", seed=3, observation=TASK.prompt, next_turn=asked, **limits)
     turn, action = await agent.act(conversation, ())
     assert action.message == turn.message
     return turn, conversation

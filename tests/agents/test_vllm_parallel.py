@@ -122,7 +122,7 @@ async def test_a_process_of_the_engine_that_dies_breaks_it_and_nothing_waits(tin
     workers[0].kill()
     with pytest.raises(PolicyError, match="the engine broke"):
         await asyncio.wait_for(running, 120)
-    assert engine.broken
+    assert engine.why_broken
     await engine.close()
     assert not psutil.wait_procs(workers, timeout=30)[1]
 

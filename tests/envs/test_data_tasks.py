@@ -52,7 +52,7 @@ def test_the_same_rows_are_left_out_and_named_whatever_the_seed_and_the_count(tm
     for seed, count in ((0, None), (1, 2), (2, 5)):
         found = draw(source, count=count, seed=seed).rows
         assert (found.rows, found.repeated, found.left_out.total) == (10, 1, 4)
-        named = found.left_out.named
+        named = found.left_out.first_places
         for words in ("line 4: it is no JSON", "line 5: it has no a", "line 6: its prompt is", "line 10: its target"):
             assert words in named
 

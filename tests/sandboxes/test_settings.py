@@ -13,7 +13,7 @@ import pytest
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.registry.contrib import Row
 from sandboxes import open_sandbox
-from sandboxes.settings import AUTO, BACKENDS, chosen, load_backend, with_environment
+from sandboxes.settings import AUTO, BACKENDS, load_backend, resolve_name, with_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,12 +39,12 @@ def test_malformed_settings_are_user_errors(name: str, text: str, monkeypatch: p
 
 def test_the_environment_names_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORGE_ENV_SANDBOX", raising=False)
-    assert chosen("auto") == "auto" and chosen("namespace") == "namespace"
+    assert resolve_name("auto") == "auto" and resolve_name("namespace") == "namespace"
     monkeypatch.setenv("FORGE_ENV_SANDBOX", "namespace")
-    assert chosen("auto") == "namespace"
+    assert resolve_name("auto") == "namespace"
     monkeypatch.setenv("FORGE_ENV_SANDBOX", "namepsace")
     with pytest.raises(UserError, match="Did you mean namespace"):
-        chosen("auto")
+        resolve_name("auto")
 
 
 def test_a_missing_package_is_named() -> None:

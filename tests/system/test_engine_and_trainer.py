@@ -103,20 +103,20 @@ async def test_updates_that_the_engine_does_not_load_stop_a_run(
         trainer = TitanTrainer(str(folder), TitanSettings())
         answers.append(trainer.score(delivery.prompt))
         trainer.close()
-    delivery.published(-1, answers[0])
-    delivery.started(*await scored())
+    delivery.note_update(-1, answers[0])
+    delivery.note_start(*await scored())
     try:
         running = asyncio.ensure_future(engine.generate([5, 2], Sampling(max_tokens=200, seed=1), "long"))
         for version in (1, 2):
             await engine.update_weights(engine.version + 1, _weights(folders[version]))
-            delivery.published(version, answers[version])
+            delivery.note_update(version, answers[version])
             found = delivery.check(version, await scored())
             assert found["delivery/difference"] < 1e-5 and found["delivery/missing"] < 0.01
             delivery.refuse()
         monkeypatch.setattr("agents.generator.engine_thread.load_weights", lambda worker, weights: None)
         for version in (3, 4):
             await engine.update_weights(engine.version + 1, _weights(folders[3]))
-            delivery.published(version, answers[3])
+            delivery.note_update(version, answers[3])
             found = delivery.check(version, await scored())
             assert found["delivery/missing"] == pytest.approx(1.0, abs=0.01)
         with pytest.raises(ServiceError, match=r"generator does not generate from .* since update 2, .* as before"):
@@ -206,7 +206,7 @@ async def test_a_token_of_no_vocabulary_is_refused_and_the_engine_lives_on(engin
     with pytest.raises(PolicyError, match=rf"refused a request: token {token} of the prompt is not in the vocabulary"):
         await engine.generate([3, token, 4], Sampling(max_tokens=8), "bad")
     assert len((await good).token_ids) == 30
-    assert not engine.broken
+    assert not engine.why_broken
 
 
 async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VLLMEngine) -> None:
@@ -381,7 +381,7 @@ async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found
         await engine._command(lambda: scheduler.set_pause_state(PauseState.PAUSED_ALL))
         with pytest.raises(PolicyError, match=r"the engine hangs: it has 2 requests, and made no step for 1 s"):
             await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=9), f"stuck/{i}") for i in range(2)))
-        assert engine.broken.startswith("the engine hangs")
+        assert engine.why_broken.startswith("the engine hangs")
         with pytest.raises(PolicyError, match="is not running: the engine hangs"):
             await engine.generate([1], Sampling(max_tokens=1), "late")
     finally:
@@ -435,7 +435,7 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLL
         await asyncio.wait_for(engine.generate(AsItBreaks(engine, gate), Sampling(max_tokens=2), "queued"), 60.0)
     running, _ = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(running, PolicyError)
-    assert engine.broken.startswith("the engine broke")
+    assert engine.why_broken.startswith("the engine broke")
 
 
 @pytest.mark.parametrize("has_copy", [False, True])

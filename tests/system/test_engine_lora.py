@@ -196,7 +196,7 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
     delivery = Delivery(context=256)
 
     async def check(version: int) -> dict[str, float]:
-        delivery.published(version, trainer.score(delivery.prompt))
+        delivery.note_update(version, trainer.score(delivery.prompt))
         return delivery.check(version, [Scored("engine", await engine.score(delivery.prompt, f"proof {version}"))])
 
     try:
@@ -206,7 +206,7 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
         for version in range(first, first + 3):
             for _ in range(4):
                 train(trainer)
-            with trainer.model.published.stream(torch.float32) as tensors:
+            with trainer.model.published_weights.stream(torch.float32) as tensors:
                 await engine.update_weights(version, {name: tensor.clone() for name, tensor in tensors})
             registered += await engine._command(lambda: engine._thread.engine.collective_rpc(id_of_published))
             prompts = [[version + 1, number, *range(40, 60)] for number in range(8)]
@@ -223,8 +223,8 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
                 old = [Sample(rows=(row_of(completion),)) for completion in before]
                 assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
             before = completions
-        delivery.started(Scored("engine", await engine.score(delivery.prompt, "an engine that has this adapter")))
-        delivery.published(-1, trainer.score(delivery.prompt))
+        delivery.note_start(Scored("engine", await engine.score(delivery.prompt, "an engine that has this adapter")))
+        delivery.note_update(-1, trainer.score(delivery.prompt))
         assert not np.allclose(
             trainer.score(delivery.prompt), trainer.score(delivery.prompt, of_folder=True), atol=0.01
         )
@@ -237,7 +237,7 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
         under_way = asyncio.create_task(engine.generate([9, 9, 9], Sampling(max_tokens=200, seed=1), "under way"))
         await asyncio.sleep(0)  # it is the first in the engine's queue
         await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside")  # by then it runs
-        with trainer.model.published.stream(torch.float32) as tensors:
+        with trainer.model.published_weights.stream(torch.float32) as tensors:
             await engine.update_weights(first + 3, {name: tensor.clone() for name, tensor in tensors})
         spans = (await under_way).versions
         assert [version for version, _ in spans] == [first + 2, first + 3]

@@ -22,7 +22,7 @@ from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.setup.checks import output_folder
 from trainers.setup.checks.output_folder import check_output, claim_folder, clear, new_folder
-from trainers.setup.checks.resume_checks import check_fits, locked
+from trainers.setup.checks.resume_checks import check_fits, lock_folder
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_tasks import data_digests
@@ -319,7 +319,7 @@ def test_a_plan_refuses_what_a_resumed_run_would_miss(tmp_path: Path, tiny_model
         return str(caught.value)
 
     make_plan(read_config(Config, ["--resume", f"--output={run}"]), GRPO)
-    with locked(run):
+    with lock_folder(run):
         assert f"another process is at work on the run in {run}" in refusal()
     (run / "reference.safetensors").unlink()
     assert f"{run}/reference.safetensors is missing, the reference model" in refusal()
@@ -337,8 +337,8 @@ def test_a_folder_that_cannot_be_made_is_refused_by_the_plan(tmp_path: Path) -> 
 
 def test_two_processes_cannot_be_at_work_on_one_run(tmp_path: Path) -> None:
     # A lock belongs to an open file, so a second one here is as good as one elsewhere.
-    with locked(tmp_path), pytest.raises(UserError, match="another process is at work"), locked(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(UserError, match="another process is at work"), lock_folder(tmp_path):
         pass
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -45,7 +45,7 @@ def test_an_engine_gets_merged_weights_or_adapters() -> None:
     assert slot_arguments(merged.engine.lora_rank) == {}
     slot = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "lora_target_modules": list(TARGETS)}
     assert slot_arguments(alone.engine.lora_rank) == slot
-    assert slot_arguments(10, named=2) == slot | {"max_loras": 3}
+    assert slot_arguments(10, num_names=2) == slot | {"max_loras": 3}
     assert "merged in float32" in dict(describe_plan(merged))["adapters"]
     assert "adapters, which alone are sent" in dict(describe_plan(alone))["adapters"]
 
@@ -84,7 +84,7 @@ def test_the_plan_counts_what_an_engine_with_adapters_has() -> None:
     def held(plan: RunPlan, service: str) -> dict[str, float]:
         (memory,) = [memory for process, memory in plan.processes if process.service == service]
         assert memory is not None
-        return dict(memory.held)
+        return dict(memory.always)
 
     assert held(alone, "generator")["adapter"] == 2 * adapter, "the slot of rank 16, and the adapter"
     assert "adapter" not in held(merged, "generator")
@@ -181,11 +181,11 @@ def test_memory_of_a_trainer_of_adapters() -> None:
     of_block, layer, head = Lora(rank=2, alpha=4.0).parameters_of_layer(SMALL), SMALL.layer_parameters, 80
     for shard in (1, 2):
         memory = trainer_memory(plan_with(SMALL, *lora, bfloat16, "--generator.with_gpus", f"--trainer.procs={shard}"))
-        assert memory.held == {"state": (2 * SMALL.parameters + 16 * 2 * of_block) / shard}
+        assert memory.always == {"state": (2 * SMALL.parameters + 16 * 2 * of_block) / shard}
         assert memory.at_rest == (2 * SMALL.parameters + 12 * 2 * of_block) / shard
         assert memory.phases[1] == {"published": (4 + 4 + 2) * 8 * 16}, "the largest target, merged in float32"
     alone = trainer_memory(plan_with(SMALL, *lora))
-    assert alone.held == {"state": 4 * SMALL.parameters + 16 * 2 * of_block}
+    assert alone.always == {"state": 4 * SMALL.parameters + 16 * 2 * of_block}
     # 132 numbers a token and layer as without adapters, and 2 of each of the 7; at work 2m + h, and m of an adapter
     assert alone.phases[0] == {"activations": 4.0 * 16 * (2 * (132 + 7 * 2) + 40 + 16)}
     at_head, in_block = step_moments(plan_with(SMALL, *lora, bfloat16, "--trainer.procs=2"))

@@ -183,12 +183,12 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`."""
-        moved: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             field.name: value.to(device, non_blocking=True)
             for field in dataclasses.fields(self)
             if isinstance(value := getattr(self, field.name), type(self.tokens))
         }
-        return dataclasses.replace(self, **moved)
+        return dataclasses.replace(self, **tensors)
 
 
 _OPTIONAL = ("reference_logprobs", "old_logprobs")
@@ -260,8 +260,8 @@ def pack(
     reads: list[_Read] = []
     for index, sample in enumerate(samples):
         start = reads[-1].start + sum(reads[-1].counts) if reads else 0
-        observed = [row[1:] for row in sample.observed_rows]
-        reads.append(_Read(sample, *_lengths(index, sample, observed), start, observed))
+        observed_rows = [row[1:] for row in sample.observed_rows]
+        reads.append(_Read(sample, *_lengths(index, sample, observed_rows), start, observed_rows))
     lengths = [read.lengths for read in reads]
     limits: dict[str, Any] = {"max_tokens": max_tokens, "multiple": multiple, "ranks": ranks, "crossover": crossover}
     if pack_length:
@@ -269,17 +269,19 @@ def pack(
     else:
         layouts = plan_padded(lengths, **limits)[rank]
     # Decided over all samples, so that a loss sees the same whatever the micro-batches are.
-    learned = [read.sample for read in reads if any(read.counts)]
-    optional = frozenset(name for name in _OPTIONAL if all(getattr(sample, name) is not None for sample in learned))
+    samples_with_targets = [read.sample for read in reads if any(read.counts)]
+    optional = frozenset(
+        name for name in _OPTIONAL if all(getattr(sample, name) is not None for sample in samples_with_targets)
+    )
     routes = routes_shape(row for sample in samples for row in sample.rows) if with_routes else None
     format_ = _Format(pad_id=pad_id, multiple=multiple, packed=bool(pack_length), optional=optional, routes=routes)
     return [_build(reads, layout, format_) for layout in layouts]
 
 
-def _lengths(index: int, sample: Sample, observed: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
+def _lengths(index: int, sample: Sample, observed_rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     """Of each row, how many inputs the model has to read, those up to the last target; and its sampled targets."""
     lengths, counts = [], []
-    for number, (row, is_observed) in enumerate(zip(sample.rows, observed, strict=True)):
+    for number, (row, is_observed) in enumerate(zip(sample.rows, observed_rows, strict=True)):
         if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
@@ -326,7 +328,7 @@ def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Ma
     sampled = np.zeros(shape, dtype=bool)
     generator_logprobs = np.zeros(shape, dtype=np.float32)
     none = np.zeros(0, dtype=np.int64)
-    observed = [(none, none, none.astype(np.float32))]
+    observations = [(none, none, none.astype(np.float32))]
     for number, sequence in enumerate(layout):
         start = 0
         for sample, row_number in sequence:
@@ -343,12 +345,14 @@ def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Ma
             targets[outputs] = row.token_ids[1 : n + 1]
             sampled[outputs] = row.loss_mask[1 : n + 1]
             generator_logprobs[outputs] = row.generator_logprobs[1 : n + 1]
-            if len(seen := np.flatnonzero(reads[sample].observed[row_number])):
+            if len(places := np.flatnonzero(reads[sample].observed[row_number])):
                 weight = np.float32(1 / reads[sample].sample.num_observed)
-                observed.append((seen + (number * L + start), row.token_ids[seen + 1], np.full(len(seen), weight)))
+                observations.append(
+                    (places + (number * L + start), row.token_ids[places + 1], np.full(len(places), weight))
+                )
             start += n
         positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
-    of_observed = map(np.concatenate, zip(*observed, strict=True))
+    of_observed = map(np.concatenate, zip(*observations, strict=True))
     return _Written(tokens, positions, routes, holes, source, targets, sampled, generator_logprobs, *of_observed)
 
 
@@ -361,7 +365,7 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     here = {sample: reads[sample].targets(numbers) for sample, numbers in rows_of.items()}
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
-        own = [_here(reads[s], name, chosen) for s, chosen in here.items()]
+        own = [_here(reads[s], name, places) for s, places in here.items()]
         values[name] = _in_loss_layout(own, loss_mask.shape, slots)
     targets = np.concatenate([rows.targets.ravel()[slots], rows.seen_ids])
     teacher_ids, teacher_logprobs = _of_teachers(reads, here)
@@ -383,10 +387,10 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         targets=tensor_of(targets),
         teacher_logprobs=tensor_of(teacher_logprobs),
         observed=tensor_of(rows.seen_weights),
-        target_index=tensor_of(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
+        target_index=tensor_of(np.concatenate([reads[s].start + places for s, places in here.items()])),
         loss_mask=tensor_of(loss_mask),
         generator_logprobs=tensor_of(np.where(loss_mask, rows.generator_logprobs, np.float32(0))),
-        advantages=_advantages([_here(reads[s], "advantage", chosen) for s, chosen in here.items()], rows.sampled),
+        advantages=_advantages([_here(reads[s], "advantage", places) for s, places in here.items()], rows.sampled),
         units=(
             int(np.count_nonzero(loss_mask)),
             sum(_is_counted(reads[s], numbers, bool(valid)) for (s, numbers), valid in is_valid),
@@ -400,10 +404,10 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
 
 def _rows_of_each(layout: Layout) -> dict[int, list[int]]:
     """The rows of each sample in a layout; both in order."""
-    found: dict[int, list[int]] = {}
+    by_sample: dict[int, list[int]] = {}
     for sample, row in sorted(place for sequence in layout for place in sequence):
-        found.setdefault(sample, []).append(row)
-    return found
+        by_sample.setdefault(sample, []).append(row)
+    return by_sample
 
 
 def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:
@@ -414,28 +418,28 @@ def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:
     return rows[0] == read.rows[0] and bool(read.sample.units[1])
 
 
-def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
+def _here(read: _Read, name: str, targets: np.ndarray) -> Any:
     """A sample's value of that name; if it has one value for each sampled target, the values of the chosen targets."""
     values = getattr(read.sample, name)
-    return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
+    return np.asarray(values, dtype=np.float32)[targets] if _is_per_target(values) else values
 
 
 def _of_teachers(reads: Sequence[_Read], here: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The ids and logprobs (N, K) of teachers' tokens at the chosen targets of samples; K is 0 without a teacher."""
     ids_of = {s: (reads[s].sample.teacher_ids, max(sum(reads[s].counts), 1)) for s in here}
     count = max((len(ids) // targets for ids, targets in ids_of.values() if ids is not None), default=0)
-    found = [_of_teacher(reads[s], chosen, count) for s, chosen in here.items()]
-    ids, logprobs = map(np.concatenate, zip(*found, strict=True))
+    by_sample = [_of_teacher(reads[s], places, count) for s, places in here.items()]
+    ids, logprobs = map(np.concatenate, zip(*by_sample, strict=True))
     return ids, logprobs
 
 
-def _of_teacher(read: _Read, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _of_teacher(read: _Read, targets: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The ids and logprobs (n, count) of a teacher's tokens at the chosen targets of a sample."""
     ids, logprobs, shape = read.sample.teacher_ids, read.sample.teacher_logprobs, (sum(read.counts), -1)
     if ids is None or logprobs is None:
-        none = np.full((len(chosen), count), UNTAUGHT, dtype=np.float32)
+        none = np.full((len(targets), count), UNTAUGHT, dtype=np.float32)
         return np.zeros(none.shape, dtype=np.int64), none
-    return ids.reshape(shape)[chosen].astype(np.int64), logprobs.reshape(shape)[chosen]
+    return ids.reshape(shape)[targets].astype(np.int64), logprobs.reshape(shape)[targets]
 
 
 def _is_per_target(values: Any) -> bool:

@@ -44,10 +44,10 @@ def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[
     """
     unit = round_up(11, multiple)  # odd if possible: code for even lengths only would be compiled again
     batches = []
-    wanted = [[unit, 2 * unit], [unit, unit, 3 * unit]]
-    if (repeats := (full // sum(wanted[1]) - 1) // 2 * 2 + 1) > 1:  # odd, as the unit
-        wanted.append(wanted[1] * repeats)
-    for number, rows in enumerate(wanted):
+    lengths = [[unit, 2 * unit], [unit, unit, 3 * unit]]
+    if (repeats := (full // sum(lengths[1]) - 1) // 2 * 2 + 1) > 1:  # odd, as the unit
+        lengths.append(lengths[1] * repeats)
+    for number, rows in enumerate(lengths):
         length = sum(rows)
         positions = tensor_of(np.concatenate([np.arange(row) for row in rows]).reshape(1, -1))  # strides as in a run
         batch = empty_batch(length)

@@ -78,14 +78,14 @@ def _items(episodes: Sequence[Sequence[int]], crossover: float) -> list[_Item]:
 
 def _split(items: Iterable[_Item], fits: Callable[[_Item], bool], crossover: float) -> list[_Item]:
     """The same items, with single rows in the place of each episode of several rows that does not fit."""
-    placed: list[_Item] = []
+    result: list[_Item] = []
     for item in items:
         if len(item.places) == 1 or fits(item):
-            placed.append(item)
+            result.append(item)
         else:
             rows = zip(item.lengths, item.places, strict=True)
-            placed += [_Item((n,), (place,), n, row_cost(n, crossover), is_part=True) for n, place in rows]
-    return placed
+            result += [_Item((n,), (place,), n, row_cost(n, crossover), is_part=True) for n, place in rows]
+    return result
 
 
 # -- one row to a sequence ---------------------------------------------------------------------------------------------
@@ -230,21 +230,21 @@ class _Packed:
         """Place an item's rows, each in the fullest sequence with room; changes nothing if one of them has none."""
         if item.tokens > self.room:
             return False
-        free, chosen = self.free.copy(), []
+        free, picks = self.free.copy(), []
         for length in item.lengths:
-            best, left = len(free), self.length + 1
+            best, best_space = len(free), self.length + 1
             for place, space in enumerate(free):
-                if length <= space < left:
-                    best, left = place, space
+                if length <= space < best_space:
+                    best, best_space = place, space
             if best == len(free):
                 if best == self.most or length > self.length:
                     return False
                 free.append(self.length)
             free[best] -= length
-            chosen.append(best)
+            picks.append(best)
         while len(self.layout) < len(free):
             self.layout.append([])
-        for place, row in zip(chosen, item.places, strict=True):
+        for place, row in zip(picks, item.places, strict=True):
             self.layout[place].append(row)
         self.free = free
         self.room -= item.tokens
@@ -264,7 +264,7 @@ def _sequence_length(items: Iterable[_Item], *, max_tokens: int, pack_length: in
     """`pack_length` within the limit, or what the longest row needs that is still within the limit."""
     length = min(pack_length, max_tokens) // multiple * multiple
     longest = (round_up(item.lengths[0], multiple) for item in items)
-    return max(length, multiple, *(needed for needed in longest if needed <= max_tokens))
+    return max(length, multiple, *(need for need in longest if need <= max_tokens))
 
 
 def _alone(item: _Item, length: int) -> _Packed:
@@ -295,10 +295,10 @@ def _spread(items: Iterable[_Item], count: int, length: int, most: int) -> list[
     """Fill `count` micro-batches to about equal cost; the empty list when an item finds no room."""
     batches = [_Packed(length, most) for _ in range(count)]
     loads = [(0.0, number) for number in range(count)]  # a heap: the cheapest first
-    parked: list[tuple[int, float, int]] = []  # a heap of those that had no room: the emptiest first
+    full: list[tuple[int, float, int]] = []  # a heap of those that had no room: the emptiest first
     for item in sorted(items, key=lambda item: (-item.cost, item.lengths, item.places)):
-        while parked and -parked[0][0] >= item.tokens:
-            _, load, number = heapq.heappop(parked)
+        while full and -full[0][0] >= item.tokens:
+            _, load, number = heapq.heappop(full)
             heapq.heappush(loads, (load, number))
         without: list[tuple[int, float, int]] = []
         while loads and not batches[loads[0][1]].add(item):
@@ -309,7 +309,7 @@ def _spread(items: Iterable[_Item], count: int, length: int, most: int) -> list[
         load, number = loads[0]
         heapq.heapreplace(loads, (load + item.cost, number))
         for entry in without:
-            heapq.heappush(parked, entry)
+            heapq.heappush(full, entry)
     return batches
 
 

@@ -21,8 +21,8 @@ def routes_shape(rows: Iterable[Row]) -> tuple[int, int] | None:
     """Layers with experts, and active experts of each, in the routes of all rows; None if there are none."""
     shapes = {(routes.layers, routes.active) for row in rows for routes in row.routes}
     if len(shapes) > 1:
-        found = " and ".join(f"{active} experts in {layers} layers" for layers, active in sorted(shapes))
-        raise InvariantError(f"the rows of a step have routes of several models: {found}")
+        counts = " and ".join(f"{active} experts in {layers} layers" for layers, active in sorted(shapes))
+        raise InvariantError(f"the rows of a step have routes of several models: {counts}")
     return shapes.pop() if shapes else None
 
 

@@ -45,13 +45,13 @@ class MismatchAlarm:
         if not is_fresh or "mean_abs_logprob_difference" not in metrics:
             return 0.0
         difference, kl = metrics["mean_abs_logprob_difference"], metrics["kl"]
-        measured = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
+        figures = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
         # Written so that NaN is out of bounds.
         within = difference <= (self.bound or MEAN_BOUND[self.dtype]) and (self.bound > 0 or kl <= KL_BOUND[self.dtype])
         if within and not self._is_checked:
             ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
-            found = f"with {', '.join(self.approximations)}" if self.approximations else f"as expected for {self.dtype}"
-            self.say(f"on-policy check: {measured}, {ratio}: {found}")
+            why = f"with {', '.join(self.approximations)}" if self.approximations else f"as expected for {self.dtype}"
+            self.say(f"on-policy check: {figures}, {ratio}: {why}")
         self._is_checked = True
         return float(not within)
 

@@ -34,7 +34,7 @@ class DropCounts:
     """Groups that were dropped with too few valid episodes, by the label of their environment."""
     faulty_in_a_row: dict[str, int] = field(default_factory=dict)
     flat: int = 0
-    """Groups that were dropped because all their valid episodes have one reward. A flat group is no fault."""
+    """Groups that were dropped because all their valid episodes have one reward. A flat group is not a fault."""
     silent: dict[str, int] = field(default_factory=dict)
     """Fate -> groups without a signal in a row, which were dropped, or trained on in a step without a gradient."""
     silent_reward: float = 0.0
@@ -143,7 +143,7 @@ class DropCounts:
         return f"nothing was trained: {steps} had no gradient: {self._why()}"
 
     def _why(self) -> str:
-        failed, solved, same = (self.silent.get(fate, 0) for fate in get_args(Fate))
+        failures, successes, same = (self.silent.get(fate, 0) for fate in get_args(Fate))
         total, reward = self.silent_in_a_row, f"{self.silent_reward:g}"
         if self.not_finite:
             return (
@@ -154,17 +154,17 @@ class DropCounts:
             return "no episode had a token to learn from: raise --env.max_tokens, or shorten the prompts"
         faulty = sum(self.faulty.values())
         faults = f", and {faulty:,} more were dropped with faults" if faulty else ""
-        if solved == total:
+        if successes == total:
             return f"always rewarded, all {total:,} groups had successes only{faults}; take harder tasks"
-        if failed == total and reaches(0.0, self.silent_reward):
+        if failures == total and reaches(0.0, self.silent_reward):
             return (
                 f"never rewarded, all {total:,} groups were without a success, with reward {reward}{faults}; take "
                 "easier tasks, a longer warm-up or a stronger model; forge-env check ENV shows whether the expert "
                 "is rewarded"
             )
         return (
-            f"each of {total:,} groups had one reward for all its episodes, {reward} in the last, {failed:,} of them "
-            f"without a success, {solved:,} with successes only and {same:,} with both{faults}; the reward does not "
+            f"each of {total:,} groups had one reward for all its episodes, {reward} in the last, {failures:,} of them "
+            f"without a success, {successes:,} with successes only and {same:,} with both{faults}; the reward does not "
             "tell episodes apart, or the tasks are too easy or too hard"
         )
 

@@ -40,7 +40,7 @@ class Learner:
     run: Run
     objective: Objective
     alarm: MismatchAlarm
-    started: float
+    start_time: float
     """`time.perf_counter()` at the beginning of training; of a resumed run, as if it had never stopped."""
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Learner:
             for share in run.plan.environments
         }
         reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
-        teacher = None if objective.distillation is None else Teachers(run.plan, run.trainer.taught, run.model)
+        teacher = None if objective.distillation is None else Teachers(run.plan, run.trainer.teacher_answers, run.model)
         self.make_samples = SampleMaker(objective=objective, reference=reference, teacher=teacher)
         self.old: OldLogprobs | None = None  # if the importance ratio is taken against the generator
         if run.plan.old_logprobs == "trainer":
@@ -67,7 +67,7 @@ class Learner:
     def keeps(self, group: Group) -> bool:
         return self.run.plan.share(group.env).config.env.fault_policy().keeps(group)
 
-    def dropped(self, group: Group, rewards: Sequence[float]) -> None:
+    def note_drop(self, group: Group, rewards: Sequence[float]) -> None:
         """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
         self.signal.add(group, rewards)
         for observer in self.run.record.observers:
@@ -105,8 +105,8 @@ class Learner:
         run.record.startup.until_now("first rollouts", self._began)
         async with run.first_step():
             old = self.old.take() if self.old else None
-            samples, rewards, made = await self.make_samples(groups, old)
-            await run.record.written()  # the episodes of the step before: a slow disk is waited for here
+            samples, rewards, sample_metrics = await self.make_samples(groups, old)
+            await run.record.wait_for_writes()  # the episodes of the step before: a slow disk is waited for here
             async with self._engine_use.reading(run.rollouts.engines) as use:
                 metrics = await run.trainer.step(
                     samples,
@@ -116,30 +116,30 @@ class Learner:
                     observation_coef=self.objective.observation_coef,
                     distill_coef=self.objective.top_coef,
                 )
-                used = await use
+                use_metrics = await use
         if step == 1 and metrics.get("observation_tokens") == 0:
             run.record.warn(
                 "warning: --training.observation_coef has nothing to learn from: no episode of the first step has a "
                 "token of the environment after its first prompt, such as the result of a call"
             )
-        learned = [episode for episode in episodes if self.objective.learns_from(episode)]
-        run.record.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
-        run.weights.ages.trained(skipped=bool(metrics["skipped"]))
+        active = [episode for episode in episodes if self.objective.learns_from(episode)]
+        run.record.add_trained(step, zip(active, (sample.advantage for sample in samples), strict=True))
+        run.weights.ages.note_step(skipped=bool(metrics["skipped"]))
         for pair in zip(groups, rewards, strict=True):
             self.signal.add(*pair)
-        made |= self.signal.metrics | {"mismatch_alarm": self.alarm(metrics, is_fresh=not any(ages))}
+        sample_metrics |= self.signal.metrics | {"mismatch_alarm": self.alarm(metrics, is_fresh=not any(ages))}
         self.signal.clear()
         staleness = {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))} if ages else {}
-        return metrics | made | staleness | used
+        return metrics | sample_metrics | staleness | use_metrics
 
     # ---- between two steps ----
 
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         run = self.run
         episodes = [episode for group in groups for episode in group.valid]
-        played = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
+        episodes_run = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
         seconds = metrics["seconds/step"]
-        ended = Counter(episode.ended_by for episode in episodes if episode.ended_by not in ("", "environment"))
+        limits = Counter(episode.ended_by for episode in episodes if episode.ended_by not in ("", "environment"))
         values = metrics | {
             "reward": fmean(episode.reward or 0.0 for episode in episodes),
             "success": fmean(map(is_success, episodes)),
@@ -148,18 +148,18 @@ class Learner:
             **row_metrics(episodes),
             **reward_part_metrics(reward_parts(episodes)),
             **tool_metrics(episodes),
-            **model_call_metrics(played),
+            **model_call_metrics(episodes_run),
             "episodes": len(episodes),
-            "unstopped": float(sum("unstopped" in episode.info for episode in played)),
-            "processes_replaced": float(run.replaced),
+            "unstopped": float(sum("unstopped" in episode.info for episode in episodes_run)),
+            "processes_replaced": float(run.num_replaced),
             "groups_run_again": float(sum(service.client.retries for service in run.rollouts.envs.values())),
-            **{f"ended_by/{limit}": number / len(episodes) for limit, number in ended.items()},
+            **{f"ended_by/{limit}": number / len(episodes) for limit, number in limits.items()},
             **run.kinds.training_metrics(episodes),
             **run.cheats.metrics(episodes),
         }
         run.record.metrics("train", step, values)
         run.record.point(step, values)
-        run.record.episodes("train", played)
+        run.record.episodes("train", episodes_run)
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the weights after a step are evaluated; the loop asks only of weights that the engines get."""
@@ -180,7 +180,7 @@ class Learner:
         self.run.record.console.set_total("train", steps)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
-        seconds = time.perf_counter() - self.started
+        seconds = time.perf_counter() - self.start_time
         place, texts = state.to_json()
         place |= {"ages": self.run.weights.ages.state_dict(), "seconds": seconds}
         await save_checkpoint(self.run, state.steps_done, place, texts=texts, asynchronous=asynchronous)

@@ -64,11 +64,11 @@ class Ledger:
     def prompt(self, number: int) -> Prompt:
         return self._prompts[number]
 
-    def observe(self, number: int, solved: int, episodes: int) -> None:
+    def observe(self, number: int, successes: int, episodes: int) -> None:
         """The prompt's group came back: the numbers of its episodes with a reward, and of the solved ones."""
         prompt = self._prompts[number]
         if prompt.env in self.samplers:
-            self.samplers[prompt.env].observe(prompt.task, solved, episodes)
+            self.samplers[prompt.env].observe(prompt.task, successes, episodes)
 
     def finish(self, number: int, tokens: int = 0) -> None:
         """The prompt's group is ready to be trained on; `tokens` were sampled in it."""

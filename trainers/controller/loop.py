@@ -67,7 +67,7 @@ class Loop:
         for ready in state.ready:
             self._schedule.restore(ready.number, ready.deadline)
             self._ready[ready.number] = ready.group
-        self._restored = frozenset(self._ready)
+        self._old_groups = frozenset(self._ready)
         """Groups of the checkpoint: the user's reward function is asked about their episodes anew."""
         self._groups_back = 0  # groups that came back
         self.controls = controls or Controls()
@@ -143,7 +143,7 @@ class Loop:
                 await self._set_steps()
             else:
                 await self._hold()
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             if is_first:
                 for _ in range(self._window_size()):
                     if not (numbers := await self._take(may_stop=not self._window)):
@@ -154,7 +154,7 @@ class Loop:
             numbers = self._window.popleft()
             groups = [self._ready.pop(number) for number in numbers]
             pairs = zip(numbers, groups, strict=True)
-            groups = [await self._judged(group) if number in self._restored else group for number, group in pairs]
+            groups = [await self._judge(group) if number in self._old_groups else group for number, group in pairs]
             try:
                 metrics |= await self.learner.train_step(step, groups)
             except UserError as error:  # of a function of the user's, before the optimizer stepped
@@ -171,10 +171,10 @@ class Loop:
             if step % self.settings.sync_interval == 0 or step == self.settings.steps:
                 metrics |= await self._sync(step)
             seconds = {
-                "seconds/rollout": rollout_done - started,
+                "seconds/rollout": rollout_done - start_time,
                 "seconds/train": train_done - rollout_done,
                 "seconds/sync_stall": time.perf_counter() - train_done,
-                "seconds/step": time.perf_counter() - started,
+                "seconds/step": time.perf_counter() - start_time,
             }
             self.learner.record_step(step, groups, metrics | self._counts | seconds)
             self.steps_done = step
@@ -195,7 +195,7 @@ class Loop:
         if self.controls.steps != self.settings.steps:
             await self.learner.end_at(self.controls.steps)
             self.settings = replace(self.settings, steps=self.controls.steps)
-        self.controls.begun = self.steps_done + self._window_size()
+        self.controls.steps_begun = self.steps_done + self._window_size()
 
     @property
     def _holds(self) -> bool:
@@ -251,15 +251,15 @@ class Loop:
         Returns:
             The metrics of this update and, if the last one was in the background, of its pull and its proof.
         """
-        metrics = await self._pulled() | await self._proved()
+        metrics = await self._await_pull() | await self._await_proof()
         metrics |= await self.weights.publish(step)
         self._pull = self._tasks.create_task(self._take_over())
         is_last = step == self.settings.steps
         # Without staleness the next step needs the engines to have the new weights; so does the last evaluation.
         if self.settings.staleness == 0 or is_last:
-            metrics |= await self._pulled()
+            metrics |= await self._await_pull()
         if self.settings.in_waves or is_last:  # a wave has the engine alone, or it would not repeat
-            metrics |= await self._proved()
+            metrics |= await self._await_proof()
         return metrics
 
     async def _evaluate(self, step: int) -> None:
@@ -279,11 +279,11 @@ class Loop:
         self._is_held = False
         self._news.set()
 
-    async def _pulled(self) -> dict[str, float]:
+    async def _await_pull(self) -> dict[str, float]:
         pull, self._pull = self._pull, None
         return await pull if pull is not None else {}
 
-    async def _proved(self) -> dict[str, float]:
+    async def _await_proof(self) -> dict[str, float]:
         """Wait for the proof of the last pull, if it is in flight. The next pull would make the engines answer
         otherwise."""
         proof, self._proof = self._proof, None
@@ -310,7 +310,7 @@ class Loop:
 
     async def _rollout(self, number: int) -> None:
         try:
-            group = await self._judged(await self.rollouts.run_group(self._spec(number)))
+            group = await self._judge(await self.rollouts.run_group(self._spec(number)))
             self._finish(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             env = self._drop(number, "its processes died")
@@ -326,31 +326,31 @@ class Loop:
         except (ServiceError, UserError) as error:
             self._end(error)
 
-    async def _judged(self, group: Group) -> Group:
+    async def _judge(self, group: Group) -> Group:
         """The group without the episodes that the user's reward function fails for. It runs in a thread."""
         if self.learner.objective.reward.user_reward is None:
             return group
-        judged: Group = await invoke(self.learner.objective.judged, group)
+        new_group: Group = await invoke(self.learner.objective.with_verdicts, group)
         errors = [
             episode.error
-            for episode, before in zip(judged.episodes, group.episodes, strict=True)
+            for episode, before in zip(new_group.episodes, group.episodes, strict=True)
             if episode is not before
         ]
         if errors and not self.drops.left_out:
             self.learner.left_out(errors[0])
         with self._ending():
             self.drops.judge(len(group.valid), errors)
-        return judged
+        return new_group
 
     async def _wave(self, prompts: Iterator[int]) -> None:
         numbers = []
         while self._schedule.admits(self.weights.engine_steps):
             numbers.append(self._admit(prompts))
-        played = await self.rollouts.run_wave([self._spec(number) for number in numbers])
-        groups = [await self._judged(group) for group in played]
+        wave_groups = await self.rollouts.run_wave([self._spec(number) for number in numbers])
+        groups = [await self._judge(group) for group in wave_groups]
         rewards = [await self._task_rewards(group) for group in groups]
-        for finished in zip(numbers, groups, rewards, strict=True):
-            self._finish(*finished)
+        for result in zip(numbers, groups, rewards, strict=True):
+            self._finish(*result)
         self._news.set()
 
     async def _task_rewards(self, group: Group) -> list[float]:
@@ -373,7 +373,7 @@ class Loop:
                 self.drops.drop_faulty(env, why_faulty(group))
         elif self.learner.objective.needs_signal and not has_signal(task_rewards):
             env = self._drop(number, "no signal")
-            self.learner.dropped(group, task_rewards)
+            self.learner.note_drop(group, task_rewards)
             most = self.settings.signal_error * self.settings.batch_size
             with self._ending():
                 self.drops.drop_flat(env, fate_of(group), task_rewards[0], most=most)
@@ -396,7 +396,7 @@ class Loop:
         None are returned if no more will come, or, with `may_stop`, if the loop is stopped before the step has them.
         """
 
-        async def moved() -> object:
+        async def progress() -> object:
             return self._groups_back, await self.rollouts.progress()
 
         def stuck() -> str:
@@ -405,13 +405,13 @@ class Loop:
         def is_over() -> bool:
             return bool(self.ended_by or (may_stop and self._is_stopping))
 
-        taken: list[int] = []
-        while not taken and not is_over():
+        numbers: list[int] = []
+        while not numbers and not is_over():
             await self._hold()
-            async with fail_if_stalled(moved, seconds=self.settings.patience, sentence=stuck):
-                taken = await self._when(lambda: [] if is_over() or self._holds else self._schedule.take())
+            async with fail_if_stalled(progress, seconds=self.settings.patience, sentence=stuck):
+                numbers = await self._when(lambda: [] if is_over() or self._holds else self._schedule.take())
         self._news.set()  # there may be room for others
-        return sorted(taken)
+        return sorted(numbers)
 
     async def _when(self, ask: Callable[[], T | None]) -> T:
         """Wait until `ask` returns a value; it is called again when a group returns or the engines have new weights."""

@@ -33,15 +33,15 @@ class Mixture:
         >>> [mixture.begin() for _ in range(4)]
         [('a', 0), ('a', 1), ('b', 0), ('a', 2)]
         """
-        begun = self.counts["begun"]
+        counts = self.counts["begun"]
 
         def place(env: str) -> float:
             weight, size = self.weights[env], self._size(env) if self.by == "tokens" else 1.0
-            return (begun[env] + 1) * size / weight if weight else math.inf
+            return (counts[env] + 1) * size / weight if weight else math.inf
 
         env = min(self.weights, key=place)
-        begun[env] += 1
-        return env, begun[env] - 1
+        counts[env] += 1
+        return env, counts[env] - 1
 
     def finish(self, env: str, tokens: int) -> None:
         """A group came back that can be trained on, with this number of sampled tokens."""

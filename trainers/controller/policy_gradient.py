@@ -55,10 +55,10 @@ async def _phases(run: Run, objective: Objective) -> None:
     run.record.add_fact("old_logprobs", run.plan.old_logprobs)
     start = await (_resume(run, run.checkpoint) if run.checkpoint else _begin(run))
     await run.trainer.load_reference(objective.kl_reference, is_warm=run.warmup_steps > 0)
-    started = time.perf_counter() - start.seconds
-    learner = Learner(run=run, objective=objective, alarm=alarm, started=started)
+    start_time = time.perf_counter() - start.seconds
+    learner = Learner(run=run, objective=objective, alarm=alarm, start_time=start_time)
     state = await _train(run, learner, start.state)
-    train_seconds = time.perf_counter() - learner.started
+    train_seconds = time.perf_counter() - learner.start_time
     is_new = run.checkpoint is None or run.checkpoint.step < run.plan.steps
     async with last_checkpoint(run, partial(learner.save, state)) if is_new else nullcontext():
         try:
@@ -121,12 +121,12 @@ async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
 async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     """Take all optimizer steps that are left; returns the last state of the loop."""
     plan = run.plan
-    shown = ["reward", "success", "tokens/s", "s/step"]
+    names = ["reward", "success", "tokens/s", "s/step"]
     if plan.config.training.reward:
-        shown.insert(1, "training_reward")
+        names.insert(1, "training_reward")
     if approximations(plan.engine.engine_args):
-        shown.append("mean_abs_logprob_difference")
-    run.record.follow("train", title=plan.algorithm.name, total=plan.steps, names=shown, since=learner.started)
+        names.append("mean_abs_logprob_difference")
+    run.record.follow("train", title=plan.algorithm.name, total=plan.steps, names=names, since=learner.start_time)
     loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state, run.controls)
     if learner.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await learner.evaluate(loop.steps_done)

@@ -50,20 +50,20 @@ class SampleMaker:
         episodes = [episode for group in groups for episode in group.valid]
         rewards = await invoke(self.objective.rewards, groups)
         metrics = _reward_metrics(rewards)
-        found: dict[str, Sequence[Any]] = {}
+        answers: dict[str, Sequence[Any]] = {}
         for name, model in (("reference", self.reference), ("teacher", self.teacher)):
             if model is not None:
-                started = time.perf_counter()
+                start_time = time.perf_counter()
                 read: Any = groups if name == "teacher" else await invoke(rows_of, episodes)
-                found[name] = await model(read)
-                metrics[f"seconds/{name}"] = time.perf_counter() - started
-        references, taught = found.get("reference"), found.get("teacher")
-        samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards, taught)
-        if taught is not None:
-            judged = [pair for pair in zip(episodes, taught, strict=True) if pair[1] is not None]
-            metrics["taught"] = len(judged) / max(len(episodes), 1)
-            if judged and not self.objective.top_coef:
-                metrics["teacher_kl"] = await invoke(teacher_kl, *zip(*judged, strict=True))
+                answers[name] = await model(read)
+                metrics[f"seconds/{name}"] = time.perf_counter() - start_time
+        references, teacher_answers = answers.get("reference"), answers.get("teacher")
+        samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards, teacher_answers)
+        if teacher_answers is not None:
+            with_answer = [pair for pair in zip(episodes, teacher_answers, strict=True) if pair[1] is not None]
+            metrics["taught"] = len(with_answer) / max(len(episodes), 1)
+            if with_answer and not self.objective.top_coef:
+                metrics["teacher_kl"] = await invoke(teacher_kl, *zip(*with_answer, strict=True))
         if self.objective.reward.kl_penalty is not None and references is not None:
             metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
         return samples, rewards, metrics

@@ -46,8 +46,8 @@ class TaskSampler:
     _order: tuple[int, list[int]] = field(default=(0, []), init=False)  # of the present pass
 
     def __post_init__(self) -> None:
-        known = ((index, self.rates.get(task.id, ())) for index, task in enumerate(self.tasks))
-        self._seen = {index: list(rate) for index, rate in known if rate and rate[1]}
+        rates = ((index, self.rates.get(task.id, ())) for index, task in enumerate(self.tasks))
+        self._seen = {index: list(rate) for index, rate in rates if rate and rate[1]}
         self._order = (0, list(range(len(self.tasks))))
 
     def draw(self) -> int:
@@ -87,9 +87,9 @@ class TaskSampler:
         In the estimate p of the task's rate its kind's rate counts as one episode, and so do all tasks in the kind's.
         """
         rate, kind = 0.5, self.tasks[index].kind
-        known = [self._kinds.get(""), self._kinds.get(kind) if kind else None, self._seen.get(index)]
-        for solved, episodes in filter(None, known):
-            rate = (solved + rate) / (episodes + 1)
+        rates = [self._kinds.get(""), self._kinds.get(kind) if kind else None, self._seen.get(index)]
+        for successes, episodes in filter(None, rates):
+            rate = (successes + rate) / (episodes + 1)
         return max(LEAST, 4 * rate * (1 - rate))
 
     def _index(self, place: int) -> int:

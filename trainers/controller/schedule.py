@@ -103,8 +103,8 @@ class Schedule(Generic[K]):
         """
         if len(self._ready) < self.batch_size or not self._leaves_room():
             return None
-        chosen = sorted(self._ready, key=self._ready.__getitem__)[: self.batch_size]
-        for key in chosen:
+        keys = sorted(self._ready, key=self._ready.__getitem__)[: self.batch_size]
+        for key in keys:
             self.drop(key)
         if self._open_due[0]:
             raise InvariantError(f"step {self.step} left groups behind that were due")
@@ -112,7 +112,7 @@ class Schedule(Generic[K]):
         for due in (self._open_due, self._ready_due):
             due.append(0)
             del due[0]
-        return chosen
+        return keys
 
     def overdue(self) -> list[K]:
         """The groups that the next step has to wait for: not ready, and due now."""

@@ -37,8 +37,8 @@ class Experts:
     def check(self, path: Path) -> None:
         """Check the numbers; `path` is the config.json that says them."""
         count, active = self.count, self.active
-        named = {self.setting: count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
-        for name, size in named.items():
+        sizes = {self.setting: count, "num_experts_per_tok": active, "moe_intermediate_size": self.size}
+        for name, size in sizes.items():
             check_size(size, name, path)
         if active > count:
             raise UserError(
@@ -77,7 +77,7 @@ class Family:
     """Settings of weights that it does not read, which an export has not."""
     gpu_packages: Mapping[str, str] = field(default_factory=dict)
     """Modules that its trainer needs on a GPU, with the name under which each is installed."""
-    known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    published_sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 
     def check(self, config: Mapping[str, Any], path: Path) -> None:
@@ -101,12 +101,12 @@ class Family:
 
     def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
         """What a config asks for, in words, and the trainer does not compute."""
-        refused = REFUSED - self.computed - self.harmless
+        refused_names = REFUSED - self.computed - self.harmless
         only = {name: value for name, value in {**ONLY, **self.only}.items() if name in config}
         windows = [window for window in self.windows(config) if not (window is None or is_size(window))]
         return [
             *(what for part in self.ropes(config) for what in uncomputed(part, self.rope_types, self.rope_fields)),
-            *(f"{name} {config[name]!r}" for name in config if name in refused and config[name]),
+            *(f"{name} {config[name]!r}" for name in config if name in refused_names and config[name]),
             *(f"{name} {config[name]!r} instead of {value!r}" for name, value in only.items() if config[name] != value),
             *self.uncomputed_windows(config),
             *(f"sliding_window {window!r}" for window in windows[:1]),
@@ -117,7 +117,7 @@ class Family:
         return [config]
 
     def windows(self, config: Mapping[str, Any]) -> Sequence[int | None]:
-        """For each layer the most tokens that one attends to, itself among them; None is no bound."""
+        """For each layer the most tokens that one attends to, itself among them; None means no bound."""
         return [None] * config["num_hidden_layers"]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from trainers.families.transformers import PREDICTIONS, ModuleFamily
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4Moe(ModuleFamily):
-    """The bias of the router balances its choice and is no part of the scores: it is never trained.
+    """The bias of the router balances its choice and is not part of the scores: it is never trained.
 
     The layers that predict further tokens are neither trained nor exported.
     """
@@ -31,16 +31,16 @@ class Glm4Moe(ModuleFamily):
 
     def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
         experts, layers = self.experts(config), config["num_hidden_layers"]
-        groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
+        groups, active_groups = config.get("n_group", 1), config.get("topk_group", 1)
         counts = {name: config[name] for name in ("n_group", "topk_group", "n_shared_experts") if name in config}
         if wrong := [f"{name} {value!r}" for name, value in counts.items() if not is_size(value)]:
             return wrong
-        fits = experts.count % groups == 0 and chosen <= groups and experts.count // groups > 1
+        fits = experts.count % groups == 0 and active_groups <= groups and experts.count // groups > 1
         first = self._first(config)
         return [
             *super().uncomputed(config),
             *([] if first in range(layers) else [f"first_k_dense_replace {first!r} of {layers} layers"]),
-            *([] if fits else [f"{chosen} of {groups} groups of {experts.count} experts"]),
+            *([] if fits else [f"{active_groups} of {groups} groups of {experts.count} experts"]),
         ]
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
@@ -82,7 +82,7 @@ FAMILIES = (
         ),
         harmless=PREDICTIONS | names("num_mtp_layers"),
         only={"tie_word_embeddings": False},  # vLLM has an output layer of its own
-        known={
+        published_sizes={
             "zai-org/GLM-4.5-Air": sizes(4096, 10944, 46, 96, 8, 128, 151552, 131072, experts=(128, 8, 1408))
             | {"n_routed_experts": 128, "attention_bias": True},
         },

@@ -45,9 +45,9 @@ class GptOss(Family):
 
     def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
         rope, method = rope_parameters(config), (config.get("quantization_config") or {}).get("quant_method")
-        given = config.get("rope_theta") or (config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope_settings = config.get("rope_theta") or (config.get("rope_parameters") or config.get("rope_scaling") or {})
         missing = [name for name in _NEEDED if rope.get(name) is None]
-        missing += ["rope_theta"] if isinstance(given, dict) and not given.get("rope_theta") else []
+        missing += ["rope_theta"] if isinstance(rope_settings, dict) and not rope_settings.get("rope_theta") else []
         return [
             *super().uncomputed(config),
             *([f"yarn without {', '.join(missing)}"] if missing else []),
@@ -116,7 +116,7 @@ FAMILIES = (
         architecture="GptOssForCausalLM",
         builder="trainers.titan.gpt_oss:GptOssBuilder",
         thinks=True,
-        known={
+        published_sizes={
             "openai/gpt-oss-20b": sizes(2880, 2880, 24, 64, 8, 64, 201088, 131072, experts=(32, 4, 2880)),
             "openai/gpt-oss-120b": sizes(2880, 2880, 36, 64, 8, 64, 201088, 131072, experts=(128, 4, 2880)),
         },

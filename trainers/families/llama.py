@@ -28,7 +28,7 @@ FAMILIES = (
         architecture="LlamaForCausalLM",
         builder="trainers.titan.llama:LlamaBuilder",
         rope_types=("default", "llama3", "yarn"),
-        known={"meta-llama/Llama-3.1-8B": _8B, "meta-llama/Llama-3.1-8B-Instruct": _8B},
+        published_sizes={"meta-llama/Llama-3.1-8B": _8B, "meta-llama/Llama-3.1-8B-Instruct": _8B},
     ),
     Mistral(
         model_type="mistral",

@@ -26,9 +26,9 @@ class Qwen(Family):
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds = set(self.layer_types(config))
         if kinds != {"full_attention"} and (kinds != {"sliding_attention"} or _window(config) is None):
-            given = sorted((_WINDOWS | {"layer_types"}) & config.keys())
-            said = ", ".join(f"{name} {config[name]}" for name in given)
-            return [f"windows other than one of all layers ({said})"]
+            settings = sorted((_WINDOWS | {"layer_types"}) & config.keys())
+            values = ", ".join(f"{name} {config[name]}" for name in settings)
+            return [f"windows other than one of all layers ({values})"]
         return []
 
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:
@@ -75,7 +75,7 @@ FAMILIES = (
         builder="trainers.titan.builder:Builder",
         qk_norm=True,
         thinks=True,
-        known={
+        published_sizes={
             "Qwen/Qwen3-0.6B": sizes(1024, 3072, 28, 16, 8, 128, 151936, 40960, tie_word_embeddings=True),
             "Qwen/Qwen3-1.7B": sizes(2048, 6144, 28, 16, 8, 128, 151936, 40960, tie_word_embeddings=True),
             "Qwen/Qwen3-4B": sizes(2560, 9728, 36, 32, 8, 128, 151936, 40960, tie_word_embeddings=True),
@@ -90,7 +90,7 @@ FAMILIES = (
         builder="trainers.titan.qwen:Qwen3MoeBuilder",
         qk_norm=True,
         thinks=True,
-        known={
+        published_sizes={
             "Qwen/Qwen3-30B-A3B": sizes(2048, 6144, 48, 32, 4, 128, 151936, 40960, experts=(128, 8, 768)),
         },
     ),
@@ -100,7 +100,7 @@ FAMILIES = (
         builder="trainers.titan.qwen:Qwen2Builder",
         qkv_bias=True,
         harmless=names("attention_bias"),  # it has the biases of its architecture, whatever this setting says
-        known={
+        published_sizes={
             "Qwen/Qwen2.5-7B-Instruct": sizes(3584, 18944, 28, 28, 4, 128, 152064, 32768),
             "Qwen/Qwen2.5-14B-Instruct": sizes(5120, 13824, 48, 40, 8, 128, 152064, 32768),
             "Qwen/Qwen2.5-32B-Instruct": sizes(5120, 27648, 64, 40, 8, 128, 152064, 32768),

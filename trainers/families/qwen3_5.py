@@ -47,11 +47,11 @@ class Qwen35(Family):
     left_out: frozenset[str] = names("mtp_num_hidden_layers mtp_use_dedicated_embeddings")
 
     def check(self, config: Mapping[str, Any], path: Path) -> None:
-        given = {**self.optional, **config}
+        settings = {**self.optional, **config}
         for name in self.optional:
-            check_size(given[name], name, path)
+            check_size(settings[name], name, path)
         super().check(config, path)
-        keys, values = given["linear_num_key_heads"], given["linear_num_value_heads"]
+        keys, values = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
         if values % keys:
             raise UserError(
                 f"{path} has linear_num_key_heads={keys}, which must divide linear_num_value_heads={values}."
@@ -61,15 +61,15 @@ class Qwen35(Family):
         if problems := super().uncomputed(config):
             return problems
         factor, head = self.rope(config)["partial_rotary_factor"], config.get("head_dim", _SIZES["head_dim"])
-        rotated = int(head * factor) if isinstance(factor, int | float) else 0
-        if 0 < rotated <= head and rotated % 2 == 0:
+        rope_dim = int(head * factor) if isinstance(factor, int | float) else 0
+        if 0 < rope_dim <= head and rope_dim % 2 == 0:
             return []
         return [f"partial_rotary_factor {factor!r} of heads of {head}, which is no even part"]
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds = self.layer_types(config)
-        known = {"full_attention", "linear_attention"}
-        if len(kinds) != config["num_hidden_layers"] or not {"full_attention"} <= set(kinds) <= known:
+        kinds_known = {"full_attention", "linear_attention"}
+        if len(kinds) != config["num_hidden_layers"] or not {"full_attention"} <= set(kinds) <= kinds_known:
             return [f"layer_types {kinds} instead of one full_attention or linear_attention for each layer"]
         return []
 
@@ -84,24 +84,24 @@ class Qwen35(Family):
     def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of its position embedding, with the part of a head that is rotated."""
         inner = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        said = inner.get("partial_rotary_factor", config.get("partial_rotary_factor", _FACTOR))
-        return {**rope_parameters(config), "partial_rotary_factor": said}
+        factor = inner.get("partial_rotary_factor", config.get("partial_rotary_factor", _FACTOR))
+        return {**rope_parameters(config), "partial_rotary_factor": factor}
 
     def linear(self, config: Mapping[str, Any]) -> LinearAttention:
         """The sizes of the layers with a gated delta rule."""
-        given = {**_SIZES, **config}
+        settings = {**_SIZES, **config}
         return LinearAttention(
             layers=self.layer_types(config).count("linear_attention"),
-            key_heads=given["linear_num_key_heads"],
-            value_heads=given["linear_num_value_heads"],
-            key_dim=given["linear_key_head_dim"],
-            value_dim=given["linear_value_head_dim"],
-            kernel=given["linear_conv_kernel_dim"],
+            key_heads=settings["linear_num_key_heads"],
+            value_heads=settings["linear_num_value_heads"],
+            key_dim=settings["linear_key_head_dim"],
+            value_dim=settings["linear_value_head_dim"],
+            kernel=settings["linear_conv_kernel_dim"],
         )
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
-        sized = {"head_dim": _SIZES["head_dim"], **config}
-        return replace(super().shape(sized), gated_attention=True, linear=self.linear(config))
+        with_sizes = {"head_dim": _SIZES["head_dim"], **config}
+        return replace(super().shape(with_sizes), gated_attention=True, linear=self.linear(config))
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {} if name.startswith("mtp.") else {name: shape}
@@ -109,15 +109,15 @@ class Qwen35(Family):
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         shape, linear = self.shape(config), self.linear(config)
         weights = super().weights_of_layer({"head_dim": shape.head_dim, **config}, layer)
-        width, mixed, values = shape.hidden_size, linear.mixed_size, linear.value_size
+        width, qkv_size, values = shape.hidden_size, linear.mixed_size, linear.value_size
         if self.layer_types(config)[layer] == "full_attention":
             return weights | {"self_attn.q_proj.weight": (2 * shape.query_size, width)}
         own: dict[str, tuple[int, ...]] = {
-            "in_proj_qkv.weight": (mixed, width),
+            "in_proj_qkv.weight": (qkv_size, width),
             "in_proj_z.weight": (values, width),
             "in_proj_b.weight": (linear.value_heads, width),
             "in_proj_a.weight": (linear.value_heads, width),
-            "conv1d.weight": (mixed, 1, linear.kernel),
+            "conv1d.weight": (qkv_size, 1, linear.kernel),
             "A_log": (linear.value_heads,),
             "dt_bias": (linear.value_heads,),
             "norm.weight": (linear.value_dim,),

@@ -55,15 +55,15 @@ def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozen
         if not isinstance(config.get(name) or {}, dict):
             return [f"{name} {config[name]!r}, which is no object"]
     rope = rope_parameters(config)
-    kind, needed = rope["rope_type"], NEEDED.get(rope["rope_type"], ())
+    kind, required_names = rope["rope_type"], NEEDED.get(rope["rope_type"], ())
     if kind not in types:
         return [f"rope scaling {kind!r}"]
-    if missing := [name for name in needed if not _is_number(rope.get(name))]:
+    if missing := [name for name in required_names if not _is_number(rope.get(name))]:
         return [f"rope scaling {kind!r} without a number for {', '.join(missing)}"]
     if not _is_number(rope["rope_theta"]):
         return [f"rope_theta {rope['rope_theta']!r}, which is no number above 0"]
-    known = KEYS | fields
-    problems = [f"{name} {value!r} of RoPE" for name, value in rope.items() if name not in known and value]
+    names = KEYS | fields
+    problems = [f"{name} {value!r} of RoPE" for name, value in rope.items() if name not in names and value]
     if rope["partial_rotary_factor"] != 1.0 and "partial_rotary_factor" not in fields:
         problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']}")
     scaling, beside = config.get("rope_scaling"), config.get("rope_parameters")

@@ -159,8 +159,8 @@ class ModelShape:
         projection, which gated attention has not."""
         mlp = self.num_experts * self.moe_intermediate_size * (1 + self.gate_up) or self.intermediate_size
         linear = self.linear.mixed_size if self.linear else 0
-        fused = 2 * self.query_size if self.gated_attention else self.query_size + 2 * self.key_value_size
-        return self.hidden_size * max(self.vocab_size, mlp, linear, fused)
+        qkv_size = 2 * self.query_size if self.gated_attention else self.query_size + 2 * self.key_value_size
+        return self.hidden_size * max(self.vocab_size, mlp, linear, qkv_size)
 
     def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:
         """Check that every matrix can be cut into `degree` parts."""

@@ -25,7 +25,7 @@ FAMILIES: dict[str, Family] = {
     for family in getattr(import_module(module), "FAMILIES", ())
 }
 KNOWN_SHAPES: dict[str, ModelShape] = {
-    name: family.shape(sizes) for family in FAMILIES.values() for name, sizes in family.known.items()
+    name: family.shape(sizes) for family in FAMILIES.values() for name, sizes in family.published_sizes.items()
 }
 """The published sizes of the recipes' models, for a plan before they are downloaded."""
 
@@ -43,8 +43,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             "transformers, and copy the tokenizer's files to it"
         )
     if family is None or architecture not in (family.architecture, config["model_type"]):
-        known = ", ".join(sorted(family.architecture for family in FAMILIES.values()))
-        raise UserError(f"{path} is a {architecture}: only {known} can be trained.")
+        architectures = ", ".join(sorted(family.architecture for family in FAMILIES.values()))
+        raise UserError(f"{path} is a {architecture}: only {architectures} can be trained.")
     family.check(config, path)
     return config
 

@@ -45,8 +45,8 @@ class ModuleFamily(Family):
 
     def uncomputed_windows(self, config: Mapping[str, Any]) -> list[str]:
         kinds = self.layer_types(config)
-        known = {FULL, SLIDING} if "sliding_window" in self.computed else {FULL}
-        if not set(kinds) <= known or len(kinds) != config["num_hidden_layers"]:
+        layer_kinds = {FULL, SLIDING} if "sliding_window" in self.computed else {FULL}
+        if not set(kinds) <= layer_kinds or len(kinds) != config["num_hidden_layers"]:
             return [f"layer_types {kinds}"]
         if SLIDING in kinds and config.get("sliding_window", 4096) is None:
             return ["sliding_window None with layers of windows"]
@@ -57,9 +57,9 @@ class ModuleFamily(Family):
             return [f"{_PATTERN} {every!r}"]
         if self.rope_of_kinds and config.get("rope_scaling") and config.get("rope_parameters"):
             return ["rope_scaling beside rope_parameters"]
-        given = config.get("rope_parameters")
-        if self.rope_of_kinds and isinstance(given, dict) and given.keys() - {FULL, SLIDING}:
-            return [f"rope_parameters of {', '.join(sorted(given))} instead of {FULL} and {SLIDING}"]
+        rope_settings = config.get("rope_parameters")
+        if self.rope_of_kinds and isinstance(rope_settings, dict) and rope_settings.keys() - {FULL, SLIDING}:
+            return [f"rope_parameters of {', '.join(sorted(rope_settings))} instead of {FULL} and {SLIDING}"]
         return super().uncomputed(config)
 
     def ropes(self, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -67,13 +67,13 @@ class ModuleFamily(Family):
             yield config
             return
         plain = {name: value for name, value in config.items() if name not in _ROPE}
-        given = config.get("rope_parameters")
-        if not isinstance(given, dict):  # the names of old folders
+        rope_settings = config.get("rope_parameters")
+        if not isinstance(rope_settings, dict):  # the names of old folders
             local = config.get("rope_local_base_freq") or config.get("rope_theta")
             yield config
             yield plain | ({"rope_theta": local} if local else {})
             return
-        for each in given.values():
+        for each in rope_settings.values():
             yield plain | {"rope_parameters": each}
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
@@ -122,7 +122,7 @@ FAMILIES = (
             "final_logit_softcapping": None,
             "use_bidirectional_attention": False,
         },
-        known={
+        published_sizes={
             "google/gemma-3-270m-it": sizes(640, 2048, 18, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
             "google/gemma-3-1b-it": sizes(1152, 6912, 26, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
         },
@@ -137,7 +137,7 @@ FAMILIES = (
         rope_types=("default", "yarn"),
         computed=names("sliding_window"),
         harmless=PREDICTIONS,
-        known={"allenai/Olmo-3-7B-Instruct": sizes(4096, 11008, 32, 32, 32, 128, 100278, 65536)},
+        published_sizes={"allenai/Olmo-3-7B-Instruct": sizes(4096, 11008, 32, 32, 32, 128, 100278, 65536)},
     ),
     ModuleFamily(
         model_type="smollm3",
@@ -145,6 +145,8 @@ FAMILIES = (
         rope_types=("default", "yarn"),
         computed=names("no_rope_layers no_rope_layer_interval"),
         harmless=PREDICTIONS,
-        known={"HuggingFaceTB/SmolLM3-3B": sizes(2048, 11008, 36, 16, 4, 128, 128256, 65536, tie_word_embeddings=True)},
+        published_sizes={
+            "HuggingFaceTB/SmolLM3-3B": sizes(2048, 11008, 36, 16, 4, 128, 128256, 65536, tie_word_embeddings=True)
+        },
     ),
 )

@@ -22,8 +22,8 @@ def check_weights(where: Path, expected: Shapes, present: Shapes) -> None:
         expected: of the model. Without an output layer, that is the embedding, and the files may have a copy.
     """
     drafts = tuple(f"{name.removesuffix(PREDICTS)}." for name in present if name.endswith(PREDICTS))
-    ignored = {name for name in present if name.endswith(OLD) or name.startswith(drafts)} | ({HEAD} - expected.keys())
-    for name in sorted(expected.keys() | (present.keys() - ignored)):
+    others = {name for name in present if name.endswith(OLD) or name.startswith(drafts)} | ({HEAD} - expected.keys())
+    for name in sorted(expected.keys() | (present.keys() - others)):
         if name not in present or name not in expected:
             state = "lacks" if name not in present else "has a superfluous"
             raise UserError(f"{where} does not fit its config.json: it {state} weight {name}.")

@@ -51,7 +51,7 @@ class RunConsole:
     """
 
     def __init__(self, path: Path, began: float | None = None) -> None:
-        self.started = time.perf_counter() - (0.0 if began is None else time.time() - began)
+        self.start_time = time.perf_counter() - (0.0 if began is None else time.time() - began)
         """A resumed run moves this back by the seconds that it has run before."""
         self.under_way: Callable[[], list[tuple[str, float]]] = list
         """The work that is waited for, and `time.perf_counter()` of its start; shown while there are no messages."""
@@ -62,7 +62,7 @@ class RunConsole:
         self._bar = _notebook_bar()
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.RLock()  # sinks print messages from their threads
-        self._followed: dict[str, Followed] = {}
+        self._phases: dict[str, Followed] = {}
         self._last_print = 0.0
         self._end = ""  # the characters that end the line which is open on a terminal
         self._last_line = time.perf_counter()
@@ -70,7 +70,7 @@ class RunConsole:
         self._heartbeat = Heartbeat(self._beat, lambda: self._last_line)
 
     def seconds(self) -> float:
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self.start_time
 
     def say(self, text: str) -> None:
         """Print one line with the time since the start. If it begins with "warning: ", it is a warning."""
@@ -95,31 +95,31 @@ class RunConsole:
             self._file.write(json.dumps({**record, "text": masked_text(text)}) + "\n")
 
     def follow(self, phase: str, *, title: str, total: int, names: Sequence[str], since: float) -> None:
-        self._followed[phase] = Followed(title=title, total=total, names=tuple(names), since=since)
+        self._phases[phase] = Followed(title=title, total=total, names=tuple(names), since=since)
 
     def set_total(self, phase: str, total: int) -> None:
-        self._followed[phase] = replace(self._followed[phase], total=total)
+        self._phases[phase] = replace(self._phases[phase], total=total)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        if (followed := self._followed.get(phase)) is not None:
-            followed.last.update((name, values[name]) for name in followed.names if name in values)
-            self.progress(followed.title, step, followed.total, followed.last, since=followed.since)
+        if (phase_state := self._phases.get(phase)) is not None:
+            phase_state.last.update((name, values[name]) for name in phase_state.names if name in values)
+            self.progress(phase_state.title, step, phase_state.total, phase_state.last, since=phase_state.since)
 
-    def progress(self, title: str, done: int, total: int, values: Mapping[str, float], *, since: float) -> None:
+    def progress(self, title: str, count: int, total: int, values: Mapping[str, float], *, since: float) -> None:
         """Show how far a phase is; on a terminal the line is rewritten in place."""
         now = time.perf_counter()
-        if done < total and now - self._last_print < (0.1 if self._console.is_terminal else PRINT_SECONDS):
+        if count < total and now - self._last_print < (0.1 if self._console.is_terminal else PRINT_SECONDS):
             return
         self._last_print = now
         if self._bar is not None:
-            self._bar.total, self._bar.n = total, done
-        shown = [f"{title} {done}/{total}", *(f"{name} {_short(value)}" for name, value in values.items())]
-        if min(MOST_DONE, max(LEAST_DONE, LEAST_SHARE * total)) <= done < total:
-            shown.append(f"{(now - since) / done * (total - done):.0f} s left")
+            self._bar.total, self._bar.n = total, count
+        parts = [f"{title} {count}/{total}", *(f"{name} {_short(value)}" for name, value in values.items())]
+        if min(MOST_DONE, max(LEAST_DONE, LEAST_SHARE * total)) <= count < total:
+            parts.append(f"{(now - since) / count * (total - count):.0f} s left")
         with self._lock:
             self._last_line = now
-            self._rewrite("  ".join(shown), end="\n")
-            if done >= total:
+            self._rewrite("  ".join(parts), end="\n")
+            if count >= total:
                 self._end_line()
 
     def _beat(self) -> None:

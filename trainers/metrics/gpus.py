@@ -15,17 +15,17 @@ from forge_env.runtime.process.visible_gpus import names_of
 
 def count_gpus() -> int | None:
     """The GPUs that torch would find; None if only torch can tell, whose import takes seconds."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [] if given is None else given.split(",")
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [] if variable is None else variable.split(",")
     torch = find_spec("torch")  # imports nothing
     if not torch or not Path(torch.origin or "").with_name("lib").joinpath("libtorch_cuda.so").exists():
         return None
     if len(set(names)) < len(names) or not all(map(str.isdecimal, names)):
         return None
     gpus = Gpus(range(len(names) or 64))
-    found = next(number for number in itertools.count() if number not in gpus.handles)
+    count = next(number for number in itertools.count() if number not in gpus.handles)
     gpus.close()
-    return found or None
+    return count or None
 
 
 class Gpus:

@@ -22,17 +22,17 @@ class Heartbeat:
 
     def __init__(self, beat: Callable[[], None], quiet_since: Callable[[], float]) -> None:
         self._beat, self._quiet_since = beat, quiet_since
-        self._closed = threading.Event()
+        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(_LOOK_SECONDS):
+        while not self._is_closed.wait(_LOOK_SECONDS):
             if time.perf_counter() - self._quiet_since() >= SILENCE_SECONDS:
                 self._beat()
 

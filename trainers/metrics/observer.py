@@ -88,9 +88,9 @@ class Spans:
     def under_way(self) -> list[tuple[str, float]]:
         """The work under way, and `time.perf_counter()` of its start; spans of one track are counted together."""
         tracks: dict[str, list[tuple[str, float]]] = {}
-        for track, name, started in list(self._open.values()):
-            tracks.setdefault(track, []).append((name, started))
+        for track, name, start_time in list(self._open.values()):
+            tracks.setdefault(track, []).append((name, start_time))
         return [
-            (f"{track}: {spans[0][0] if len(spans) == 1 else len(spans)}", min(started for _, started in spans))
+            (f"{track}: {spans[0][0] if len(spans) == 1 else len(spans)}", min(begin for _, begin in spans))
             for track, spans in tracks.items()
         ]

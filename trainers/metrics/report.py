@@ -45,9 +45,9 @@ class Report:
         self.follow, self.progress, self.samples = self.console.follow, self.console.progress, self.console.samples
         self.curve: list[dict[str, float]] = []
         self._records_routes = bool((config or {}).get("moe", {}).get("record_routes"))
-        self._trained = Trained(folder / "trained.jsonl")
+        self._trained_file = Trained(folder / "trained.jsonl")
         self._record = RecordThread()  # for episodes and trained.jsonl
-        self.written = self._record.written
+        self.wait_for_writes = self._record.wait_for_writes
         self._metrics = Metrics(folder / "metrics.jsonl", self.console.seconds)
         self.observers: list[Observer] = [row.load()(folder) for row in rows("observers").values()]
         self.spans = Spans(self.observers)
@@ -89,9 +89,9 @@ class Report:
         self._others.append(sink)
 
     @property
-    def started(self) -> float:
+    def start_time(self) -> float:
         """`time.perf_counter()` at the start of the run; for a resumed run, now minus the seconds that it has run."""
-        return self.console.started
+        return self.console.start_time
 
     # ---- resuming ----
 
@@ -102,7 +102,7 @@ class Report:
         It waits for the disk: call it in a thread.
         """
         self._record.flush()
-        sizes = {"metrics.jsonl": self._metrics.size(), "trained.jsonl": self._trained.size()}
+        sizes = {"metrics.jsonl": self._metrics.size(), "trained.jsonl": self._trained_file.size()}
         for path in sorted((self.folder / "episodes").glob("*.jsonl")):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -120,7 +120,7 @@ class Report:
             path.unlink()
         for name in ("summary.json", "report.html"):
             (self.folder / name).unlink(missing_ok=True)
-        self.console.started -= mark["seconds"]
+        self.console.start_time -= mark["seconds"]
         records = self._metrics.go_back(metrics)
         for sink in self._others:
             if isinstance(sink, Reversible):
@@ -160,17 +160,17 @@ class Report:
     # ---- episodes ----
 
     def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
-        """Record episodes, in a thread; `written` waits for it."""
-        listed = list(episodes)
-        self._record.write(write_jsonl, self._episodes(phase), listed, routes=self._records_routes)
+        """Record episodes, in a thread; `wait_for_writes` waits for it."""
+        episode_list = list(episodes)
+        self._record.write(write_jsonl, self._episodes(phase), episode_list, routes=self._records_routes)
         for sink in self._others:
             if isinstance(sink, TakesEpisodes):
-                for episode in listed:
+                for episode in episode_list:
                     sink.episode(episode, phase)
 
-    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
+    def add_trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `Trained`."""
-        self._record.write(self._trained.write, step, list(advantages))
+        self._record.write(self._trained_file.write, step, list(advantages))
 
     def evaluation(self, phase: str) -> Evaluation | None:
         """Read an evaluation back from its file of episodes; None if there was none."""
@@ -197,7 +197,7 @@ class Report:
     def _close_files(self) -> None:
         with ExitStack() as stack:  # if one fails, as on a full disk, the others are still closed
             stack.callback(self._metrics.close)
-            stack.callback(self._trained.close)
+            stack.callback(self._trained_file.close)
             stack.callback(self._record.close)
             for sink in self._others:
                 stack.callback(sink.close)
@@ -242,7 +242,7 @@ class RecordThread:
         self._check()
         self._last = self._thread.submit(self._call, lambda: function(*args, **kwargs))
 
-    async def written(self) -> None:
+    async def wait_for_writes(self) -> None:
         """Wait until everything is written, without blocking the event loop."""
         if self._last is not None:
             await asyncio.wrap_future(self._last)

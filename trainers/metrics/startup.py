@@ -118,8 +118,8 @@ class Startup:
 
 def _around(spans: Sequence[Span]) -> Span:
     """From the beginning of the first one to the end of the last; of those without a beginning, the longest."""
-    begun = [(began, seconds) for began, seconds in spans if began is not None]
-    if not begun:
+    with_start = [(began, seconds) for began, seconds in spans if began is not None]
+    if not with_start:
         return None, max(seconds for _, seconds in spans)
-    first = min(began for began, _ in begun)
-    return first, max(began + seconds for began, seconds in begun) - first
+    first = min(began for began, _ in with_start)
+    return first, max(began + seconds for began, seconds in with_start) - first

@@ -24,6 +24,6 @@ async def solved_by_expert(factory: EnvFactory, tasks: Iterable[Task]) -> list[E
     return [episode for episode in episodes if is_success(episode)]
 
 
-def too_few_turns(env: str, needed: int, limit: int) -> str:
+def too_few_turns(env: str, turns: int, limit: int) -> str:
     """The sentence about a limit of turns that ends the expert's episodes."""
-    return f"the expert of {env} needs {needed} turns, and --env.max_turns is {limit}: set it to {needed} or more"
+    return f"the expert of {env} needs {turns} turns, and --env.max_turns is {limit}: set it to {turns} or more"

@@ -33,7 +33,7 @@ class FoundModel:
     """Whether its experts are in MXFP4, of which the run writes a copy in bfloat16."""
     unread: int = 0
     """Tensors of the folder that no one reads, such as those that guess further tokens."""
-    untrained: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    untrained_tokens: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tokens of the template with rows that were never trained, by matrix; see `trainers.model.new_rows`."""
     template: Sequence[str] = ()
     """What the run does otherwise than the model's chat template, and when a row begins; see `Renderer.notes`."""
@@ -65,11 +65,11 @@ def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> Fou
     if is_of_run or Path(path).expanduser().exists():
         folder = find_model(path, option=option)
         name = str(folder) if is_of_run else path
-        return _found(folder, f"the folder {name}", name)
+        return _model_of(folder, f"the folder {name}", name)
     check_hub_id(path)
     cached = _cached_config(path)
     if cached is not None:
-        return _found(cached, f"the hub's cache on this machine, {path}", path)
+        return _model_of(cached, f"the hub's cache on this machine, {path}", path)
     return FoundModel(
         shape=KNOWN_SHAPES.get(path),
         where=f"the hub, {path}",
@@ -78,11 +78,11 @@ def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> Fou
     )
 
 
-def _found(folder: Path, where: str, path: str) -> FoundModel:
+def _model_of(folder: Path, where: str, path: str) -> FoundModel:
     config = read_config(folder)
-    copied = "; its experts are in MXFP4, and the run writes a copy in bfloat16" if is_quantized(config) else ""
+    copy_note = "; its experts are in MXFP4, and the run writes a copy in bfloat16" if is_quantized(config) else ""
     shape = family_of(config).shape(config)
-    return FoundModel(shape=shape, where=where + copied, path=path, is_quantized=bool(copied))
+    return FoundModel(shape=shape, where=where + copy_note, path=path, is_quantized=bool(copy_note))
 
 
 def made_model(size: str) -> str:
@@ -92,8 +92,8 @@ def made_model(size: str) -> str:
 
 def made_shape(size: str) -> ModelShape:
     """The sizes of a model that is made on the spot; its vocabulary may turn out smaller."""
-    made = MODEL_SIZES[size]
-    return FAMILIES[made.model_type].shape(asdict(made))
+    size_settings = MODEL_SIZES[size]
+    return FAMILIES[size_settings.model_type].shape(asdict(size_settings))
 
 
 def _cached_config(hub_id: str) -> Path | None:

@@ -50,8 +50,8 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
     from agents.scripted import scripted_agent
 
     agent = scripted_agent(factory.name)
-    drawn = factory.tasks("train", count=CORPUS_TASKS, seed=seed, at_most=True)
-    tasks = [task for task in drawn if factory.env_class.can_demonstrate(task)]
+    tasks_of_env = factory.tasks("train", count=CORPUS_TASKS, seed=seed, at_most=True)
+    tasks = [task for task in tasks_of_env if factory.env_class.can_demonstrate(task)]
     evaluation = await evaluate(
         lambda task, index: run_group(
             factory, agent, GroupSpec(task=task, count=1, seed=index, group_id=f"corpus/{index}"), limits=limits
@@ -59,21 +59,21 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
         tasks,
         concurrency=16,
     )
-    solved = [episode.messages for episode in evaluation.episodes if _solves(episode)]
-    if len(solved) < len(tasks):
-        failed = [episode for episode in evaluation.episodes if not _solves(episode)]
-        cut = [episode.task for episode in failed if episode.ended_by == "max_turns"]
-        needed = max((len(episode.turns) for episode in await solved_by_expert(factory, cut[:FEW])), default=0)
-        if needed > limits.max_turns:
-            raise UserError(too_few_turns(factory.name, needed, limits.max_turns))
-        raise UserError(f"the expert of {factory.name} failed on {len(failed)} tasks: {min(map(_why, failed))}")
-    asked: Message = {"role": "user", "content": f"{COMPACT_PROMPT} {SUMMARY}"}
-    return solved + [[asked]] * (len(solved) if limits.compact_at else 0)
+    conversations = [episode.messages for episode in evaluation.episodes if _solves(episode)]
+    if len(conversations) < len(tasks):
+        failures = [episode for episode in evaluation.episodes if not _solves(episode)]
+        cut = [episode.task for episode in failures if episode.ended_by == "max_turns"]
+        most_turns = max((len(episode.turns) for episode in await solved_by_expert(factory, cut[:FEW])), default=0)
+        if most_turns > limits.max_turns:
+            raise UserError(too_few_turns(factory.name, most_turns, limits.max_turns))
+        raise UserError(f"the expert of {factory.name} failed on {len(failures)} tasks: {min(map(_why, failures))}")
+    request: Message = {"role": "user", "content": f"{COMPACT_PROMPT} {SUMMARY}"}
+    return conversations + [[request]] * (len(conversations) if limits.compact_at else 0)
 
 
 def _why(episode: Episode) -> str:
-    ended = "" if episode.ended_by in ("", "environment") else f", ended by --env.{episode.ended_by}"
-    return episode.error or f"reward {episode.reward:g}{ended}"
+    limit = "" if episode.ended_by in ("", "environment") else f", ended by --env.{episode.ended_by}"
+    return episode.error or f"reward {episode.reward:g}{limit}"
 
 
 def _solves(episode: Episode) -> bool:

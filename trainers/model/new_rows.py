@@ -3,7 +3,7 @@
 A tokenizer may have a token such as <tool_call> that the model never saw: its row is what it was initialised with, and
 equals the rows of other such tokens. A model cannot tell two of these apart, neither reading nor writing.
 
-    marks = untrained(folder, renderer)        # the marks of the template with such rows
+    marks = untrained_tokens(folder, renderer)  # the marks of the template with such rows
     make_folder(folder, marks, into, seed=0)   # the same model with rows of their own for these marks
 """
 
@@ -36,7 +36,7 @@ _TEXTS = (".json", ".jinja", ".txt", ".model")  # beside the weights
 _PADDING = 512  # rows after the tokenizer's last token that are looked at
 
 
-def untrained(folder: Path, renderer: Renderer) -> dict[str, tuple[str, ...]]:
+def untrained_tokens(folder: Path, renderer: Renderer) -> dict[str, tuple[str, ...]]:
     """The added tokens of a trial conversation that have the row of another added token, by matrix.
 
     The conversation has calls. In the embedding all of its tokens count, and in an output layer of its own the tokens
@@ -44,41 +44,41 @@ def untrained(folder: Path, renderer: Renderer) -> dict[str, tuple[str, ...]]:
     """
     tokenizer = FastTokenizer(folder)
     numbers = tokenizer.vocabulary
-    added = {numbers[text]: text for text in tokenizer.added_tokens}
-    read, written = _rendered(renderer)
-    there, unused = places(weight_files(folder)), max(numbers.values()) + 1
-    is_tied, found = bool(config_of(folder).get("tie_word_embeddings")), dict[str, tuple[str, ...]]()
-    for name, used in ((EMBEDDING, read), (HEAD, read if is_tied else written)):
-        if name in there and (marks := sorted(used & added.keys())):
-            tokens = _equal_rows(there[name], marks, sorted(added), unused)
-            found |= {name: tuple(added[token] for token in tokens)} if tokens else {}
-    return found
+    texts = {numbers[text]: text for text in tokenizer.added_tokens}
+    read, outputs = _trial_tokens(renderer)
+    there, first_unused = places(weight_files(folder)), max(numbers.values()) + 1
+    is_tied, by_matrix = bool(config_of(folder).get("tie_word_embeddings")), dict[str, tuple[str, ...]]()
+    for name, tokens_of_matrix in ((EMBEDDING, read), (HEAD, read if is_tied else outputs)):
+        if name in there and (marks := sorted(tokens_of_matrix & texts.keys())):
+            tokens = _equal_rows(there[name], marks, sorted(texts), first_unused)
+            by_matrix |= {name: tuple(texts[token] for token in tokens)} if tokens else {}
+    return by_matrix
 
 
-def untrained_marks(untrained: Mapping[str, Sequence[str]]) -> str:
-    """The tokens of a result of `untrained`, for a person."""
-    return ", ".join(dict.fromkeys(mark for marks in untrained.values() for mark in marks))
+def untrained_marks(tokens: Mapping[str, Sequence[str]]) -> str:
+    """The tokens of a result of `untrained_tokens`, for a person."""
+    return ", ".join(dict.fromkeys(mark for marks in tokens.values() for mark in marks))
 
 
-def _rendered(renderer: Renderer) -> tuple[set[int], set[int]]:
+def _trial_tokens(renderer: Renderer) -> tuple[set[int], set[int]]:
     """The tokens of a trial with calls: all of them, and those that the model writes."""
     turns = trial(renderer)
-    written = {int(token) for turn in turns for token in turn.token_ids}
-    return written | {int(token) for turn in turns for token in turn.prompt_ids}, written
+    outputs = {int(token) for turn in turns for token in turn.token_ids}
+    return outputs | {int(token) for turn in turns for token in turn.prompt_ids}, outputs
 
 
-def _equal_rows(place: Place, marks: Sequence[int], added: Sequence[int], unused: int) -> list[int]:
-    """The marks with a row that is zero, or equals the row of another added token or of a number from `unused` on."""
+def _equal_rows(place: Place, marks: Sequence[int], added_ids: Sequence[int], first_unused: int) -> list[int]:
+    """The marks with a row of zeros, or with the row of another added token or of a number from `first_unused` on."""
     size = place.shape[0]
-    ids = [token for token in added if token < size] + [*range(unused, min(size, unused + _PADDING))]
+    ids = [token for token in added_ids if token < size] + [*range(first_unused, min(size, first_unused + _PADDING))]
     matrix = rows(place, ids)  # (ids, width)
     norms = np.linalg.norm(matrix, axis=1, keepdims=True)
     matrix /= np.maximum(norms, np.finfo(np.float32).tiny)  # a row of zeros stays zeros
-    asked = [ids.index(token) for token in marks if token < size]
-    cosines = matrix[asked] @ matrix.T  # (marks, ids)
-    cosines[range(len(asked)), asked] = 0.0
-    is_equal = (cosines > SAME).any(axis=1) | (norms[asked, 0] == 0)
-    return [ids[place] for place, equal in zip(asked, is_equal.tolist(), strict=True) if equal]
+    positions = [ids.index(token) for token in marks if token < size]
+    cosines = matrix[positions] @ matrix.T  # (marks, ids)
+    cosines[range(len(positions)), positions] = 0.0
+    is_equal = (cosines > SAME).any(axis=1) | (norms[positions, 0] == 0)
+    return [ids[place] for place, equal in zip(positions, is_equal.tolist(), strict=True) if equal]
 
 
 def make_folder(folder: Path, marks: Mapping[str, Sequence[str]], into: Path, *, seed: int) -> None:
@@ -88,18 +88,18 @@ def make_folder(folder: Path, marks: Mapping[str, Sequence[str]], into: Path, *,
     complete or not at all. Files of weights that do not change are links to the model's.
 
     Args:
-        marks: added tokens of its tokenizer, by matrix: the result of `untrained`.
+        marks: added tokens of its tokenizer, by matrix: the result of `untrained_tokens`.
         into: does not exist yet.
     """
     partial = into.with_name(f".{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     there, files = places(weight_files(folder)), weight_files(folder)
-    changed = {there[name].file for name in marks}
+    new_files = {there[name].file for name in marks}
     for path in folder.iterdir():
-        if path in files and path not in changed:
+        if path in files and path not in new_files:
             os.symlink(path.resolve(), partial / path.name)
-        elif path in changed or (path.is_file() and path.suffix in _TEXTS):
+        elif path in new_files or (path.is_file() and path.suffix in _TEXTS):
             shutil.copyfile(path, partial / path.name)
     for name, texts in marks.items():
         place = there[name]
@@ -122,7 +122,7 @@ def _new_rows(place: Place, pieces: dict[int, list[int]], seed: int) -> dict[int
 
 
 def _pieces(folder: Path, marks: Sequence[str]) -> dict[int, list[int]]:
-    """For each mark its token, and the tokens that its text would have if it were no token."""
+    """For each mark its token, and the tokens that its text would have if it were not a token."""
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     ids = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
     content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"] not in marks]

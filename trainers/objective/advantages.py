@@ -27,7 +27,7 @@ def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int
         >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
         [0.707, -0.707]
     """
-    return _divided(centred(rewards), spread(rewards, ddof), std_eps)
+    return _divide(centred(rewards), spread(rewards, ddof), std_eps)
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
@@ -130,7 +130,7 @@ def make_advantages(
 
 
 def _scaled_by_group(difference: Advantages, rewards: Sequence[float], *, std_eps: float, ddof: int) -> list[float]:
-    return _divided(difference(rewards), spread(rewards, ddof), std_eps)
+    return _divide(difference(rewards), spread(rewards, ddof), std_eps)
 
 
 def spread(rewards: Sequence[float], ddof: int = 0) -> float:
@@ -140,5 +140,5 @@ def spread(rewards: Sequence[float], ddof: int = 0) -> float:
     return statistics.stdev(rewards) if ddof else statistics.pstdev(rewards)
 
 
-def _divided(differences: list[float], std: float, eps: float) -> list[float]:
+def _divide(differences: list[float], std: float, eps: float) -> list[float]:
     return [difference / (std + eps) if std > 0 else 0.0 for difference in differences]

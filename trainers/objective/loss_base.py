@@ -48,8 +48,8 @@ class TensorLoss:
 
     def __call__(self, *args: Any, **tensors: Any) -> Any:
         names = inspect.signature(self.forward).parameters  # a user's subclass may have torchforge's names
-        renamed = {name if name in names else TORCHFORGE_NAMES.get(name, name): t for name, t in tensors.items()}
-        return self.forward(*args, **renamed)
+        by_name = {name if name in names else TORCHFORGE_NAMES.get(name, name): t for name, t in tensors.items()}
+        return self.forward(*args, **by_name)
 
 
 class PolicyLoss(TensorLoss):
@@ -239,8 +239,8 @@ class ClippedLoss(RatioLoss):
 
     def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         ratio = self.ratio(log_ratio, logprobs, mask)
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -(self.dual_clipped(ratio) * advantages).minimum(clipped * advantages)
+        bounded_ratio = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -(self.dual_clipped(ratio) * advantages).minimum(bounded_ratio * advantages)
 
     def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
         """The ratio that is clipped, (E, T): each token's own."""
@@ -266,5 +266,5 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def check_range(name: str, value: float, *, low: float, high: float = float("inf")) -> None:
     """Raise UserError unless low <= value <= high."""
     if not low <= value <= high:
-        allowed = f"must not be below {low:g}" if high == float("inf") else f"must lie in [{low:g}, {high:g}]"
-        raise UserError(f"{name}={value} {allowed}.")
+        bounds = f"must not be below {low:g}" if high == float("inf") else f"must lie in [{low:g}, {high:g}]"
+        raise UserError(f"{name}={value} {bounds}.")

@@ -47,14 +47,16 @@ class LossCall:
         parameters = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
         names = {p.name for p in parameters}
         variadic = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        self._required = {p.name for p in parameters if p.default is p.empty} - variadic
+        self._required_names = {p.name for p in parameters if p.default is p.empty} - variadic
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             names |= ACCEPTED.keys() - {"entropy"}  # entropy is costly, so a loss asks for it by name
-        unused = {ACCEPTED.get(name, name) for name in getattr(loss, "unused_tensors", ())}
-        self._tensor_of = {name: ACCEPTED[name] for name in names & ACCEPTED.keys() if ACCEPTED[name] not in unused}
+        unused_names = {ACCEPTED.get(name, name) for name in getattr(loss, "unused_tensors", ())}
+        self._tensor_of = {
+            name: ACCEPTED[name] for name in names & ACCEPTED.keys() if ACCEPTED[name] not in unused_names
+        }
         self.names = set(self._tensor_of.values())
         """The tensors of `LOSS_TENSORS` that the loss is given."""
-        for name in sorted(self._required - ACCEPTED.keys()):
+        for name in sorted(self._required_names - ACCEPTED.keys()):
             raise UserError(f"the loss asks for {name!r}, which no trainer has. {nearest(name, tuple(ACCEPTED))}")
 
     def units(self, tokens: int, episodes: int) -> int:
@@ -82,7 +84,7 @@ class LossCall:
             "entropy": entropy,
             "normalizer": normalizer,
         }
-        for name in sorted(self._required):
+        for name in sorted(self._required_names):
             if tensors[ACCEPTED[name]] is None:
                 raise UserError(f"the loss asks for {name!r}, which the samples do not have: give a reference model.")
         value = self.loss(**{name: tensors[tensor] for name, tensor in self._tensor_of.items()})

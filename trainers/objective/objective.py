@@ -66,7 +66,7 @@ class Objective:
         reference_logprobs: Sequence[np.ndarray] | None = None,
         old_logprobs: Sequence[np.ndarray | None] | None = None,
         rewards: Sequence[Sequence[float]] | None = None,
-        taught: Sequence[Any] | None = None,
+        teacher_answers: Sequence[Any] | None = None,
     ) -> list[Sample]:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
 
@@ -76,8 +76,8 @@ class Objective:
             old_logprobs: of the sampled targets of every sample, by the trainer, if they were computed before the step;
                 None for a sample that needs none.
             rewards: the result of `rewards(groups)`, if it is known already.
-            taught: the teacher's answer for every valid episode, needed with `distillation`: its logprobs of the
-                sampled targets or, with top_k, the ids and logprobs of its most likely tokens. None is no teacher.
+            teacher_answers: the teacher's answer for every valid episode, needed with `distillation`: its logprobs of
+                the sampled targets or, with top_k, ids and logprobs of its most likely tokens. None means no teacher.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
@@ -91,15 +91,17 @@ class Objective:
             advantages += self._credit(group.valid, of_group, penalties[members], scale)
         top: Sequence[Any] = [(None, None)] * len(episodes)
         if self.distillation is not None:
-            assert taught is not None and len(taught) == len(episodes), "the teacher's answer for each episode"
+            assert teacher_answers is not None and len(teacher_answers) == len(episodes), (
+                "the teacher's answer for each episode"
+            )
             if self.distillation.top_k:
-                top = [answer or (None, None) for answer in taught]
+                top = [answer or (None, None) for answer in teacher_answers]
             else:
-                given = zip(episodes, advantages, taught, strict=True)
+                by_episode = zip(episodes, advantages, teacher_answers, strict=True)
                 coef = self.distillation.coef
-                advantages = [a if t is None else taught_advantages(coef, e, a, t) for e, a, t in given]
-        learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
-        old = [None] * len(learned) if old_logprobs is None else old_logprobs
+                advantages = [a if t is None else taught_advantages(coef, e, a, t) for e, a, t in by_episode]
+        numbers = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
+        old = [None] * len(numbers) if old_logprobs is None else old_logprobs
         return [
             Sample(
                 rows=episodes[i].rows,
@@ -110,10 +112,10 @@ class Objective:
                 teacher_ids=top[i][0],
                 teacher_logprobs=top[i][1],
             )
-            for i, values in zip(learned, old, strict=True)
+            for i, values in zip(numbers, old, strict=True)
         ]
 
-    def judged(self, group: Group) -> Group:
+    def with_verdicts(self, group: Group) -> Group:
         """The group as it is trained on: an episode that the user's reward function fails for is a fault."""
         if self.reward.user_reward is None:
             return group
@@ -137,7 +139,7 @@ class Objective:
 
     @property
     def top_coef(self) -> float:
-        """Weight of the reverse KL over a teacher's most likely tokens; 0 if it is no term of the loss."""
+        """Weight of the reverse KL over a teacher's most likely tokens; 0 if it is not a term of the loss."""
         return self.distillation.coef if self.distillation is not None and self.distillation.top_k else 0.0
 
     @property
@@ -159,7 +161,7 @@ class Objective:
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
     ) -> list[float | np.ndarray]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
-        is_own = self.reward.user_reward is not None  # then the environment's step rewards are no parts of the reward
+        is_own = self.reward.user_reward is not None  # then the environment's step rewards are not parts of the reward
         step_rewards = [by_step([0.0 if is_own else turn.reward for turn in e.work], e) for e in episodes]
         penalties = [by_step(penalty, episode) for penalty, episode in zip(penalties, episodes, strict=True)]
         if (scale_of := self.reward.scale) is not None:
@@ -198,13 +200,13 @@ class Objective:
         return advantages
 
     def _references(
-        self, episodes: Sequence[Episode], given: Sequence[np.ndarray] | None
+        self, episodes: Sequence[Episode], references: Sequence[np.ndarray] | None
     ) -> Sequence[np.ndarray | None]:
         if self.kl_reference == "model":
-            assert given is not None and len(given) == len(episodes), (
+            assert references is not None and len(references) == len(episodes), (
                 "logprobs of the reference model, for each episode"
             )
-            return given
+            return references
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
 
 

@@ -71,11 +71,11 @@ class OldLogprobs:
         Returns:
             seconds/old_logprobs, if there are later steps.
         """
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         later = [await self._freeze(groups) for groups in batches[1:]]
         self._next.clear()
         self._next.extend([None, *later])
-        return {"seconds/old_logprobs": time.perf_counter() - started} if later else {}
+        return {"seconds/old_logprobs": time.perf_counter() - start_time} if later else {}
 
     def take(self) -> Frozen | None:
         """The old logprobs of the next step's samples, in order; None in a window's first step, which computes them
@@ -88,9 +88,9 @@ class OldLogprobs:
             samples = await invoke(objective.samples, groups)
             is_computed = [not sample.is_idle for sample in samples]
         else:  # the advantages do not matter, or need another model's answer first
-            learned = [e for group in groups for e in group.valid if objective.learns_from(e)]
-            samples = await invoke(rows_of, learned)
+            episodes = [e for group in groups for e in group.valid if objective.learns_from(e)]
+            samples = await invoke(rows_of, episodes)
             is_computed = [True] * len(samples)
-        computed = list(compress(samples, is_computed))
-        values = iter(await self.logprobs(computed) if computed else ())
+        active = list(compress(samples, is_computed))
+        values = iter(await self.logprobs(active) if active else ())
         return [next(values) if of_sample else None for of_sample in is_computed]

@@ -13,7 +13,7 @@ def my_reward(episode):                      # a forge_env.core.episode.Episode 
 Each is tried on made-up values before anything starts. With `--grpo.credit turn` the advantage function is called once
 for each turn, with the returns of the siblings that took the turn. The reward function replaces the environment's
 reward in training, step rewards included, and in the test of dynamic sampling. It is called once for each episode. An
-episode is left out and counted if the function raises, or returns None or another thing that is no number.
+episode is left out and counted if the function raises, or returns None or another thing that is not a number.
 What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. Reports show the
 environment's reward and success. Both functions are called in threads of the controller, and the reward function for
 one episode at a time.
@@ -165,8 +165,8 @@ def with_own_parts(objective: Objective, training: LoopOptions) -> Objective:
         objective = replace(objective, reward=replace(objective.reward, user_reward=load_reward(training.reward)))
     if training.loss:
         loss = load_loss(training.loss)
-        named = "reference_logprobs" in LossCall(loss).names or objective.reward.kl_penalty is not None
-        objective = replace(objective, loss=loss, kl_reference="generator" if named else "")
+        needs_reference = "reference_logprobs" in LossCall(loss).names or objective.reward.kl_penalty is not None
+        objective = replace(objective, loss=loss, kl_reference="generator" if needs_reference else "")
     return objective
 
 

@@ -72,7 +72,7 @@ class TrainingReward:
     """What both are multiplied with, by the episode's environment."""
     kl_penalty: KLPenalty | None = None
     """What is subtracted, if the KL penalty is not a term of the loss."""
-    _known: dict[int, tuple[weakref.ref[Episode], float]] = field(
+    _cache: dict[int, tuple[weakref.ref[Episode], float]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
     """The user's rewards of the episodes that still live, by `id`."""
@@ -86,10 +86,10 @@ class TrainingReward:
             return episode.reward
         number = id(episode)
         with self._one_at_a_time:
-            if number not in self._known:
+            if number not in self._cache:
                 value = self.user_reward(own_copy(episode))
-                self._known[number] = weakref.ref(episode, lambda _: self._known.pop(number, None)), value
-            return self._known[number][1]
+                self._cache[number] = weakref.ref(episode, lambda _: self._cache.pop(number, None)), value
+            return self._cache[number][1]
 
     def __call__(self, episode: Episode) -> float:
         """Steps 1 and 2: the number that advantages are taken of."""

@@ -54,32 +54,32 @@ class RewardParts:
             missing = [name for name in self.parts if name not in episode.rewards]
             if missing and episode.outcome is Outcome.SCORED:
                 raise UserError(f"the episode {episode.id}: {_no_part(missing[0], episode.rewards)}")
-        values = [self._conditioned({name: e.rewards.get(name, 0.0) for name in self.parts}) for e in episodes]
+        values = [self._apply_conditions({name: e.rewards.get(name, 0.0) for name in self.parts}) for e in episodes]
         columns = []
         for name, part in self.parts.items():
             advantages, bound = self.advantages([of_episode[name] for of_episode in values]), part.clip or math.inf
             columns.append([part.weight * min(max(advantage, -bound), bound) for advantage in advantages])
         return [math.fsum(of_episode) for of_episode in zip(*columns, strict=True)]
 
-    def _conditioned(self, values: dict[str, float]) -> dict[str, float]:
+    def _apply_conditions(self, values: dict[str, float]) -> dict[str, float]:
         bounds = {name: part.at_least for name, part in self.parts.items() if part.at_least is not None}
         low = {name for name, bound in bounds.items() if not reaches(values[name], bound)}
         return {name: 0.0 if low - {name} else value for name, value in values.items()}
 
 
 def make_parts(
-    given: Mapping[str, Any], option: str, advantages: Advantages, *, others: Mapping[str, object]
+    settings_of_parts: Mapping[str, Any], option: str, advantages: Advantages, *, others: Mapping[str, object]
 ) -> RewardParts | None:
     """The reward vector of an algorithm's setting; None without one.
 
     Args:
-        given: the setting: each part is a weight, or has the fields of `Part`.
+        settings_of_parts: the setting: each part is a weight, or has the fields of `Part`.
         option: its name.
         advantages: of one part in one group.
         others: settings that need a single number as the reward, by option; empty or false where they are not set.
     """
     kinds, parts = get_type_hints(Part, include_extras=True), dict[str, Part]()
-    for name, settings in given.items():
+    for name, settings in settings_of_parts.items():
         fields = settings if isinstance(settings, Mapping) else {"weight": settings}
         if unknown := next((field for field in fields if field not in kinds), None):
             raise UserError(f"there is no option {option}.{name}.{unknown}. {nearest(str(unknown), kinds)}")

@@ -48,14 +48,14 @@ def try_loss(loss: Loss, name: str) -> None:
             raise UserError(f"{name}, on made-up values: {error}") from None
         except Exception as error:
             raise UserError(f"{name} failed on made-up values: {type(error).__name__}: {error}") from error
-        found = [gradient for gradient in gradients if gradient is not None]
-        if not value.isfinite() or not all(gradient.isfinite().all() for gradient in found):
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not value.isfinite() or not all(gradient.isfinite().all() for gradient in present):
             what = "the gradient" if value.isfinite() else "the loss"
             raise UserError(
                 f"{name}: on made-up values {what} is not finite: look for a division by 0, or a logarithm or an "
                 "exponential out of range"
             )
-        has_gradient = has_gradient or any(gradient.any() for gradient in found)
+        has_gradient = has_gradient or any(gradient.any() for gradient in present)
     if not has_gradient:
         raise UserError(f"{name}: on made-up values its gradient is 0 everywhere, so that it would train nothing")
 
@@ -120,10 +120,10 @@ def _made_up(rng: Generator, distance: float) -> tuple[MicroBatch, tuple[Tensor,
     for place, advantage in enumerate(ADVANTAGES):
         length = 6 + place
         mask = np.arange(length) >= 2
-        given = np.where(mask, -2.0 * torch.rand(length, generator=rng).numpy() - 0.1, 0.0)
+        generator_logprobs = np.where(mask, -2.0 * torch.rand(length, generator=rng).numpy() - 0.1, 0.0)
         ids, versions = np.arange(length, dtype=np.int32), np.where(mask, 0, -1)
-        row = Row(token_ids=ids, loss_mask=mask, generator_logprobs=given, versions=versions)
-        near = given[mask] - 0.01
+        row = Row(token_ids=ids, loss_mask=mask, generator_logprobs=generator_logprobs, versions=versions)
+        near = generator_logprobs[mask] - 0.01
         samples.append(Sample(rows=(row,), advantage=advantage, reference_logprobs=near, old_logprobs=near))
     (batch,) = pack(samples, max_tokens=1024, pack_length=0, pad_id=0)
     noise = torch.rand(batch.generator_logprobs.shape, generator=rng) - 0.5
@@ -143,7 +143,7 @@ def _episodes(task: Task) -> tuple[Episode, ...]:
         starts_row=True,
     )
     call = {"id": "call_0", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
-    called = replace(
+    turn = replace(
         answer,
         message={"role": "assistant", "content": "", "tool_calls": [call]},
         tool_calls=(ToolCall(id="call_0", name="tool", arguments={}),),
@@ -151,4 +151,4 @@ def _episodes(task: Task) -> tuple[Episode, ...]:
     result: Message = {"role": "tool", "tool_call_id": "call_0", "name": "tool", "content": "4"}
     after = replace(answer, observation=(result,), starts_row=False)
     plain = Episode(task=task, turns=(answer,), reward=1.0, id="made-up", ended_by="environment")
-    return plain, replace(plain, turns=(called, after), reward=0.0)
+    return plain, replace(plain, turns=(turn, after), reward=0.0)

@@ -73,15 +73,15 @@ class Cheats:
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """cheats/known, the share of all episodes; cheats/rewarded, of those with a reward above 0, if there are any;
         and cheats/rewarded/NAME, of one cheat. Nothing without known cheats."""
-        watched = [(episode, self._auditors.get(episode.env) or self._auditors.get("")) for episode in episodes]
-        names = [((e.reward or 0.0) > 0, auditor.cheat_of(e)) for e, auditor in watched if auditor is not None]
+        with_auditor = [(episode, self._auditors.get(episode.env) or self._auditors.get("")) for episode in episodes]
+        names = [((e.reward or 0.0) > 0, auditor.cheat_of(e)) for e, auditor in with_auditor if auditor is not None]
         if not names:
             return {}
         metrics = {"cheats/known": sum(bool(name) for _, name in names) / len(names)}
-        if rewarded := [name for is_rewarded, name in names if is_rewarded]:
-            metrics["cheats/rewarded"] = sum(map(bool, rewarded)) / len(rewarded)
-        counts = Counter(filter(None, rewarded))
-        return metrics | {f"cheats/rewarded/{name}": count / len(rewarded) for name, count in counts.items()}
+        if with_reward := [name for is_rewarded, name in names if is_rewarded]:
+            metrics["cheats/rewarded"] = sum(map(bool, with_reward)) / len(with_reward)
+        counts = Counter(filter(None, with_reward))
+        return metrics | {f"cheats/rewarded/{name}": count / len(with_reward) for name, count in counts.items()}
 
 
 async def audit_tasks(
@@ -111,12 +111,12 @@ async def _audit(share: EnvShare, tasks: Sequence[Task], auditor: Auditor, recor
     """Audit tasks of one environment; returns what run.json says of it, {} if none is audited."""
     settings, seed = share.config.audit, share.config.training.seed
     count = auditor.tasks_by_default if settings.tasks < 0 else settings.tasks
-    chosen = random.Random(seed).sample(tasks, min(count, len(tasks)))
-    if not chosen:
+    sample = random.Random(seed).sample(tasks, min(count, len(tasks)))
+    if not sample:
         return {}
     with record.phase("audit"):
-        holes = await auditor.audit(chosen, seed=seed, seconds=settings.seconds)
-    digests = {task.id: digest_of(task) for task in chosen}
+        holes = await auditor.audit(sample, seed=seed, seconds=settings.seconds)
+    digests = {task.id: digest_of(task) for task in sample}
     left_out = {digests[id]: asdict(hole) for id, hole in holes.items() if hole and hole.is_paid_in_full}
     partly = {digests[id]: asdict(hole) for id, hole in holes.items() if hole and not hole.is_paid_in_full}
     name = share.config.env.name
@@ -126,14 +126,14 @@ async def _audit(share: EnvShare, tasks: Sequence[Task], auditor: Auditor, recor
             f"every audited training task of {name} ({len(holes)}) rewards a cheat in full, such as {hole['task']}: "
             f"{hole['why']}; mend the grader, which forge-env check {name} attacks too, or set --audit.tasks to 0"
         )
-    late = f"; {len(chosen) - len(holes)} more had no verdict within {settings.seconds:g} s"
+    late = f"; {len(sample) - len(holes)} more had no verdict within {settings.seconds:g} s"
     sentence = f"audit: {len(holes)} of {len(tasks):,} training tasks were attacked by known cheats, and "
-    record.say(*share.about([f"{sentence}{len(left_out)} rewarded one in full{late * (len(holes) < len(chosen))}"]))
-    for what, listed in (("is left out of the training", left_out), ("rewards a cheat in part", partly)):
-        for hole in list(listed.values())[:MOST_SHOWN]:
+    record.say(*share.about([f"{sentence}{len(left_out)} rewarded one in full{late * (len(holes) < len(sample))}"]))
+    for what, group in (("is left out of the training", left_out), ("rewards a cheat in part", partly)):
+        for hole in list(group.values())[:MOST_SHOWN]:
             record.warn(*share.about([f"warning: the task {hole['task']} {what}: {hole['why']}"]))
-        if len(listed) > MOST_SHOWN:
-            record.warn(*share.about([f"warning: so it is with {len(listed) - MOST_SHOWN} more tasks, see run.json"]))
+        if len(group) > MOST_SHOWN:
+            record.warn(*share.about([f"warning: so it is with {len(group) - MOST_SHOWN} more tasks, see run.json"]))
     return {"tasks": len(tasks), "audited": len(holes), "left_out": left_out, "paid_in_part": partly}
 
 

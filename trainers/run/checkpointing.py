@@ -111,12 +111,12 @@ async def until_stopped(
         stop: lets `training` return soon, at a step after which the run can be resumed.
         save: a checkpoint of them.
     """
-    task, asked = asyncio.ensure_future(training), asyncio.Event()
-    waiting, keeps = asyncio.ensure_future(asked.wait()), False
+    task, on_stop = asyncio.ensure_future(training), asyncio.Event()
+    waiting, keeps = asyncio.ensure_future(on_stop.wait()), False
 
     def end() -> None:
         stop()
-        asked.set()
+        on_stop.set()
 
     async def save_before_last() -> None:
         if steps() < run.plan.steps:  # of the last step the caller saves one
@@ -125,14 +125,14 @@ async def until_stopped(
     try:
         with run.caller.stopped_by(end):
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.is_set():
+        if not on_stop.is_set():
             return await task
         keeps = True
         await _keep(run, task, steps, save_before_last)
         if steps() < run.plan.steps:
             run.caller.check()
     except asyncio.CancelledError:
-        if run.caller.is_stopping and not keeps and (asked.is_set() or not task.done()):
+        if run.caller.is_stopping and not keeps and (on_stop.is_set() or not task.done()):
             stop()
             await _keep(run, task, steps, save)
         raise
@@ -165,15 +165,15 @@ async def restore(run: Run, checkpoint: Checkpoint) -> Mapping[str, Any]:
     The next `WeightSync.sync` publishes the weights under the version that they had. The record is cut back only after
     the trainer has loaded: until then, another checkpoint could be chosen.
     """
-    saved = checkpoint.extra
+    extra = checkpoint.extra
     trainer = run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "loading the checkpoint")
     await trainer.call_one(TrainerActor.load, str(checkpoint.path))
     clean(run.record.folder, checkpoint.step)
-    run.record.go_back(saved["report"])
+    run.record.go_back(extra["report"])
     run.record.begin(run)
-    run.warmup_steps = saved["warmup_steps"]
-    run.rollouts.tokens_generated, run.trainer.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
-    run.weights.restore(saved["version"])
+    run.warmup_steps = extra["warmup_steps"]
+    run.rollouts.tokens_generated, run.trainer.tokens_trained = extra["tokens_generated"], extra["tokens_trained"]
+    run.weights.restore(extra["version"])
     run.record.say(f"{run.plan.algorithm.name} goes on after step {checkpoint.step}, from {checkpoint.path}")
-    place: Mapping[str, Any] = saved["place"]
+    place: Mapping[str, Any] = extra["place"]
     return place

@@ -24,7 +24,7 @@ class Controls:
         """The weights of the engines are evaluated before the next step."""
         self.steps = 0
         """Optimizer steps of the run, from the next step on."""
-        self.begun = 0
+        self.steps_begun = 0
         """The last step that has groups, or waits for them."""
         self.queue: Callable[[], dict[str, Any]] | None = None
         """What the loop says of its groups; None before its first step and after its last."""
@@ -64,10 +64,11 @@ class Controls:
     def check_steps(self, steps: int) -> None:
         """Raises UserError if the run cannot have this number of steps any more."""
         self.check()
-        if self.begun >= self.steps:
+        if self.steps_begun >= self.steps:
             raise UserError(
                 f"step {self.steps} is the last one and has begun: when the run has ended, --resume with "
                 f"--training.steps {steps} goes on with it"
             )
-        if steps <= self.begun:
-            raise UserError(f"training.steps cannot be {steps}, as step {self.begun} has begun: give more, or stop it")
+        if steps <= self.steps_begun:
+            began = f"step {self.steps_begun} has begun"
+            raise UserError(f"training.steps cannot be {steps}, as {began}: give more, or stop it")

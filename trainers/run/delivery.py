@@ -44,7 +44,7 @@ class _Proved:
     engine: np.ndarray
     trainer: np.ndarray
     noise: float
-    failed: frozenset[int] = frozenset()
+    failures: frozenset[int] = frozenset()
     """Updates since then after which its answer was not the trainer's; an engine may pull one twice."""
     failure: str = ""
     """The last of them, as a clause."""
@@ -63,22 +63,22 @@ class Delivery:
         self.prompt = PROMPT[: context - 1]
         self._floor, self._is_exact = NOISE[precision], is_exact
         self._trainer: dict[int, np.ndarray] = {}  # by version; -1 is the model's folder
-        self._started: dict[str, np.ndarray] = {}  # engines that nothing was judged of
+        self._starts: dict[str, np.ndarray] = {}  # engines that nothing was judged of
         self._engines: dict[str, _Proved] = {}
 
-    def published(self, version: int, trainer: np.ndarray) -> None:
+    def note_update(self, version: int, trainer: np.ndarray) -> None:
         """Note what the trainer scores with the weights of a version; -1 is the model's folder."""
-        self._trainer = {known: value for known, value in self._trainer.items() if known in (-1, version - 1)}
+        self._trainer = {older: value for older, value in self._trainer.items() if older in (-1, version - 1)}
         self._trainer[version] = np.asarray(trainer, dtype=np.float64)
 
-    def started(self, scored: Scored) -> None:
+    def note_start(self, score: Scored) -> None:
         """Note what a new engine scores with the model's folder, before any update."""
-        self._engines.pop(scored.engine, None)
-        self._started.pop(scored.engine, None)
-        if scored.logprobs:
-            self._started[scored.engine] = np.array(scored.logprobs)
+        self._engines.pop(score.engine, None)
+        self._starts.pop(score.engine, None)
+        if score.logprobs:
+            self._starts[score.engine] = np.array(score.logprobs)
 
-    def check(self, version: int, scored: Sequence[Scored]) -> dict[str, float]:
+    def check(self, version: int, scores: Sequence[Scored]) -> dict[str, float]:
         """Judge what engines score after they have taken a version over.
 
         Returns:
@@ -88,15 +88,15 @@ class Delivery:
         if (trainer := self._trainer.get(version)) is None:
             return {}  # they came while a new engine took it over, which takes the newest over next
         differences, missing = [], []
-        for name, logprobs in scored:
+        for name, logprobs in scores:
             if not logprobs:
                 continue  # it was too busy
             engine = np.array(logprobs)
             differences.append(_size(engine - trainer))
-            if (before := self._proved(name)) is None:
+            if (before := self._last_proof(name)) is None:
                 continue
-            moved = trainer - before.trainer
-            size, by_engine, rest = _size(moved), _size(engine - before.engine), _size(engine - before.engine - moved)
+            change = trainer - before.trainer
+            size, by_engine, rest = _size(change), _size(engine - before.engine), _size(engine - before.engine - change)
             # Bits that are the same are clearer than any difference: an update changes some, however small it is.
             is_same = self._is_exact and bool(np.array_equal(engine, before.engine))
             most = MOST_MISSING[self._is_exact] * size
@@ -110,25 +110,25 @@ class Delivery:
                 self._engines[name] = _Proved(version=version, engine=engine, trainer=trainer, noise=noise)
             else:
                 failure = _failure(before, version, size, by_engine, rest)
-                self._engines[name] = replace(before, failed=before.failed | {version}, failure=failure)
-        found = {"delivery/difference": differences, "delivery/missing": missing}
-        return {metric: max(values) for metric, values in found.items() if values}
+                self._engines[name] = replace(before, failures=before.failures | {version}, failure=failure)
+        by_metric = {"delivery/difference": differences, "delivery/missing": missing}
+        return {metric: max(values) for metric, values in by_metric.items() if values}
 
     def refuse(self) -> None:
         """Stop the run if an engine has not moved for `UPDATES` updates."""
         for name, engine in self._engines.items():
-            if len(engine.failed) >= UPDATES:
+            if len(engine.failures) >= UPDATES:
                 raise ServiceError(
-                    f"the engine {name} does not generate from the trainer's weights, after {len(engine.failed)} "
+                    f"the engine {name} does not generate from the trainer's weights, after {len(engine.failures)} "
                     f"updates in a row: {engine.failure}. Leave settings of --services.generator.engine out, try "
                     f"another --lora.publish if adapters are trained, and see logs/{name}.log of the run"
                 )
 
-    def _proved(self, name: str) -> _Proved | None:
+    def _last_proof(self, name: str) -> _Proved | None:
         """The newest update that an engine has proved; of a new one that is its start."""
         start = self._trainer.get(-1)
-        if name not in self._engines and name in self._started and start is not None:
-            engine = self._started[name]
+        if name not in self._engines and name in self._starts and start is not None:
+            engine = self._starts[name]
             noise = max(self._floor, _size(engine - start))
             self._engines[name] = _Proved(version=-1, engine=engine, trainer=start, noise=noise)
         return self._engines.get(name)
@@ -150,11 +150,11 @@ def _is_exact(plan: RunPlan) -> bool:
 def _failure(before: _Proved, version: int, trainer: float, engine: float, rest: float) -> str:
     since = "the start" if before.version < 0 else f"update {before.version}"
     as_what = "the model of the start" if before.version < 0 else "before"
-    moved = (
+    sentence = (
         f"at update {version} the trainer's logprobs of a fixed prompt have moved by {trainer:.2g} since {since}, the "
         f"engine's by {engine:.2g}, and {rest:.2g} is between the two moves"
     )
-    return f"{moved}: it answers as {as_what}" if engine < trainer / 4 else moved
+    return f"{sentence}: it answers as {as_what}" if engine < trainer / 4 else sentence
 
 
 def _size(difference: Any) -> float:

@@ -12,7 +12,7 @@ from forge_env.core.reward_value import reaches
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import metrics_of, steps_of
-from forge_env.records.run_weights import best_step, evaluated
+from forge_env.records.run_weights import best_step, success_by_step
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.statistics import compare_all
 from forge_env.utils.threads import invoke
@@ -49,7 +49,7 @@ class Evaluations:
         Returns:
             The headline.
         """
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         headline = await self._measure(phase, "", step, env_options, of)
         if step is None:
             return headline
@@ -60,7 +60,7 @@ class Evaluations:
                 metrics = self._metrics(result) | _settings(parts)
                 values |= {f"{prefix_of(name)}{key}": value for key, value in metrics.items()}
                 self.record.say(f"{phase}, {name}: held-out success {result}")
-        values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
+        values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - start_time}
         self.record.metrics("evaluation", step, values)
         return headline
 
@@ -112,7 +112,7 @@ class Evaluations:
         The best of 0 steps are the weights that the run began with, which are not in its folder.
         """
         folder = self.record.folder
-        return best_step(evaluated(folder), [*steps_of(folder), self.rollouts.plan.steps])
+        return best_step(success_by_step(folder), [*steps_of(folder), self.rollouts.plan.steps])
 
     def step_to_keep(self) -> int | None:
         """The step of the checkpoint that is never removed; None without `checkpoint.keep_best`. Reads a file."""
@@ -122,7 +122,7 @@ class Evaluations:
         """Whether a checkpoint is kept of a step, as no evaluated one before it is as good. Reads a file."""
         if not self.is_due(step) or not self.rollouts.plan.config.checkpoint.keep_best:
             return False
-        success = {at: rate for at, rate in evaluated(self.record.folder).items() if at}
+        success = {at: rate for at, rate in success_by_step(self.record.folder).items() if at}
         return step in success and not any(reaches(rate, success[step]) for at, rate in success.items() if at < step)
 
     def summary(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Evaluations:
     async def _measure(
         self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any], of: Collection[str] | None
     ) -> Evaluation:
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         specs = [
             self._spec(part, i, {**part.env_options, **env_options})
             for part in self.held_out[name]
@@ -181,7 +181,7 @@ class Evaluations:
             for i in range(len(part.tasks))
         ]
         result = await self.rollouts.measure(
-            specs, lambda done: self.record.progress(phase, done, len(specs), {}, since=started)
+            specs, lambda count: self.record.progress(phase, count, len(specs), {}, since=start_time)
         )
         self.record.episodes(phase, result.episodes)
         if step is not None:

@@ -14,7 +14,7 @@ from agents.model_folder import INITIAL, find_model
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
-from forge_env.evaluation.digests import changed, environment_digests, target_digests
+from forge_env.evaluation.digests import changed_parts, environment_digests, target_digests
 from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import steps_of
 from forge_env.registry.contrib import rows
@@ -38,7 +38,7 @@ from trainers.run.start import start_parts
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import demonstrate
 from trainers.setup.checks.output_folder import check_output, claim_folder, clear, is_free, new_folder
-from trainers.setup.checks.resume_checks import check_data, data_at_start, locked
+from trainers.setup.checks.resume_checks import check_data, data_at_start, lock_folder
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.held_out import HeldOutSet
 from trainers.setup.plan import TEACHER, tasks_of, with_folders
@@ -75,10 +75,10 @@ async def open_run(
     startup, checkpoint = Startup(), plan.checkpoint
     config, algorithm = plan.config, plan.algorithm
     folder = Path(config.output or new_folder(algorithm.name, config.env.name))
-    made = [] if checkpoint else claim_folder(str(folder))
+    new_folders = [] if checkpoint else claim_folder(str(folder))
     caller = caller or TrainingRun()
     caller.folder = folder.absolute()
-    state = _FolderState(folder, caller, made if config.output else [folder], is_empty=checkpoint is None)
+    state = _FolderState(folder, caller, new_folders if config.output else [folder], is_empty=checkpoint is None)
     with _with_remedies(state, algorithm.command):
         async with AsyncExitStack() as stack:
             record = _open_record(plan, stack, state, startup)
@@ -119,7 +119,7 @@ async def open_run(
             trainer, rollouts = await start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_observing)
-            setup_seconds = time.perf_counter() - record.started
+            setup_seconds = time.perf_counter() - record.start_time
             _say_what_is_up(plan, record)
             state.is_empty, state.is_up = False, True
             run = Run(
@@ -149,7 +149,7 @@ async def open_run(
 def _open_record(plan: RunPlan, stack: AsyncExitStack, state: _FolderState, startup: Startup) -> RunRecord:
     """Lock the folder of the run, and open its record; a new run clears what another has left that trained nothing."""
     folder, command = state.path, plan.algorithm.command
-    stack.enter_context(locked(folder))
+    stack.enter_context(lock_folder(folder))
     if state.is_empty:
         check_output(str(folder))  # nobody else can change it from now on
         clear(folder)
@@ -168,7 +168,7 @@ def _open_record(plan: RunPlan, stack: AsyncExitStack, state: _FolderState, star
 class _FolderState:
     path: Path
     caller: TrainingRun
-    made: Sequence[Path]
+    new_folders: Sequence[Path]
     """The folders that were made for the run, the innermost first."""
     is_empty: bool
     """Whether nothing has run in it yet."""
@@ -186,7 +186,7 @@ def _left_as_it_was(folder: _FolderState) -> Iterator[None]:
         is_stopped = folder.caller.is_stopping or isinstance(error, asyncio.CancelledError)
         if is_refused or (is_stopped and is_free(folder.path)):
             clear(folder.path)
-            remove_empty(folder.made)
+            remove_empty(folder.new_folders)
         raise
 
 
@@ -207,8 +207,8 @@ def _with_what_is_kept(record: RunRecord, command: str) -> Iterator[None]:
 
 def _onward(folder: Path, command: str) -> str:
     """The command that resumes from the newest checkpoint of a run; "" without a checkpoint."""
-    saved = steps_of(folder)
-    return f"go on from step {max(saved)} with python -m {command} --output {folder} --resume" if saved else ""
+    steps = steps_of(folder)
+    return f"go on from step {max(steps)} with python -m {command} --output {folder} --resume" if steps else ""
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def _in_bfloat16(plan: RunPlan, record: RunRecord, model: Path) -> Path:
 
 def _with_new_rows(plan: RunPlan, record: RunRecord, model: Path) -> Path:
     """The folder of the model, or of a copy with new rows, if they are asked for and needed."""
-    marks, copy = plan.model.untrained, record.folder / INITIAL
+    marks, copy = plan.model.untrained_tokens, record.folder / INITIAL
     if plan.config.model.new_rows == "off" or not marks:
         return model
     if not copy.is_dir():  # a resumed run has it
@@ -288,7 +288,7 @@ def _write_facts(plan: RunPlan, record: RunRecord, facts: Mapping[str, Any]) -> 
         "training": target_digests(filter(None, targets)),
     }
     at_start = write_facts(record.folder, algorithm.name, asdict(plan.config), facts, code)
-    for part in changed(at_start, code):
+    for part in changed_parts(at_start, code):
         record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
 
 
@@ -297,10 +297,10 @@ def _kinds(
 ) -> Kinds:
     """The environments and kinds of the run's tasks, which run.json names for the report; warns of those without
     figures."""
-    measured = [part for parts in held_out.values() for part in parts]
+    parts_of_sets = [part for parts in held_out.values() for part in parts]
     kinds = Kinds.of(
         {
-            label: [*tasks, *(task for part in measured if part.env == label for task in part.tasks)]
+            label: [*tasks, *(task for part in parts_of_sets if part.env == label for task in part.tasks)]
             for label, tasks in train.items()
         }
     )

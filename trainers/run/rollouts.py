@@ -87,14 +87,14 @@ class Rollouts:
     async def run_group(self, spec: GroupSpec) -> Group:
         """Run one group. It has no deadline: the caller waits within `moving`, or in the loop."""
         with self._span([spec]):
-            while (group := await self._played(spec)) is None:
+            while (group := await self._play(spec)) is None:
                 pass
         self._count([group])
         return group
 
-    async def _played(self, spec: GroupSpec) -> Group | None:
+    async def _play(self, spec: GroupSpec) -> Group | None:
         """Play a group; None if it is to be played again."""
-        call = await self._sent(lambda: self.envs[spec.env].route(EnvActor.run_group, spec))
+        call = await self._send(lambda: self.envs[spec.env].route(EnvActor.run_group, spec))
         flight = self.in_flight[spec.group_id] = Flight(call, time.monotonic(), self.weights.in_engines)
         try:
             return await call
@@ -124,12 +124,12 @@ class Rollouts:
         return [groups[spec.group_id] for spec in specs]
 
     async def measure(
-        self, specs: Sequence[GroupSpec], on_done: Callable[[int], None] = lambda done: None
+        self, specs: Sequence[GroupSpec], on_done: Callable[[int], None] = lambda count: None
     ) -> Evaluation:
         """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones."""
         at_once, phase, in_a_row = self.plan.episodes_at_once, _phase(specs[0]), Counter[str]()
 
-        def checked(group: Group, spec: GroupSpec) -> Group:
+        def check(group: Group, spec: GroupSpec) -> Group:
             in_a_row[spec.env] += 1
             if any(episode.outcome.is_attempt for episode in group.episodes):
                 in_a_row[spec.env] = 0
@@ -138,7 +138,7 @@ class Rollouts:
             return group
 
         async def run(task: Task, index: int) -> Group:
-            return checked(await self.run_group(specs[index]), specs[index])
+            return check(await self.run_group(specs[index]), specs[index])
 
         async with self.moving(phase):
             if not self.plan.config.training.deterministic:
@@ -147,7 +147,7 @@ class Rollouts:
             groups: list[Group] = []
             for first in range(0, len(specs), at_once):
                 wave = specs[first : first + at_once]
-                groups += map(checked, await self.run_wave(wave), wave)
+                groups += map(check, await self.run_wave(wave), wave)
                 on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
 
@@ -172,12 +172,12 @@ class Rollouts:
             return object()
         with suppress(ServiceError):  # a replica that does not answer makes no progress; its ping handles it
             uses = await self.engines.deadline(10.0).fanout(PolicyActor.use)
-            ended = [await service.deadline(10.0).fanout(EnvActor.ended) for service in envs]
+            episode_counts = [await service.deadline(10.0).fanout(EnvActor.num_episodes) for service in envs]
             deaths = [len(service.deaths) for service in envs]
-            return len(self.engines.deaths), deaths, [use.steps for use in uses], ended
+            return len(self.engines.deaths), deaths, [use.steps for use in uses], episode_counts
         return None
 
-    async def _sent(self, call: Callable[[], Coroutine[Any, Any, Group]]) -> asyncio.Task[Group]:
+    async def _send(self, call: Callable[[], Coroutine[Any, Any, Group]]) -> asyncio.Task[Group]:
         """Send the message of a call. Many groups that begin at once send one in each turn of the event loop."""
         async with self._sending:
             task = asyncio.create_task(call())

@@ -86,7 +86,7 @@ class Run:
         return services | {f"{name} model": service for name, service in self.trainer.frozen.items()}
 
     @property
-    def replaced(self) -> int:
+    def num_replaced(self) -> int:
         return sum(len(service.deaths) for service in self.services.values())
 
     def change(self, plan: RunPlan) -> None:
@@ -105,7 +105,7 @@ class Run:
             yield
         if startup.first_step is None:
             startup.end()
-            startup.add_services(await self._started())
+            startup.add_services(await self._start_spans())
             record.add_fact("startup", startup.summary())
             spans = [(name, began, seconds) for name, (began, seconds) in startup.phases.items() if began]
             for observer in record.observers:
@@ -113,7 +113,7 @@ class Run:
             if self.plan.config.metrics.verbose:
                 record.say(startup.text())
 
-    async def _started(self) -> dict[str, list[Mapping[str, Span]]]:
+    async def _start_spans(self) -> dict[str, list[Mapping[str, Span]]]:
         """The start-up phases of the actors of each service that is up, by display name."""
         starts: dict[str, list[Mapping[str, Span]]] = {}
         with suppress(ServiceError):  # a death meanwhile is handled elsewhere
@@ -125,10 +125,10 @@ class Run:
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: the values that every run has, and `values`; say which weights are the best."""
-        measured, record = self.evaluations.summary(), self.record
-        observed = {name: value for observer in record.observers for name, value in observer.summary().items()}
-        if measured["best_step"] is not None and self.plan.config.evaluation.interval:
-            record.say(best_text(measured, self.plan.steps))
+        evaluation, record = self.evaluations.summary(), self.record
+        of_observers = {name: value for observer in record.observers for name, value in observer.summary().items()}
+        if evaluation["best_step"] is not None and self.plan.config.evaluation.interval:
+            record.say(best_text(evaluation, self.plan.steps))
         common = {
             "env": self.plan.config.env.name,
             "algorithm": self.plan.algorithm.name,
@@ -137,11 +137,11 @@ class Run:
             **model_facts(self.plan, record.folder, self.model, self.parameters),
             "setup_seconds": self.setup_seconds,
             **({} if record.startup.first_step is None else {"startup": record.startup.summary()}),
-            **measured,
-            "total_seconds": time.perf_counter() - self.record.started,
+            **evaluation,
+            "total_seconds": time.perf_counter() - self.record.start_time,
             "tokens_generated": self.rollouts.tokens_generated,
             "tokens_trained": self.trainer.tokens_trained,
-            **observed,
+            **of_observers,
             "versions": versions(),
         }
         record.summary({**common, **values})

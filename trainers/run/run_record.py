@@ -86,8 +86,8 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
 
 def config_text(settings: Mapping[str, Any]) -> str:
     """The settings of a run as YAML, without the settings of a single start (output, resume, dry_run)."""
-    kept = {name: value for name, value in settings.items() if name not in ("output", "resume", "dry_run")}
-    return write_yaml(masked(kept))
+    lasting = {name: value for name, value in settings.items() if name not in ("output", "resume", "dry_run")}
+    return write_yaml(masked(lasting))
 
 
 def machine() -> dict[str, Any]:
@@ -104,10 +104,10 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter, those that are installed."""
-    installed = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            installed[package] = importlib.metadata.version(package)
+            by_package[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return installed
+    return by_package

@@ -65,7 +65,7 @@ async def start_parts(
         frozen = make_frozen(plan, launcher, model)
         processes = launcher.processes("store", ForgeActor) if store.needs_process else None
         # The engines are the slowest to start, and the warm-up does not need them.
-        engine_ready = asyncio.create_task(_waited(record, "starting the engine", engines.start()))
+        engine_ready = asyncio.create_task(_wait(record, "starting the engine", engines.start()))
         starts = {"opening the store": store.open(processes)}
         starts |= {f"starting the {name} model": service.start() for name, service in frozen.items()}
         if processes is not None:
@@ -85,16 +85,16 @@ async def start_parts(
     async def start_environments() -> None:
         async with asyncio.TaskGroup() as starting:
             for name, service in rollouts.services.items():
-                starting.create_task(_waited(record, f"starting the {name}", service.start()))
+                starting.create_task(_wait(record, f"starting the {name}", service.start()))
         await with_environments(rollouts)
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_waited(record, "starting the trainer", launcher.start("trainer", seconds=seconds)))
+            tasks.create_task(_wait(record, "starting the trainer", launcher.start("trainer", seconds=seconds)))
             if plan.environments:
                 tasks.create_task(start_environments())
             for what, start in starts.items():
-                tasks.create_task(_waited(record, what, start))
+                tasks.create_task(_wait(record, what, start))
         if plan.algorithm.target:
             check_unchanged(plan.algorithm)
         if plan.environments:
@@ -105,7 +105,7 @@ async def start_parts(
     return Trainer(plan, ranks, weights, record, Path(model), frozen), rollouts
 
 
-async def _waited(record: RunRecord, what: str, start: Awaitable[Any]) -> None:
+async def _wait(record: RunRecord, what: str, start: Awaitable[Any]) -> None:
     with record.startup.waiting(what):
         await start
 

@@ -38,17 +38,17 @@ class Teachers:
 
     async def __call__(self, groups: Sequence[Group]) -> list[Any]:
         """The answer of each valid episode's teacher, in order; None for one without a teacher, or without a hint."""
-        asked: dict[str, dict[int, Sample]] = {}
+        by_teacher: dict[str, dict[int, Sample]] = {}
         answers: list[Any] = []
         for group in groups:
             share = self._plan.share(group.env)
             for episode in group.valid:
                 sample = await self._sample(share, episode, [e for e in group.valid if e is not episode])
                 if sample is not None:
-                    asked.setdefault(share.config.distill.teacher, {})[len(answers)] = sample
+                    by_teacher.setdefault(share.config.distill.teacher, {})[len(answers)] = sample
                 answers.append(None)
-        found = await asyncio.gather(*(self._ask(name, [*samples.values()]) for name, samples in asked.items()))
-        for samples, of_teacher in zip(asked.values(), found, strict=True):
+        results = await asyncio.gather(*(self._ask(name, [*samples.values()]) for name, samples in by_teacher.items()))
+        for samples, of_teacher in zip(by_teacher.values(), results, strict=True):
             for place, answer in zip(samples, of_teacher, strict=True):
                 answers[place] = answer
         return answers
@@ -65,19 +65,19 @@ class Teachers:
             raise UserError(f"{name} failed on the episode {episode.id}: {reason}") from error
         if not isinstance(hint, str):
             raise UserError(f"{name} for the episode {episode.id} is {hint!r:.80}: return a text, empty for no hint")
-        rows = await invoke(self._hinted, episode, hint) if hint else []
+        rows = await invoke(self._rows_with_hint, episode, hint) if hint else []
         longest = max((len(row.token_ids) for row in rows), default=0)
         return Sample(rows=tuple(rows)) if 0 < longest <= self._plan.config.env.max_tokens else None
 
-    def _hinted(self, episode: Episode, hint: str) -> list[Row]:
+    def _rows_with_hint(self, episode: Episode, hint: str) -> list[Row]:
         """The rows of an episode with a hint in the first prompt, and the same sampled targets."""
         assert self._renderer is not None
         first, ids, rows = episode.turns[0], [row.token_ids for row in episode.rows], list[Row]()
-        hinted = self._renderer.with_hint(ids, first.prompt_ids, first.observation, hint)
-        for row, longer in zip(episode.rows, hinted, strict=True):
-            if added := len(longer) - len(row.token_ids):  # all before the first sampled token
-                mask, logprobs = (np.pad(each, (added, 0)) for each in (row.loss_mask, row.generator_logprobs))
-                versions = np.pad(row.versions, (added, 0), constant_values=NOT_SAMPLED)
+        longer_rows = self._renderer.with_hint(ids, first.prompt_ids, first.observation, hint)
+        for row, longer in zip(episode.rows, longer_rows, strict=True):
+            if num_added := len(longer) - len(row.token_ids):  # all before the first sampled token
+                mask, logprobs = (np.pad(each, (num_added, 0)) for each in (row.loss_mask, row.generator_logprobs))
+                versions = np.pad(row.versions, (num_added, 0), constant_values=NOT_SAMPLED)
                 row = Row(token_ids=np.array(longer), loss_mask=mask, generator_logprobs=logprobs, versions=versions)
             rows.append(row)
         return rows

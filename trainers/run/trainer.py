@@ -64,7 +64,7 @@ class Trainer:
         self.ranks, self.frozen = ranks, frozen
         self.tokens_trained = 0
         self._plan, self._weights, self._record, self._model = plan, weights, record, model
-        self._kept = record.folder / REFERENCE  # the weights that the reference model is given, if there are some
+        self._reference_file = record.folder / REFERENCE  # the weights that the reference model gets, if any
 
     async def end_warmup(self) -> None:
         """Begin the training after a warm-up, with a fresh optimizer and the plan's learning rate."""
@@ -88,7 +88,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Take one optimizer step, see `TitanTrainer.train_step`; returns its metrics."""
         await self._weights.make_room()
-        self._weights.changed()
+        self._weights.mark_ahead()
         with self._record.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await self.ranks.deadline(self._plan.config.training.step_seconds, STEP).call_one(
                 TrainerActor.step,
@@ -112,7 +112,7 @@ class Trainer:
             return await self._logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
         return await self._ask("reference", samples)
 
-    async def taught(self, teacher: str, samples: Sequence[Sample]) -> list[Any]:
+    async def teacher_answers(self, teacher: str, samples: Sequence[Sample]) -> list[Any]:
         """A teacher's logprobs of the sampled targets or, with distill.top_k, its most likely tokens, per sample.
 
         `teacher` is its setting; the policy itself judges with its present weights.
@@ -150,13 +150,13 @@ class Trainer:
         the sampling of the training, so that others who serve them use them as they were trained."""
         await self._weights.make_room()
         plan, record, model = self._plan, self._record, self._model
-        texts, left = texts_of_export(
+        texts, difference = texts_of_export(
             model, plan.config.env.thinking, plan.config.renderer.tools, temperature=plan.temperature
         )
-        if left:
+        if difference:
             record.say(
                 "warning: the chat template of the exported model does not render what the training did, so that the "
-                f"model may do worse behind a server: {left}"
+                f"model may do worse behind a server: {difference}"
             )
         if plan.model.tokenizer:
             texts["tokenizer_config.json"] = plain_config(model)
@@ -192,26 +192,26 @@ class Trainer:
         """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
         reference = self.frozen["reference"]
         seconds, what = self._plan.deadlines.weights, "read from"
-        if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
+        if not self._reference_file.exists():  # else the run is resumed, and its policy has changed
             if not is_warm:
                 return f"the model {self._model}"
             ranks, what = self.ranks.deadline(seconds, "writing the weights of the reference model"), "kept as"
-            await ranks.call_one(TrainerActor.write_weights, str(self._kept))
-        await reference.deadline(seconds).fanout(TrainerActor.read_weights, str(self._kept))
+            await ranks.call_one(TrainerActor.write_weights, str(self._reference_file))
+        await reference.deadline(seconds).fanout(TrainerActor.read_weights, str(self._reference_file))
         reference.on_ready = self._hand_over
-        return f"the policy after the warm-up, {what} {self._kept}"
+        return f"the policy after the warm-up, {what} {self._reference_file}"
 
     async def _settle_adapters(self, adapter: str, is_warm: bool) -> str:
         """Let the trainer keep the adapters after a warm-up; returns what its reference is."""
         if not is_warm:
             return f"with the adapter {adapter}" if adapter else "without its adapters"
-        kept = self._record.folder / REFERENCE_ADAPTER
+        folder = self._record.folder / REFERENCE_ADAPTER
         ranks = self.ranks.deadline(self._plan.deadlines.weights, "writing the weights of the reference model")
-        await ranks.call_one(TrainerActor.keep_reference, str(kept), is_written=kept.exists())
-        return f"with the adapter that it had after the warm-up, kept as {kept}"
+        await ranks.call_one(TrainerActor.keep_reference, str(folder), is_written=folder.exists())
+        return f"with the adapter that it had after the warm-up, kept as {folder}"
 
     async def _hand_over(self, replica: Spawned) -> None:
-        load = replica.call_one(TrainerActor.read_weights, str(self._kept))
+        load = replica.call_one(TrainerActor.read_weights, str(self._reference_file))
         await unless_gone(within(self._plan.deadlines.weights, load, "the reference"), replica.dead)
 
 
@@ -237,15 +237,15 @@ async def ask_frozen(
     costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
 
     async def ask(share: list[int]) -> Sequence[Any]:
-        asked = [samples[index] for index in share]
-        found: Sequence[Any] | None
+        own_samples = [samples[index] for index in share]
+        result: Sequence[Any] | None
         if top_k:
-            found = await service.route(TrainerActor.top_logprobs, asked, temperature, top_k)
+            result = await service.route(TrainerActor.top_logprobs, own_samples, temperature, top_k)
         else:
-            found = await service.route(TrainerActor.logprobs, asked, temperature)
-        if found is None or len(found) != len(share):
+            result = await service.route(TrainerActor.logprobs, own_samples, temperature)
+        if result is None or len(result) != len(share):
             raise InvariantError(f"a frozen model gave no logprobs for {len(share)} samples")
-        return found
+        return result
 
     shares = even_shares(costs, replicas)
     answers = await asyncio.gather(*map(ask, shares))

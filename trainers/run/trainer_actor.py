@@ -151,7 +151,7 @@ class TrainerActor(ForgeActor):
         super().__init__(**base)
         self._arguments: dict[str, Any] = {"model_path": model, "settings": settings, "is_frozen": is_frozen}
         self._imports, self._store, self._store_dtype = imports, store, store_dtype
-        self._taken: Any = None  # what `commit` commits
+        self._copy: Any = None  # what `commit` commits
         self._layout: Any = None  # of every version
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._is_alone = False
@@ -184,17 +184,17 @@ class TrainerActor(ForgeActor):
     @concurrent_endpoint
     async def take(self, version: int) -> float | None:
         """Copy the present weights for the store; returns seconds. The next step cannot change them any more."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         await self.in_thread(lambda: self._take(version))
-        return self._since(started)
+        return self._since(start_time)
 
     @concurrent_endpoint
     async def commit(self) -> float | None:
         """Let what was taken last be fetched, while steps go on; returns seconds."""
         started = time.perf_counter()
-        taken, self._taken = self._taken, None
-        if self._store is not None and taken is not None:
-            await self._store.commit(taken)
+        copy, self._copy = self._copy, None
+        if self._store is not None and copy is not None:
+            await self._store.commit(copy)
         return self._since(started)
 
     def _take(self, version: int) -> None:
@@ -205,11 +205,11 @@ class TrainerActor(ForgeActor):
 
         if self._store is None:
             raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
-        published, dtype = self.trainer.model.published, getattr(torch, self._store_dtype)
-        self._layout = self._layout or TensorLayout.of(published.layout(dtype))
-        with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
+        weights, dtype = self.trainer.model.published_weights, getattr(torch, self._store_dtype)
+        self._layout = self._layout or TensorLayout.of(weights.layout(dtype))
+        with weights.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             if self.rank == 0:
-                self._taken = self._store.take(version, WeightStream(self._layout, self.trainer.device, tensors))
+                self._copy = self._store.take(version, WeightStream(self._layout, self.trainer.device, tensors))
 
     def _since(self, started: float) -> float | None:
         return time.perf_counter() - started if self.rank == 0 else None

@@ -15,7 +15,7 @@ from typing import Any
 from agents.model_folder import trained_model
 from forge_env.core.errors import UserError, first_error
 from forge_env.records.run_files import SUMMARY, metrics_of, read_object, steps_of
-from forge_env.records.run_weights import best_step, evaluated
+from forge_env.records.run_weights import best_step, success_by_step
 
 STEP, EVALUATION = "on_step", "on_evaluation"
 
@@ -65,7 +65,7 @@ class TrainingRun:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        for callback in _checked(callbacks):
+        for callback in _check(callbacks):
             callback.run = self
         self.folder = Path()
         """Everything that the run writes, see docs/training.md, What a run leaves; "." before it begins."""
@@ -90,7 +90,7 @@ class TrainingRun:
     def best(self) -> int | None:
         """The best evaluated step of those with weights in the folder, the earliest of equals; None without any."""
         last = [self.summary["steps"]] if self.summary else []
-        return best_step(evaluated(self.folder), [*steps_of(self.folder), *last])
+        return best_step(success_by_step(self.folder), [*steps_of(self.folder), *last])
 
     @property
     def model(self) -> Path:
@@ -191,7 +191,7 @@ def _ignore(record: Mapping[str, Any]) -> None:
     """A callback need not have both methods."""
 
 
-def _checked(callbacks: Any) -> Sequence[Any]:
+def _check(callbacks: Any) -> Sequence[Any]:
     """Check callbacks before the run begins, because its first step may be minutes away."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise UserError(f"callbacks is {callbacks!r:.80}; give a list, as in callbacks=[Enough()]")

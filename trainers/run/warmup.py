@@ -35,7 +35,7 @@ def tasks_after_warmup(warmup: WarmupConfig, tasks: Sequence[Task]) -> Sequence[
 
     The model has memorised tasks that were demonstrated several times; training on them would reward memorisation.
     """
-    shown = demonstrated(tasks, warmup) if warmup.steps else ()
+    shown = tasks_to_demonstrate(tasks, warmup) if warmup.steps else ()
     return [*tasks[len(shown) :], *shown] if shown else tasks
 
 
@@ -44,10 +44,10 @@ def kinds_left_out(warmup: WarmupConfig, tasks: Sequence[Task], count: int) -> l
 
     A kind that is so rare that fewer than `LEAST_EXPECTED` tasks were to be expected is not named.
     """
-    kinds = Counter(task.kind for task in demonstrated(tasks, warmup))
-    taken = {task.kind for task in tasks_after_warmup(warmup, tasks)[:count]}
+    kinds = Counter(task.kind for task in tasks_to_demonstrate(tasks, warmup))
+    kinds_after = {task.kind for task in tasks_after_warmup(warmup, tasks)[:count]}
     least = LEAST_EXPECTED / count * kinds.total()
-    return sorted(kind for kind, number in kinds.items() if kind not in taken and number >= least)
+    return sorted(kind for kind, number in kinds.items() if kind not in kinds_after and number >= least)
 
 
 async def warm_up(
@@ -59,14 +59,14 @@ async def warm_up(
     """
     warmup = run.plan.config.warmup
     demonstrations, run.demonstrations = run.demonstrations, ()
-    shown = batches(demonstrations, warmup.batch_size, seed=run.plan.config.training.seed, balance=warmup.balance)
+    sft_batches = batches(demonstrations, warmup.batch_size, seed=run.plan.config.training.seed, balance=warmup.balance)
     loss, probe = SFTLoss(), Evaluation(episodes=())  # the last one
     names, now = ("loss", "success"), time.perf_counter()
     run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     counts = SkippedSteps(phase="the warm-up", rate="warmup.learning_rate", most=run.plan.config.training.signal_error)
     for step in range(1, steps + 1):
         async with around():
-            metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(shown)], loss)
+            metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(sft_batches)], loss)
         counts.add(metrics)
         is_enough = False
         if step % warmup.probe_every == 0 and warmup.until_success < 1:
@@ -110,12 +110,12 @@ def learned_enough(warmup: WarmupConfig, probe: Evaluation, kinds: Kinds) -> boo
     )
 
 
-def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
+def tasks_to_demonstrate(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     """The training tasks that the expert shows: the first ones, but none of the probe's."""
-    return tasks[: max(1, len(tasks) - len(probed(tasks, warmup)))][: warmup.demonstrations]
+    return tasks[: max(1, len(tasks) - len(tasks_to_probe(tasks, warmup)))][: warmup.demonstrations]
 
 
-def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
+def tasks_to_probe(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     """The training tasks of a probe: the last ones, but at most half of all. None if nothing is probed."""
     is_probed = warmup.until_success < 1
     return tasks[-min(warmup.probe_tasks, max(1, len(tasks) // 2)) :] if is_probed else ()
@@ -129,11 +129,11 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Mapping[str, Sequence[Tas
 
 
 async def _demonstrate(rollouts: Rollouts, share: EnvShare, train_tasks: Mapping[str, Sequence[Task]]) -> list[Episode]:
-    started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
+    start_time, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
     phase, warmup, env = "demonstrations", share.config.warmup, share.config.env
     can_demonstrate = share.factory.env_class.can_demonstrate
-    shown = demonstrated(train_tasks[share.label], warmup)
-    tasks = [task for task in shown if warmup.expert or can_demonstrate(task)]
+    candidates = tasks_to_demonstrate(train_tasks[share.label], warmup)
+    tasks = [task for task in candidates if warmup.expert or can_demonstrate(task)]
     if not share.weight:
         return []
     async with rollouts.moving(phase):
@@ -141,20 +141,20 @@ async def _demonstrate(rollouts: Rollouts, share: EnvShare, train_tasks: Mapping
             lambda task, i: rollouts.run_group(rollouts.spec(phase, i, task, env=share.label, agent="expert")),
             tasks,
             concurrency=plan.episodes_at_once,
-            on_done=lambda done: record.progress(phase, done, len(tasks), {}, since=started),
+            on_done=lambda number: record.progress(phase, number, len(tasks), {}, since=start_time),
         )
     record.episodes(phase, result.episodes)
-    solved = [episode for episode in result.valid if is_success(episode)]
-    if not solved:
+    successes = [episode for episode in result.valid if is_success(episode)]
+    if not successes:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
-        ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
-        reason = reason or "".join(ended)
+        limits = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
+        reason = reason or "".join(limits)
         raise UserError(f"the expert of {env.name} solved none of its own tasks; the warm-up has no data{reason}")
     if result.faults:
         record.warn(faults_of(result))
-    within = within_limits(env.name, solved, env.limits())
-    if len(within) < len(solved):
-        left_out = f"{len(solved) - len(within)} of {len(solved)} demonstrations"
+    within = within_limits(env.name, successes, env.limits())
+    if len(within) < len(successes):
+        left_out = f"{len(successes) - len(within)} of {len(successes)} demonstrations"
         record.warn(f"warning: {left_out} are left out: they are longer than --env.max_turn_tokens or --env.max_tokens")
     return within
 
@@ -203,7 +203,7 @@ async def _probe(run: Run, step: int) -> Evaluation:
     for share in (share for share in run.plan.environments if share.weight):
         specs = [
             run.rollouts.spec(f"probe/{step}", i, task, env=share.label, agent="policy", is_measured=True)
-            for i, task in enumerate(probed(run.train_tasks[share.label], share.config.warmup))
+            for i, task in enumerate(tasks_to_probe(run.train_tasks[share.label], share.config.warmup))
         ]
         first, rest = [*first, *specs[:part]], [*rest, *specs[part:]]
     probe = await run.rollouts.measure(first)

@@ -24,13 +24,13 @@ class WeightAges:
     versions: dict[int, int] = field(default_factory=dict)
     """Version -> `updates` at its publication."""
 
-    def published(self, version: int) -> None:
+    def note_version(self, version: int) -> None:
         """Record that the present weights are published as `version`; call it before the next optimizer step."""
         self.versions.setdefault(version, self.updates)
         for older in sorted(self.versions)[: -self.staleness - 2]:
             del self.versions[older]
 
-    def trained(self, *, skipped: bool) -> None:
+    def note_step(self, *, skipped: bool) -> None:
         """Record an optimizer step; a skipped one changed no weights."""
         self.updates += not skipped
 

@@ -3,7 +3,7 @@
 The life of one update. The engines have the weights of 6 optimizer steps, as version 3:
 
     weights.make_room()             # where engines sleep while the trainer works, they do until the next pull
-    weights.changed()               # after steps 7 and 8: the trainer is ahead of version 3
+    weights.mark_ahead()            # after steps 7 and 8: the trainer is ahead of version 3
     await weights.publish(8)        # version 4 is a copy of the weights; the next step may change the trainer's
     await weights.pull()            # version 4 is in the store, and then in every engine
     await weights.prove()           # every engine answers a fixed prompt as the trainer does with version 4
@@ -62,7 +62,7 @@ class WeightSync:
 
     are_asleep: bool = field(default=False, init=False)
     """Whether the engines sleep, or are about to."""
-    published: int = field(default=-1, init=False)
+    newest: int = field(default=-1, init=False)
     """The version that was published last."""
     in_store: int = field(default=-1, init=False)
     """The newest version that can be fetched; a new engine is given it before it is put to use."""
@@ -74,30 +74,30 @@ class WeightSync:
     _sleep_seconds: float = field(default=0.0, init=False)  # of falling asleep the last time
     _scoring: asyncio.Task[None] | None = field(default=None, init=False)  # the trainer's last score
     _is_ahead: bool = field(default=True, init=False)  # whether the trainer has newer weights than it published
-    _committed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _no_commit: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
-        self._committed.set()  # it is not while a version that was taken waits for its commit
+        self._no_commit.set()  # it is not while a version that was taken waits for its commit
         self.engines.on_ready = self.catch_up
 
     @property
     def is_synced(self) -> bool:
         """Whether the engines generate from the weights that the trainer has now."""
-        return not self._is_ahead and self.in_engines == self.published
+        return not self._is_ahead and self.in_engines == self.newest
 
     @property
     def of_trainer(self) -> int:
         """The version that the trainer's weights have, or are going to be published as; a checkpoint keeps it."""
-        return self.published + self._is_ahead
+        return self.newest + self._is_ahead
 
-    def changed(self) -> None:
+    def mark_ahead(self) -> None:
         """The trainer takes a step, or has loaded other weights."""
         self._is_ahead = True
 
     def restore(self, version: int) -> None:
         """The trainer has loaded the weights of a checkpoint, which are published as `version` next."""
-        self.published = version - 1
-        self.changed()
+        self.newest = version - 1
+        self.mark_ahead()
 
     async def begin(self) -> None:
         """Let the trainer score the model that the engines start with, before anything is trained."""
@@ -116,10 +116,10 @@ class WeightSync:
         with self.record.phase("waiting for the engine"):
             await self.engine_ready
         self.are_asleep = True  # an engine that is replaced from now on is put to sleep by `catch_up`
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         with self.record.span("weights", "sleep"):
             await self.engines.deadline(self.seconds).fanout(PolicyActor.sleep)
-        self._sleep_seconds = time.perf_counter() - started
+        self._sleep_seconds = time.perf_counter() - start_time
 
     async def publish(self, steps: int) -> dict[str, float]:
         """Publish the trainer's weights as the next version; `steps` is the number of optimizer steps behind them.
@@ -128,13 +128,13 @@ class WeightSync:
             seconds/publish. The next step may then change the trainer's weights, and `pull` does the rest.
         """
         await self.make_room()
-        version = self.published + 1
+        version = self.newest + 1
         span = self.record.span("weights", "publish", version=version)
-        self._committed.clear()
+        self._no_commit.clear()
         with self.record.phase("weights: publish"), span:
             seconds = await self.trainer.deadline(self.seconds, PUBLISH).call_one(TrainerActor.take, version)
         self._score(version)
-        self.published, self._published_steps, self._is_ahead = version, steps, False
+        self.newest, self._published_steps, self._is_ahead = version, steps, False
         return {"seconds/publish": seconds}
 
     async def pull(self) -> dict[str, float]:
@@ -144,17 +144,17 @@ class WeightSync:
             seconds/commit, and seconds/fetch and seconds/swap of the slowest engine. Of engines that slept also
             seconds/sleep, of falling asleep, seconds/release and seconds/wake.
         """
-        version, steps = self.published, self._published_steps
+        version, steps = self.newest, self._published_steps
         span = self.record.span("weights", "commit", version=version)
         with self.record.phase("weights: commit"), span:
             commit = await self.trainer.deadline(self.seconds, PUBLISH).call_one(TrainerActor.commit)
         self.in_store = version
-        self._committed.set()
+        self._no_commit.set()
         slept: dict[str, float] = {}
         if self.are_asleep:
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             await self.trainer.deadline(self.seconds, RELEASE).call_one(TrainerActor.release_memory)
-            slept = {"seconds/sleep": self._sleep_seconds, "seconds/release": time.perf_counter() - started}
+            slept = {"seconds/sleep": self._sleep_seconds, "seconds/release": time.perf_counter() - start_time}
             self.are_asleep = False
         with self.record.phase("waiting for the engine"):
             await self.engine_ready
@@ -168,18 +168,18 @@ class WeightSync:
     async def prove(self) -> dict[str, float]:
         """Compare the answers of the engines to a fixed prompt with the trainer's, see `Delivery`.
 
-        It is no part of `pull`: sampling need not wait for it, and an engine that is full of requests may take a while.
+        It is not part of `pull`: sampling need not wait for it, and an engine full of requests may take a while.
 
         Returns:
             delivery/difference, delivery/missing, and seconds/proof, until all have answered.
         """
-        started, version, prompt = time.perf_counter(), self.in_engines, self.delivery.prompt
+        start_time, version, prompt = time.perf_counter(), self.in_engines, self.delivery.prompt
         with self.record.span("weights", "proof", version=version):
             await self._trainer_has_scored()
-            scored = await self.engines.deadline(self.seconds).fanout(PolicyActor.score, prompt, SCORE_S)
-        values = self.delivery.check(version, scored)
+            scores = await self.engines.deadline(self.seconds).fanout(PolicyActor.score, prompt, SCORE_S)
+        values = self.delivery.check(version, scores)
         self.delivery.refuse()
-        return values | {"seconds/proof": time.perf_counter() - started}
+        return values | {"seconds/proof": time.perf_counter() - start_time}
 
     async def sync(self, steps: int) -> dict[str, float]:
         """Publish, pull and prove the trainer's weights, unless the engines have them.
@@ -188,8 +188,8 @@ class WeightSync:
         """
         if self.is_synced and not self.are_asleep:
             return {}
-        published = {} if self.is_synced else await self.publish(steps)
-        return published | await self.pull() | await self.prove()
+        metrics = {} if self.is_synced else await self.publish(steps)
+        return metrics | await self.pull() | await self.prove()
 
     async def catch_up(self, engine: Spawned) -> None:
         """Give a new engine the weights that the others have, and put it to sleep if they sleep. It scores the fixed
@@ -198,26 +198,26 @@ class WeightSync:
         A store that keeps one version has none between two updates: then the next one is waited for. Nothing is awaited
         after the last look at `in_store` and `are_asleep`.
         """
-        self.delivery.started(await self._scored_by(engine))
+        self.delivery.note_start(await self._scored_by(engine))
         version, is_asleep = -1, False
         while (version, is_asleep) != (self.in_store, self.are_asleep):
             version, is_asleep = self.in_store, self.are_asleep
             try:
                 if version >= 0:
-                    await self._asked(engine, engine.call_one(PolicyActor.pull, version, self.seconds))
+                    await self._ask(engine, engine.call_one(PolicyActor.pull, version, self.seconds))
                     await self._trainer_has_scored()
                     self.delivery.check(version, [await self._scored_by(engine)])
                 if is_asleep:
-                    await self._asked(engine, engine.call_one(PolicyActor.sleep))
+                    await self._ask(engine, engine.call_one(PolicyActor.sleep))
             except ServiceError:
                 # Otherwise there is a newer one, or will be in a moment, and this one may be forgotten.
-                if version == self.in_store and self._committed.is_set():
+                if version == self.in_store and self._no_commit.is_set():
                     raise
-                await unless_gone(within(self.seconds, self._committed.wait(), PUBLISH), engine.dead)
+                await unless_gone(within(self.seconds, self._no_commit.wait(), PUBLISH), engine.dead)
 
     def ages_of(self, episodes: Sequence[Episode]) -> list[int]:
         """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""
-        self.ages.published(self.published)
+        self.ages.note_version(self.newest)
         return self.ages.of(episodes)
 
     def _score(self, version: int) -> None:
@@ -229,7 +229,7 @@ class WeightSync:
         call = trainer.call_one(TrainerActor.score, self.delivery.prompt, of_folder=version < 0)
 
         async def score() -> None:
-            self.delivery.published(version, await call)
+            self.delivery.note_update(version, await call)
 
         self._scoring = asyncio.create_task(score())
         self._scoring.add_done_callback(
@@ -241,8 +241,8 @@ class WeightSync:
             await asyncio.shield(self._scoring)
 
     async def _scored_by(self, engine: Spawned) -> Scored:
-        return await self._asked(engine, engine.call_one(PolicyActor.score, self.delivery.prompt, self.seconds))
+        return await self._ask(engine, engine.call_one(PolicyActor.score, self.delivery.prompt, self.seconds))
 
-    async def _asked(self, engine: Spawned, call: Awaitable[R]) -> R:
+    async def _ask(self, engine: Spawned, call: Awaitable[R]) -> R:
         """The answer of a new engine, unless it dies or takes too long."""
         return await unless_gone(within(self.seconds, call, "the new engine"), engine.dead)

@@ -24,4 +24,4 @@ class DistillConfig:
     """Tokens that the reverse KL is over: the teacher's most likely ones, and all others as one more. 0 estimates it at
     the sampled token, whose advantage gets coef times log p_teacher - log p_policy."""
     only: bool = False
-    """The teacher alone is learned from. Rewards are measured, and are no part of the advantages."""
+    """The teacher alone is learned from. Rewards are measured, and are not part of the advantages."""

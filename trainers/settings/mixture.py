@@ -27,18 +27,18 @@ def read_names(text: str) -> dict[str, Named]:
 
     A label is the last part of a name, with a number if it is not the first of that name; "" is the only environment.
 
-    >>> for label, named in read_names("math + pets.py:Cat:0.5 + math").items():
+    >>> for label, part in read_names("math + pets.py:Cat:0.5 + math").items():
     ...     print(label, *named)
     math math 1.0
     Cat pets.py:Cat 0.5
     math_2 math 1.0
     """
-    given = [read_name(part) for part in text.split(JOINT)]
-    if not math.fsum(named.weight for named in given) > 0:
+    parts = [read_name(part) for part in text.split(JOINT)]
+    if not math.fsum(part.weight for part in parts) > 0:
         raise UserError(f"--env is {text}: the weights sum to 0, and no environment is trained on: give one above 0")
-    if len(given) == 1:
-        return {"": given[0]} if given[0].name else {}
-    return dict(zip(labels(named.name for named in given), given, strict=True))
+    if len(parts) == 1:
+        return {"": parts[0]} if parts[0].name else {}
+    return dict(zip(labels(part.name for part in parts), parts, strict=True))
 
 
 def labels(names: Iterable[str]) -> list[str]:

@@ -54,13 +54,13 @@ class DatasetConfig:
 
     def check(self) -> None:
         """Raise UserError for a split that is held out, streaming without data, or a range of rates that is none."""
-        given = self.pass_rate_range
-        if len(given) != 2 or not 0 <= given[0] <= given[1] <= 1:
+        bounds = self.pass_rate_range
+        if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= 1:
             raise UserError(
-                f"--dataset.pass_rate_range is {','.join(f'{rate:g}' for rate in given)}: give two rates from 0 to 1, "
+                f"--dataset.pass_rate_range is {','.join(f'{rate:g}' for rate in bounds)}: give two rates from 0 to 1, "
                 "the lower one first, such as 0.1,0.9"
             )
-        if given != [0.0, 1.0] and not self.pass_rate:
+        if bounds != [0.0, 1.0] and not self.pass_rate:
             raise UserError(
                 "--dataset.pass_rate_range needs the rates: make them with forge-env profile --out FOLDER, and give "
                 "--dataset.pass_rate FOLDER"

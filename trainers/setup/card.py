@@ -16,7 +16,7 @@ GIB = 2**30
 class Memory:
     """Bytes of one process, by purpose."""
 
-    held: dict[str, float] = field(default_factory=dict)
+    always: dict[str, float] = field(default_factory=dict)
     """What is there all the time."""
     phases: tuple[dict[str, float], ...] = ()
     """What is there in one phase of the work; phases follow each other."""
@@ -28,7 +28,7 @@ class Memory:
     @property
     def total(self) -> float:
         """Bytes in the fullest phase."""
-        return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
+        return sum(self.always.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
 
     @property
     def at_rest(self) -> float:
@@ -37,8 +37,8 @@ class Memory:
 
     def __str__(self) -> str:
         """All parts in GiB, such as "state 2.00 + activations 1.00, logits 1.00 or published 3.00"."""
-        held, *phases = (", ".join(f"{k} {gib(v)}" for k, v in part.items()) for part in (self.held, *self.phases))
-        return " + ".join(text for text in (held, " or ".join(phases)) if text)
+        always, *phases = (", ".join(f"{k} {gib(v)}" for k, v in part.items()) for part in (self.always, *self.phases))
+        return " + ".join(text for text in (always, " or ".join(phases)) if text)
 
 
 def gib(count: float) -> str:
@@ -76,11 +76,11 @@ class Card(NamedTuple):
 
 def cards(processes: Processes) -> list[Card]:
     """Every GPU if the memory of its processes is known, in the order of the processes."""
-    found: dict[str, dict[str, list[Memory]]] = {}  # GPU -> service -> its processes there
+    by_gpu: dict[str, dict[str, list[Memory]]] = {}  # GPU -> service -> its processes there
     for process, memory in processes:
         if process.gpu is not None and memory and memory.total:
-            found.setdefault(process.where, {}).setdefault(process.service, []).append(memory)
-    return [Card(where, _phases(memory)) for where, memory in found.items()]
+            by_gpu.setdefault(process.where, {}).setdefault(process.service, []).append(memory)
+    return [Card(where, _phases(memory)) for where, memory in by_gpu.items()]
 
 
 def _phases(memory: dict[str, list[Memory]]) -> dict[str, dict[str, float]]:

@@ -148,8 +148,8 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
     if plan.objective is None:
         return [("run", steps)]
     groups, size, kind = plan.config.training.groups_per_step, plan.objective.group_size, plan.objective.kl_reference
-    frozen = f"every {plan.window} steps" if plan.window > 1 else "every step"
-    old = "engine's logprobs" if plan.old_logprobs == "generator" else f"trainer's logprobs, frozen before {frozen}"
+    interval = f"every {plan.window} steps" if plan.window > 1 else "every step"
+    old = "engine's logprobs" if plan.old_logprobs == "generator" else f"trainer's logprobs, frozen before {interval}"
     device = "GPU" if plan.config.services.ref_model.with_gpus else "CPU"
     again = ", and as many again for each summary" if plan.compacts else ""
     return [
@@ -177,11 +177,11 @@ def _describe_teacher(plan: RunPlan) -> str:
         return ""
     over = f", over {distill.top_k} tokens," if distill.top_k else ""
     beside = "rewards are only measured" if distill.only else "rewards count as well"
-    told = {"": "none", SELF: "the policy itself, with a hint in its prompt"}
+    teachers = {"": "none", SELF: "the policy itself, with a hint in its prompt"}
     for name, model in plan.teachers.items():
         sizes = f", {model.shape.parameters:,} parameters" if model.shape else ""
-        told[name] = f"{model.where}{sizes}, frozen, on {device}"
-    where = [text for share in plan.environments for text in share.about([told[share.config.distill.teacher]])]
+        teachers[name] = f"{model.where}{sizes}, frozen, on {device}"
+    where = [text for share in plan.environments for text in share.about([teachers[share.config.distill.teacher]])]
     return f"{'; '.join(where)}; the reverse KL of each token{over} counts {distill.coef:g} times; {beside}"
 
 
@@ -202,13 +202,13 @@ def _describe_adapters(plan: RunPlan) -> str:
         return ""
     count = f"{lora.parameters(shape):,} of {shape.parameters:,} parameters; " if shape else ""
     choice, reason = plan.config.lora.choose_publish(dtype, shape)
-    merged = f"merged in float32 for the engine, and cast to its {dtype}"
-    sent = merged if choice == "merged" else "the engine computes with the adapters, which alone are sent to it"
-    return f"{count}{sent}: {reason}"
+    merging = f"merged in float32 for the engine, and cast to its {dtype}"
+    way = merging if choice == "merged" else "the engine computes with the adapters, which alone are sent to it"
+    return f"{count}{way}: {reason}"
 
 
 def _describe_new_rows(plan: RunPlan) -> str:
-    marks = untrained_marks(plan.model.untrained)
+    marks = untrained_marks(plan.model.untrained_tokens)
     if not marks or plan.config.model.new_rows == "off":
         return ""
     return f"{marks} get rows of their own, in a copy of the model in the run's folder"
@@ -223,13 +223,13 @@ def _describe_precision(plan: RunPlan) -> str:
 
 
 def _describe_defaults(plan: RunPlan) -> list[str]:
-    taken: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name, default in plan.defaults.items():
         if default.reason and default.is_taken:
-            taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
+            by_reason.setdefault(default.reason, []).append(f"{name} {default.value:g}")
     if plan.config.training.warmup_steps == BY_CASE and plan.steps:
-        taken.setdefault(case_of(plan.config).name, []).append(f"training.warmup_steps {plan.rising_steps}")
-    return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
+        by_reason.setdefault(case_of(plan.config).name, []).append(f"training.warmup_steps {plan.rising_steps}")
+    return [f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()]
 
 
 def _describe_warnings(plan: RunPlan) -> list[str]:
@@ -241,15 +241,15 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         low, high = (usual / FEW, math.inf) if name == limit else (usual / FAR, usual * FAR)
         if default.reason and not low <= value <= high:
             side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
-            trained = case.name if name == limit else default.reason
-            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {trained}: {usual:g}{cut}")
+            context = case.name if name == limit else default.reason
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {context}: {usual:g}{cut}")
     if plan.model.tools_problem:
         warnings.append(
             f"the chat template {plan.model.tools_problem}: an environment with tools needs --renderer.tools text"
         )
     if plan.model.tokenizer:
         warnings.append(f"{plan.model.tokenizer}; the model that the run exports names {PLAIN}, and has one meaning")
-    if (marks := untrained_marks(plan.model.untrained)) and plan.config.model.new_rows == "off":
+    if (marks := untrained_marks(plan.model.untrained_tokens)) and plan.config.model.new_rows == "off":
         warnings.append(
             f"{marks} of the chat template were never trained: their rows equal the rows of other tokens, so that the "
             "model cannot tell them apart; --model.new_rows on gives them rows of their own"

@@ -44,18 +44,20 @@ def with_room_for_expert(
     config: C, defaults: Mapping[str, Default], factory: EnvFactory
 ) -> tuple[C, dict[str, Default]]:
     """Raise the default limits of an episode to what the environment's expert needs."""
-    found = dict(defaults)
+    limits = dict(defaults)
     if config.dataset.path or (need := _need_of(factory, config.training.seed)) is None:
-        return config, found
+        return config, limits
     turns = config.env.max_turns
     is_shown = not config.model.path or config.warmup.steps > 0 or config.algorithm is None
     if turns < need.turns and is_shown and not defaults["env.max_turns"].is_taken:
         raise UserError(too_few_turns(config.env.name, need.turns, turns))
     for name, least in (("env.max_turns", need.turns), ("env.max_turn_tokens", need.turn_tokens)):
-        default = found[name]
+        default = limits[name]
         if default.is_taken and default.value < least:
-            found[name] = Default(least, f"what the expert of {config.env.name} needs", is_taken=True)
-    return with_values(config, {name: int(found[name].value) for name in found if found[name] != defaults[name]}), found
+            limits[name] = Default(least, f"what the expert of {config.env.name} needs", is_taken=True)
+    return with_values(
+        config, {name: int(limits[name].value) for name in limits if limits[name] != defaults[name]}
+    ), limits
 
 
 def _need_of(factory: EnvFactory, seed: int) -> Need | None:
@@ -65,17 +67,17 @@ def _need_of(factory: EnvFactory, seed: int) -> Need | None:
     # The thread may outlive its time, so it has a factory of its own.
     own = EnvFactory(factory.env_class, name=factory.name, **factory.options)
     results: list[Need | None] = []
-    thread = threading.Thread(target=lambda: results.append(_played(own, seed)), daemon=True)
+    thread = threading.Thread(target=lambda: results.append(_play(own, seed)), daemon=True)
     thread.start()
     thread.join(SECONDS)
     return results[0] if results else None
 
 
-def _played(factory: EnvFactory, seed: int) -> Need | None:
+def _play(factory: EnvFactory, seed: int) -> Need | None:
     async def play() -> list[Episode]:
         async with factory:
-            drawn = factory.tasks("train", count=TASKS, seed=seed, seconds=SECONDS, at_most=True)
-            return await solved_by_expert(factory, [task for task in drawn if factory.env_class.can_demonstrate(task)])
+            tasks = factory.tasks("train", count=TASKS, seed=seed, seconds=SECONDS, at_most=True)
+            return await solved_by_expert(factory, [task for task in tasks if factory.env_class.can_demonstrate(task)])
 
     try:
         episodes = asyncio.run(play())

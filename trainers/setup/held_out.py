@@ -76,7 +76,10 @@ def held_out_sets(config: RunConfig, tasks: Sequence[Task], *, env: str = "") ->
     sampling: dict[str, Any] = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "n": evaluation.n}
     sampling |= {"env": env}
     headline = HeldOutSet(tasks=tasks, **sampling)
-    sampled = [headline, *(_make_set(config, name, given, sampling) for name, given in _given_sets(config).items())]
+    sampled = [
+        headline,
+        *(_make_set(config, name, settings, sampling) for name, settings in _given_sets(config).items()),
+    ]
     sets = {held_out.set_name: held_out for held_out in sampled}
     if evaluation.greedy and not headline.is_greedy:
         for held_out in sampled:
@@ -100,10 +103,10 @@ def prefix_of(name: str) -> str:
 def check_sets(*configs: RunConfig) -> None:
     """Check the sets of evaluations of each environment, as far as it needs no tasks."""
     for config in configs:
-        for name, given in _given_sets(config).items():
+        for name, settings in _given_sets(config).items():
             if not config.env.name:
                 raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")
-            _env_options(config, name, given)
+            _env_options(config, name, settings)
 
 
 def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -115,35 +118,35 @@ def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
             raise UserError(f"{where}: {name!r} is no name of a set; take letters, digits and _")
         if not isinstance(settings, Mapping):
             raise UserError(f"{where} is {settings!r}; a set has split, tasks and options.NAME")
-        given = sets[name] = {"options": {}}
+        entry = sets[name] = {"options": {}}
         for setting, value in settings.items():
             if setting not in SETTINGS or isinstance(value, Mapping) != (setting == "options"):
                 wrong = f"{where}.{setting}: a set has split, tasks and options.NAME, and not {setting!r}"
                 raise UserError(f"{wrong}. {nearest(setting, SETTINGS)}")
             is_dictionary = setting == "options"
-            given[setting] = value if is_dictionary else read_value(value, _KINDS[setting], f"{where}.{setting}")
+            entry[setting] = value if is_dictionary else read_value(value, _KINDS[setting], f"{where}.{setting}")
     return sets
 
 
-def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
-    factory, options = _env_options(config, name, given)
-    split, count = given.get("split", "test"), given.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)
-    if split == config.dataset.split and not given["options"]:
+def _make_set(config: RunConfig, name: str, settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
+    factory, options = _env_options(config, name, settings)
+    split, count = settings.get("split", "test"), settings.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)
+    if split == config.dataset.split and not settings["options"]:
         raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
-    at_most = "tasks" not in given and not config.dataset.held_out
+    at_most = "tasks" not in settings and not config.dataset.held_out
     tasks = factory.tasks(split, count=count, seed=config.training.seed, at_most=at_most)
     return HeldOutSet(
-        set_name=name, split=split, tasks=tasks, options=given["options"], env_options=options, **sampling
+        set_name=name, split=split, tasks=tasks, options=settings["options"], env_options=options, **sampling
     )
 
 
-def _env_options(config: RunConfig, name: str, given: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:
+def _env_options(config: RunConfig, name: str, settings: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:
     """The factory of a set's tasks, and the options of the set that an environment's constructor takes."""
-    factory = make(config.env.name, **{**config.env.options, **given["options"]})
-    shared = sorted(factory.shared_options & given["options"].keys())
+    factory = make(config.env.name, **{**config.env.options, **settings["options"]})
+    shared = sorted(factory.shared_options & settings["options"].keys())
     if shared:
         raise UserError(
             f"--evaluation.sets.{name}.options.{shared[0]}: the environment {config.env.name} opens what hangs on this "
             "option once for a whole run; evaluate such a set with forge-env eval --agent checkpoint:RUN"
         )
-    return factory, {key: value for key, value in factory.constructor_options.items() if key in given["options"]}
+    return factory, {key: value for key, value in factory.constructor_options.items() if key in settings["options"]}

@@ -47,8 +47,8 @@ def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
 
 def host_bytes(shape: ModelShape, optimizer: str = "float32", *, ranks: int) -> float:
     """Bytes of offloaded weights and gradients, which FSDP pins, and of moments, on the host of `ranks` processes."""
-    pinned = pinned_bytes(shape, FLOAT32, ranks=ranks)
-    return 2 * pinned + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
+    pinned_size = pinned_bytes(shape, FLOAT32, ranks=ranks)
+    return 2 * pinned_size + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
 
 
 def pinned_bytes(shape: ModelShape, of_number: int, *, ranks: int) -> float:
@@ -122,7 +122,7 @@ def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
     """
     training, shape, lora, service = plan.config.training, plan.sizes, plan.lora, plan.config.services.trainer
     (shard, tensor, replicas), is_offloaded = _ranks(plan), plan.is_offloaded
-    ranks, compute, published = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.engine_dtype]
+    ranks, compute, engine_bytes = shard * tensor, BYTES[plan.trainer_dtype], BYTES[plan.engine_dtype]
     moments = step_moments(plan)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
         moments = [(0.0, 0.0, activations, logits) for _, _, activations, logits in moments]
@@ -131,25 +131,27 @@ def trainer_memory(plan: RunPlan, *, versions: float = 0.0) -> Memory:
         parts["gradients"] += FLOAT32 * shape.parameters / shard
     step = {name: size / tensor for name, size in parts.items() if size}
 
-    trained, state = shape.parameters / ranks, state_bytes(shape, training.optimizer_state) / ranks
-    largest = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
+    weights_here, state = shape.parameters / ranks, state_bytes(shape, training.optimizer_state) / ranks
+    largest = float(engine_bytes * shape.largest_matrix) * (2 if ranks > 1 else 1)
     if lora:
-        trained, of_number = lora.parameters(shape) / shard, 2 * FLOAT32 + published
+        weights_here, of_number = lora.parameters(shape) / shard, 2 * FLOAT32 + engine_bytes
         state = (
-            _frozen_bytes(plan, shape, compute)[0] / ranks + (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
+            _frozen_bytes(plan, shape, compute)[0] / ranks
+            + (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * weights_here
         )
         sizes = [target_sizes(shape)[name] for name in lora.targets]
-        half, merged = of_number * lora.rank * max(map(max, sizes)), of_number * max(map(math.prod, sizes))
-        largest = float(half if lora.publish == "adapter" else max(largest, merged))
-    elif ranks == 1 and published == FLOAT32 and not is_offloaded:
+        half, merged_size = of_number * lora.rank * max(map(max, sizes)), of_number * max(map(math.prod, sizes))
+        largest = float(half if lora.publish == "adapter" else max(largest, merged_size))
+    elif ranks == 1 and engine_bytes == FLOAT32 and not is_offloaded:
         largest = 0.0  # the weights that it has are published
-    held = ({} if is_offloaded else {"state": state}) | ({"versions": float(versions)} if versions else {})
+    always = ({} if is_offloaded else {"state": state}) | ({"versions": float(versions)} if versions else {})
     if service.with_gpus:
-        held["runtime"], step["workspaces"] = runtime_bytes(service.procs), WORKSPACES
+        always["runtime"], step["workspaces"] = runtime_bytes(service.procs), WORKSPACES
     return Memory(
-        held=held,
+        always=always,
         phases=(step, {"published": largest}) if largest else (step,),
-        resting=sum(held.values()) - (0 if is_offloaded else FLOAT32 * trained),  # between steps there are no gradients
+        resting=sum(always.values())
+        - (0 if is_offloaded else FLOAT32 * weights_here),  # between steps there are no gradients
         on_host={OFFLOADED: host_bytes(shape, training.optimizer_state, ranks=ranks) / ranks} if is_offloaded else {},
     )
 
@@ -193,11 +195,11 @@ def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
     computed at a time, in float32.
     """
     training, shape, lora, parallelism = plan.config.training, plan.sizes, plan.lora, plan.config.parallelism
-    (shard, tensor, _), expert, tied = _ranks(plan), parallelism.expert_parallel_degree, shape.tie_word_embeddings
+    (shard, tensor, _), expert, ties_head = _ranks(plan), parallelism.expert_parallel_degree, shape.tie_word_embeddings
     compute, head = BYTES[plan.trainer_dtype], shape.vocab_size * shape.hidden_size
     _, of_head = _frozen_bytes(plan, shape, compute)
     tokens = -(-_micro_batch(plan) // parallelism.context_parallel_degree)
-    kept, at_work = activation_bytes(plan, tokens)
+    activations, at_work = activation_bytes(plan, tokens)
     limit = training.keep_logits_gib * GIB if plan.config.services.trainer.with_gpus else 0
     logits: float = tokens * of_head // shape.hidden_size
     if logits / tensor > limit:
@@ -205,7 +207,7 @@ def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
     # Of a teacher's tokens: ids, logprobs of both models, and the gradient.
     logits += tokens * plan.config.distill.top_k * (8 + 3 * FLOAT32)
 
-    def summed(unit: float, of_unit: float) -> float:
+    def sum_bytes(unit: float, of_unit: float) -> float:
         """Bytes while the gradients of a unit of `unit` parameters are summed."""
         return FLOAT32 * unit + max(of_unit, FLOAT32 * unit * (2 if shard == 1 else 1 / shard))
 
@@ -214,32 +216,36 @@ def step_moments(plan: RunPlan) -> list[tuple[float, float, float, float]]:
     block = shape.layer_parameters - elsewhere + adapter
     of_block = compute * block
     coming = of_block if shard > 1 else 0
-    stays = of_head if tied else 0  # a tied unit stays until the embedding has its gradients, and is summed last
+    stays = of_head if ties_head else 0  # a tied unit stays until the embedding has its gradients, and is summed last
     at_head, in_block, after_head, after_block = of_head + coming, of_block + coming + stays, coming, coming + stays
     if plan.config.services.trainer.procs == 1 and not plan.is_offloaded and training.casts_whole(shape, lora):
         copies = compute * (lora.parameters(shape) if lora else shape.parameters - head * training.fp32_head)
         at_end = copies + FLOAT32 * (0 if lora else shape.largest_matrix)
-        if tied and not lora:  # the embedding adds its gradients, and is cast last
+        if ties_head and not lora:  # the embedding adds its gradients, and is cast last
             at_end = max(copies + of_head * (1 + training.fp32_head), (compute + FLOAT32) * head)
         of_head, stays = (0, 0) if lora else (of_head, stays)
-        return [(copies, of_head, kept, logits), (copies, stays, kept + at_work, 0.0), (0.0, at_end, 0.0, 0.0)]
+        return [
+            (copies, of_head, activations, logits),
+            (copies, stays, activations + at_work, 0.0),
+            (0.0, at_end, 0.0, 0.0),
+        ]
     if training.reshard_after_forward == "never":  # a unit is freed when its own gradients are there
         whole = shape.parameters + (adapter - elsewhere) * shape.num_hidden_layers
         at_head = compute * (whole - head) + of_head
         in_block = at_head if lora else at_head - (of_head - stays)
-        after_head, after_block = (0 if tied else in_block), in_block - of_block
+        after_head, after_block = (0 if ties_head else in_block), in_block - of_block
     if lora:  # the output layer has no gradients, but the buffer in which its weights came
-        gradients = max((compute + FLOAT32) * adapter, summed(adapter, compute * adapter))
+        gradients = max((compute + FLOAT32) * adapter, sum_bytes(adapter, compute * adapter))
         came = of_head if shard > 1 else 0
-        return [(at_head, came, kept, logits), (in_block, gradients, kept + at_work, 0.0)]
-    before = block if tied else max(head, block)
+        return [(at_head, came, activations, logits), (in_block, gradients, activations + at_work, 0.0)]
+    before = block if ties_head else max(head, block)
     moments = [
-        (at_head, of_head, kept, logits),
-        (after_head, summed(head, of_head), 0.0 if tied else kept, 0.0),
-        (in_block, of_block + FLOAT32 * before + stays, kept + at_work, 0.0),
-        (after_block, summed(block, of_block) + stays, kept, 0.0),
+        (at_head, of_head, activations, logits),
+        (after_head, sum_bytes(head, of_head), 0.0 if ties_head else activations, 0.0),
+        (in_block, of_block + FLOAT32 * before + stays, activations + at_work, 0.0),
+        (after_block, sum_bytes(block, of_block) + stays, activations, 0.0),
     ]
-    return [*moments, (stays, 3 * of_head + FLOAT32 * block, 0.0, 0.0)] if tied and tensor > 1 else moments
+    return [*moments, (stays, 3 * of_head + FLOAT32 * block, 0.0, 0.0)] if ties_head and tensor > 1 else moments
 
 
 def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
@@ -261,7 +267,7 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
     shape, lora, mode = plan.sizes, plan.lora, plan.config.training.activation_checkpoint
     context, compute = plan.config.parallelism.context_parallel_degree, BYTES[plan.trainer_dtype]
     h, k, m = shape.hidden_size, shape.key_value_size, shape.mlp_size
-    _, outputs, attended = _attention_numbers(shape)
+    _, outputs, attention_numbers = _attention_numbers(shape)
     of_block, at_work = _block_numbers(shape, compute)
     of_adapters = lora.rank * len(lora.targets) if lora else 0
     everything = of_block + 2 * k * (context - 1) + of_adapters
@@ -270,7 +276,7 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
     numbers = {
         "none": everything - (h + (0 if shape.num_experts else m)) * plan.config.training.compile,
         "selective": h + outputs + of_mlp + of_adapters,
-        "attention": h + attended,
+        "attention": h + attention_numbers,
         "full": h,
     }[mode]
     at_work += m * (lora is not None) + (0 if mode == "none" else everything)
@@ -288,12 +294,12 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
     float32, see `ModelShape.plain_norms`.
     """
     h, m, attention = shape.hidden_size, shape.mlp_size, _attention_numbers(shape)[0]
-    routed = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
+    of_experts = shape.num_experts_per_tok * h * (1 + FLOAT32 / compute)
     norms = (2 + shape.norms) * h + (2 * FLOAT32 / compute - 1) * shape.plain_norms
     of_gates = shape.num_experts * FLOAT32 / compute + h * shape.shared_gate
-    of_mlp = shape.mlp_numbers * m + routed + of_gates
+    of_mlp = shape.mlp_numbers * m + of_experts + of_gates
     of_rule = _rule_numbers(shape.linear) if shape.linear else 0
-    return norms + attention + of_mlp, max(2 * m + h + routed, of_rule)
+    return norms + attention + of_mlp, max(2 * m + h + of_experts, of_rule)
 
 
 def frozen_memory(plan: RunPlan, service: ServiceConfig, shape: ModelShape) -> Memory:
@@ -303,17 +309,17 @@ def frozen_memory(plan: RunPlan, service: ServiceConfig, shape: ModelShape) -> M
     """
     tokens, compute = _micro_batch(plan), BYTES[plan.config.training.dtype_on(service.with_gpus)]
     weights, of_head = _frozen_bytes(plan, shape, compute)
-    held = {"weights": weights / service.procs}
-    held["forward"] = compute * tokens * _block_numbers(shape, compute)[0] + tokens * shape.vocab_size * FLOAT32 / 8
+    always = {"weights": weights / service.procs}
+    always["forward"] = compute * tokens * _block_numbers(shape, compute)[0] + tokens * shape.vocab_size * FLOAT32 / 8
     if service.procs > 1:
-        held["gathered"] = float(min(of_head + compute * 2 * shape.layer_parameters, weights))
+        always["gathered"] = float(min(of_head + compute * 2 * shape.layer_parameters, weights))
     if not service.with_gpus:
-        return Memory(held=held)
-    return Memory(held=held | {"runtime": runtime_bytes(service.procs)}, phases=({"workspaces": WORKSPACES},))
+        return Memory(always=always)
+    return Memory(always=always | {"runtime": runtime_bytes(service.procs)}, phases=({"workspaces": WORKSPACES},))
 
 
-def engine_memory(plan: RunPlan, engine: EngineSettings, *, received: float = 0.0) -> Memory:
-    """One process of the engine, with `received` bytes for a snapshot that comes.
+def engine_memory(plan: RunPlan, engine: EngineSettings, *, snapshot: float = 0.0) -> Memory:
+    """One process of the engine, with `snapshot` bytes for a snapshot that comes.
 
     On a GPU it has buffers, too: its runtime and captured CUDA graphs, which it keeps when it sleeps; activations of
     one step, which are the residual stream in and out, each expert's output, and the widest of MLP and attention; and
@@ -322,7 +328,7 @@ def engine_memory(plan: RunPlan, engine: EngineSettings, *, received: float = 0.
     """
     generator, shape, lora = plan.config.services.generator, plan.sizes, plan.lora
     tensor, compute = generator.procs, BYTES[plan.engine_dtype]
-    held = {"weights": compute * shape.parameters / tensor, "cache": engine.kv_cache_gib * GIB}
+    always = {"weights": compute * shape.parameters / tensor, "cache": engine.kv_cache_gib * GIB}
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
     asleep, on_host = None, {}
     if generator.with_gpus:
@@ -330,12 +336,12 @@ def engine_memory(plan: RunPlan, engine: EngineSettings, *, received: float = 0.
         tokens = engine.engine_args.get("max_num_batched_tokens") or engine.step_tokens
         width = 2 * h + shape.num_experts_per_tok * h + max(3 * m, 2 * q + 2 * k) / tensor
         residue = runtime_bytes(tensor) + 0.6 * GIB * engine.cuda_graphs
-        held["buffers"] = residue + compute * tokens * width + 2 * FLOAT32 * engine.max_requests * shape.vocab_size
+        always["buffers"] = residue + compute * tokens * width + 2 * FLOAT32 * engine.max_requests * shape.vocab_size
         asleep = residue + adapter if engine.sleep else None
         if engine.sleep and adapter:
             on_host[COPIED] = pinned_bytes(shape, compute, ranks=tensor) / tensor
-    held |= {name: size for name, size in {"adapter": adapter, "received": float(received)}.items() if size}
-    return Memory(held=held, resting=asleep, on_host=on_host)
+    always |= {name: size for name, size in {"adapter": adapter, "received": float(snapshot)}.items() if size}
+    return Memory(always=always, resting=asleep, on_host=on_host)
 
 
 def adapter_bytes(shape: ModelShape, lora: Lora, *, compute: int, tensor: int) -> float:

@@ -50,22 +50,22 @@ def listed(environments: Sequence[Any]) -> dict[str, Any]:
         if not isinstance(name, str) or not name:
             raise UserError(f"env is a list, and an entry is {each!r}: give a name, or {{name: NAME, weight: 1, ...}}")
         texts.append(name if weight is None else f"{name}:{weight}")
-    named = zip(labels(read_name(text).name for text in texts), entries, strict=True)
-    return {"env.name": JOINT.join(texts)} | {f"mixture.{label}": entry for label, entry in named if entry}
+    envs = zip(labels(read_name(text).name for text in texts), entries, strict=True)
+    return {"env.name": JOINT.join(texts)} | {f"mixture.{label}": entry for label, entry in envs if entry}
 
 
 def views(config: C) -> Iterator[tuple[str, float, C]]:
     """The label and the weight of each environment, and the config as it has it; without one, the config itself."""
-    named = read_names(config.env.name)
-    if unknown := sorted(config.mixture.keys() - named.keys()):
-        there = f"{nearest(unknown[0], named)}" if len(named) > 1 else "The run has one environment: use --env.OPTION."
+    envs = read_names(config.env.name)
+    if unknown := sorted(config.mixture.keys() - envs.keys()):
+        there = f"{nearest(unknown[0], envs)}" if len(envs) > 1 else "The run has one environment: use --env.OPTION."
         raise UserError(f"--mixture.{unknown[0]}: no environment of this run has that label. {there}")
-    if len(named) < 2:
-        one = named.get("", Named(""))
+    if len(envs) < 2:
+        one = envs.get("", Named(""))
         yield "", one.weight, with_values(config, {"env.name": one.name})
         return
-    total, seen = math.fsum(one.weight for one in named.values()), set[str]()
-    for label, one in named.items():
+    total, seen = math.fsum(one.weight for one in envs.values()), set[str]()
+    for label, one in envs.items():
         values = _values(config, label)
         text = json.dumps([one.name, values], sort_keys=True, default=str)
         if text in seen:
@@ -74,12 +74,12 @@ def views(config: C) -> Iterator[tuple[str, float, C]]:
                 f"give the second one options of its own: --mixture.{label}.options.OPTION VALUE"
             )
         seen.add(text)
-        shown = {
+        shares = {
             "warmup.demonstrations": max(1, math.ceil(config.warmup.demonstrations * one.weight / total)),
-            "warmup.probe_tasks": math.ceil(config.warmup.probe_tasks / len(named)),
+            "warmup.probe_tasks": math.ceil(config.warmup.probe_tasks / len(envs)),
         }
-        sets = {"evaluation.sets": _sets(config, label, list(named))}
-        yield label, one.weight, with_values(config, {"env.name": one.name, "mixture": {}, **shown, **sets, **values})
+        sets = {"evaluation.sets": _sets(config, label, list(envs))}
+        yield label, one.weight, with_values(config, {"env.name": one.name, "mixture": {}, **shares, **sets, **values})
 
 
 def with_views(config: C, made: Mapping[str, C]) -> C:
@@ -121,17 +121,17 @@ def _names(config: RunConfig) -> dict[str, str]:
 
 def _values(config: RunConfig, label: str) -> dict[str, Any]:
     """The settings of an environment that differ from the run's, by their dotted names in a config."""
-    names, where, given = _names(config), f"--mixture.{label}", config.mixture.get(label, {})
-    options = given.get("options", {}) if isinstance(given, Mapping) else {}
-    for name, section in {where: given, f"{where}.options": options}.items():
+    names, where, own = _names(config), f"--mixture.{label}", config.mixture.get(label, {})
+    options = own.get("options", {}) if isinstance(own, Mapping) else {}
+    for name, section in {where: own, f"{where}.options": options}.items():
         if not isinstance(section, Mapping):
             raise UserError(f"{name} is {section!r}: write one option for each setting: {name}.NAME VALUE")
     values: dict[str, Any] = {"env.options": config.env.options | options}
-    for name, setting in _flat(given):
-        if dotted := names.get(name):
-            section, _, of_section = dotted.partition(".")
+    for name, setting in _flat(own):
+        if path := names.get(name):
+            section, _, of_section = path.partition(".")
             kind, _ = kinds_of(getattr(config, section).__class__)[of_section]
-            values[dotted] = read_value(setting, kind, f"{where}.{name}")
+            values[path] = read_value(setting, kind, f"{where}.{name}")
         elif (shared := name.partition(".")[0]) in _OF_RUN:
             raise UserError(f"{where}.{name}: environments of one run share it, for {_OF_RUN[shared]}: leave it out")
         elif name != "options":
@@ -140,8 +140,8 @@ def _values(config: RunConfig, label: str) -> dict[str, Any]:
     return values
 
 
-def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in given.items():
+def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in own.items():
         if name in _SECTIONS and isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", setting) for inner, setting in value.items())
         else:
@@ -150,18 +150,18 @@ def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _entry(view: RunConfig) -> dict[str, Any]:
     """All settings of an environment, as `mixture` has them."""
-    values = {name: attrgetter(dotted)(view) for name, dotted in _names(view).items()}
+    values = {name: attrgetter(path)(view) for name, path in _names(view).items()}
     return with_entries({"options": view.env.options}, values)
 
 
-def _sets(config: RunConfig, label: str, known: Sequence[str]) -> dict[str, Any]:
+def _sets(config: RunConfig, label: str, labels: Sequence[str]) -> dict[str, Any]:
     """The further held-out sets of an environment, which their setting `env` names."""
     sets = config.evaluation.sets
-    named = {name: given.get("env") if isinstance(given, Mapping) else None for name, given in sets.items()}
-    for name, env in named.items():
-        if env not in known:
+    envs = {name: own.get("env") if isinstance(own, Mapping) else None for name, own in sets.items()}
+    for name, env in envs.items():
+        if env not in labels:
             raise UserError(
                 f"--evaluation.sets.{name}.env is {env or 'not set'}, and the run has several environments: set it to "
-                f"one of: {', '.join(known)}"
+                f"one of: {', '.join(labels)}"
             )
-    return {n: {k: v for k, v in sets[n].items() if k != "env"} for n, env in named.items() if env == label}
+    return {n: {k: v for k, v in sets[n].items() if k != "env"} for n, env in envs.items() if env == label}

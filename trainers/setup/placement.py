@@ -111,11 +111,11 @@ class Placement:
 
     def check_gpus(self) -> None:
         """Check that this machine has the GPUs of a run on one host."""
-        needed = self.gpus_needed if self.num_hosts == 1 else 0  # else see `check`
-        available = gpus_available() if needed else 0
-        if needed > available:
+        num_gpus = self.gpus_needed if self.num_hosts == 1 else 0  # else see `check`
+        available = gpus_available() if num_gpus else 0
+        if num_gpus > available:
             raise UserError(
-                f"the run needs {needed} GPU{'s' * (needed != 1)}, {available} are available: {self._split}; "
+                f"the run needs {num_gpus} GPU{'s' * (num_gpus != 1)}, {available} are available: {self._split}; "
                 "ask for fewer processes, or put a service on the CPU with --SERVICE.with_gpus false"
             )
 
@@ -131,15 +131,15 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
     models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
     if teachers > 1:
         models["teacher"] = replace(models["teacher"], num_replicas=teachers * models["teacher"].num_replicas)
-    wanted = {
+    gpu_counts = {
         name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs
     }
-    shared = _shares_gpus(config, wanted, num_hosts, per_host)
-    replicas = _place_replicas(config, models, num_hosts, per_host, wanted if shared else {})
+    shared = _shares_gpus(config, gpu_counts, num_hosts, per_host)
+    replicas = _place_replicas(config, models, num_hosts, per_host, gpu_counts if shared else {})
     return Placement(
         num_hosts=num_hosts,
         gpus_per_host=per_host,
-        gpus_wanted=wanted,
+        gpus_wanted=gpu_counts,
         shares_gpus=shared,
         replicas=replicas,
         processes=_processes(config, replicas, has_several_hosts=num_hosts > 1),
@@ -150,8 +150,8 @@ def gpus_available() -> int:
     """GPUs of this machine; counts them without touching one."""
     if not any(map(os.path.exists, DRIVERS)):
         return 0  # known without torch
-    if (found := count_gpus()) is not None:
-        return found
+    if (count := count_gpus()) is not None:
+        return count
     import torch
 
     return torch.cuda.device_count()
@@ -165,12 +165,12 @@ def _gpus_wanted(config: RunConfig, service: ServiceConfig, per_host: int) -> in
     return min(all_replicas, max(1, per_host // service.procs) * service.procs)
 
 
-def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, per_host: int) -> bool:
-    if config.launcher.share_gpus == "no" or len(wanted) < 2:
+def _shares_gpus(config: RunConfig, gpu_counts: Mapping[str, int], num_hosts: int, per_host: int) -> bool:
+    if config.launcher.share_gpus == "no" or len(gpu_counts) < 2:
         return False
     if config.launcher.share_gpus == "yes":
         return True
-    return num_hosts == 1 and max(wanted.values()) <= per_host < sum(wanted.values())
+    return num_hosts == 1 and max(gpu_counts.values()) <= per_host < sum(gpu_counts.values())
 
 
 def _place_replicas(
@@ -237,10 +237,10 @@ def _processes(
     them too. Ranks that experts are spread over (EP) are neighbours. Groups that each hold all weights (HSDP) follow
     one another.
     """
-    placed = [Process(service="controller", part="this process: the loop, the report")]
+    processes = [Process(service="controller", part="this process: the loop, the report")]
     if replicas["store"]:
         part = "two versions of the weights; a process if the store needs one"
-        placed.append(Process(service="store", host=0 if has_several_hosts else None, part=part))
+        processes.append(Process(service="store", host=0 if has_several_hosts else None, part=part))
     parts_of_services = {
         "envs": [f"{label or 'environments'}, agents, tokenising, rewards" for label in read_names(config.env.name)],
         "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],
@@ -251,7 +251,7 @@ def _processes(
         service: ReplicasConfig = getattr(config.services, name)
         for replica, place in enumerate(replicas[name]):
             for rank, (host, gpu) in enumerate(_slots(place, 1 if name == "envs" else len(parts))):
-                placed.append(
+                processes.append(
                     Process(
                         service=name,
                         rank=rank,
@@ -262,7 +262,7 @@ def _processes(
                         replica=replica,
                     )
                 )
-    return placed
+    return processes
 
 
 def _trainer_part(config: RunConfig, rank: int) -> str:

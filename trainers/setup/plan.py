@@ -64,7 +64,7 @@ OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.chec
 
 def plan_settings(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """The plan as far as the settings decide it, of a run on any machine: it has no tasks and no memory."""
-    check_bounds(given := config)
+    check_bounds(user_config := config)
     config = config.resolved()
     model = find_shape(config.model.path, config.model.size)
     config = with_values(config, {"model.path": model.path})
@@ -76,7 +76,7 @@ def plan_settings(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     if objective is not None:
         objective, environments = _with_group_sizes(objective, environments, algorithm)
     return RunPlan(
-        given=given,
+        user_config=user_config,
         config=config,
         defaults=defaults,
         algorithm=algorithm,
@@ -225,7 +225,7 @@ def with_hub(plan: RunPlan) -> RunPlan:
     missing = [model.path for model in (plan.model, *plan.teachers.values()) if model.missing]
     for name in missing:
         fetch_config(name)
-    return make_plan(plan.given, plan.algorithm) if missing else plan
+    return make_plan(plan.user_config, plan.algorithm) if missing else plan
 
 
 def with_folders(plan: RunPlan, model: Path, teachers: Mapping[str, Path]) -> RunPlan:
@@ -234,8 +234,8 @@ def with_folders(plan: RunPlan, model: Path, teachers: Mapping[str, Path]) -> Ru
         plan = replace(plan, model=model_checks.check_folder(plan, model))
     for name, folder in teachers.items():
         model_checks.check_teacher(plan, name, folder, model)
-    found = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in teachers.items()}
-    return replace(plan, teachers=found)
+    with_paths = {name: replace(plan.teachers[name], path=str(folder)) for name, folder in teachers.items()}
+    return replace(plan, teachers=with_paths)
 
 
 def tasks_of(plan: RunPlan) -> tuple[dict[str, RunTasks], dict[str, list[HeldOutSet]]]:

@@ -82,7 +82,7 @@ class EnvShare:
 class RunPlan:
     """The settings of a run, and what follows from them."""
 
-    given: RunConfig
+    user_config: RunConfig
     """The settings as the user gave them: -1 takes a default."""
     config: RunConfig
     """The complete settings."""
@@ -150,10 +150,10 @@ class RunPlan:
             missing.append(
                 "the memory of the GPUs, which --launcher.gpu_memory_gib says: whether the run fits is not known"
             )
-        needed = placement.gpus_needed
-        available = placement.num_hosts * placement.gpus_per_host if needed else 0
-        if needed > available:
-            missing.append(f"{needed - available} of {needed} GPUs")
+        num_gpus = placement.gpus_needed
+        available = placement.num_hosts * placement.gpus_per_host if num_gpus else 0
+        if num_gpus > available:
+            missing.append(f"{num_gpus - available} of {num_gpus} GPUs")
         return missing
 
     # ---- the environments ----
@@ -197,11 +197,11 @@ class RunPlan:
     @cached_property
     def old_logprobs(self) -> Literal["generator", "trainer"]:
         """The model that gives the denominator of the importance ratio."""
-        section, wanted = self.config.algorithm, self.config.training.old_logprobs
+        section, choice = self.config.algorithm, self.config.training.old_logprobs
         if self.objective is None or section is None:
             return "generator"
         clips_rounding = section.clips_within_rounding and self.precision == "bfloat16"
-        return choose_old_logprobs(wanted, self.objective.loss, clips_rounding=clips_rounding)
+        return choose_old_logprobs(choice, self.objective.loss, clips_rounding=clips_rounding)
 
     @property
     def window(self) -> int:
@@ -297,8 +297,8 @@ class RunPlan:
     def frozen_models(self) -> dict[str, tuple[str, FoundModel]]:
         """By what each is called: its service of `FROZEN`, and its model. The reference is not started in every run."""
         teachers = enumerate(self.teachers.values(), 1)
-        named = {f"teacher-{number}" if number > 1 else "teacher": ("teacher", model) for number, model in teachers}
-        return {"reference": ("ref_model", self.model)} | named
+        by_name = {f"teacher-{number}" if number > 1 else "teacher": ("teacher", model) for number, model in teachers}
+        return {"reference": ("ref_model", self.model)} | by_name
 
     def frozen_shape(self, process: Process) -> ModelShape | None:
         """The sizes of the model of a process of `FROZEN`; None if they are not known yet."""

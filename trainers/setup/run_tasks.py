@@ -71,8 +71,8 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
 
 def _without_copies(train: DataTasks, held_out: Sequence[Task]) -> tuple[DataTasks, list[str]]:
     """The training tasks that are no copy of a held-out one, and a sentence on the others."""
-    known = set(map(_content, held_out))
-    others = [task for task in train if _content(task) not in known]
+    contents = set(map(_content, held_out))
+    others = [task for task in train if _content(task) not in contents]
     if not others:
         raise UserError(f"all training tasks of {train.rows.source} are copies of held-out ones: give other data")
     number = len(train) - len(others)
@@ -112,13 +112,13 @@ def _content(task: Task) -> str:
 
 
 def _draw(
-    config: RunConfig, environment: EnvFactory, split: str, given: int, option: str, *, default: int
+    config: RunConfig, environment: EnvFactory, split: str, number: int, option: str, *, default: int
 ) -> Sequence[Task]:
     """Return the number of tasks of a split that the user gave, or at most the default if it is 0."""
-    tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
-    if len(tasks) < given:
+    tasks = environment.tasks(split, count=number or default, seed=config.training.seed, at_most=not number)
+    if len(tasks) < number:
         raise UserError(
-            f"{option} is {given}, and {config.env.name} has {len(tasks)} tasks in the split {split}: set it to "
+            f"{option} is {number}, and {config.env.name} has {len(tasks)} tasks in the split {split}: set it to "
             f"{len(tasks)} or less, or leave it out"
         )
     return tasks

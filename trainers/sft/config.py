@@ -71,8 +71,8 @@ class Config(RunConfig):
 
     def _refuse_settings_of_data(self) -> None:
         for name, instead in INSTEAD.items():
-            allowed = (getattr(TrainingConfig(), name), getattr(self.warmup, instead, None))
-            if getattr(self.training, name) not in allowed:  # the config of an earlier run has both
+            usual_values = (getattr(TrainingConfig(), name), getattr(self.warmup, instead, None))
+            if getattr(self.training, name) not in usual_values:  # the config of an earlier run has both
                 remedy = f"set --warmup.{instead}" if instead else "it needs --sft.data"
                 raise UserError(f"--training.{name} has no effect on demonstrations: {remedy}")
         for setting in fields(SFTConfig):

@@ -164,12 +164,15 @@ class SFTData:
         self._samples = [sample for keys, sample in rows if self._held_keys.isdisjoint(keys)]
 
     def _say_rows(self, say: Callable[[str], None]) -> None:
-        learned = sum(int(row.loss_mask.sum()) for sample in self._samples for row in sample.rows)
+        num_learned = sum(int(row.loss_mask.sum()) for sample in self._samples for row in sample.rows)
         size = sum(map(count_tokens, self._samples))
-        seen = "the beginning of the stream" if self._sft.streaming else "all of it"
-        say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")
-        if repeated := self._counts["repeated"]:
-            say(f"{repeated:,} conversations repeat earlier ones; copies of held-out ones are not trained on")
+        extent = "the beginning of the stream" if self._sft.streaming else "all of it"
+        say(
+            f"{len(self._samples):,} conversations of {size:,} tokens, {num_learned:,} of them learned "
+            f"({extent} was read)"
+        )
+        if repeats := self._counts["repeated"]:
+            say(f"{repeats:,} conversations repeat earlier ones; copies of held-out ones are not trained on")
         if self._every and not self.held_out:
             say("nothing is held out: all conversations are copies of one")
         if self._foreign:
@@ -257,24 +260,24 @@ def copy_keys(example: Example) -> tuple[str, ...]:
 
     System messages, white space, capitals and the ids of calls do not tell two conversations apart.
     """
-    said = []
+    messages = []
     for message in example.messages:
         if message["role"] != "system":
             calls = [call.get("function") for call in message.get("tool_calls", ())]
-            said.append((message["role"], " ".join(message["content"].casefold().split()), calls))
-    while said and said[-1][0] != "assistant":
-        said.pop()  # no row has them
-    text = hashlib.sha256(json.dumps(said, sort_keys=True).encode(errors="replace")).hexdigest()
+            messages.append((message["role"], " ".join(message["content"].casefold().split()), calls))
+    while messages and messages[-1][0] != "assistant":
+        messages.pop()  # no row has them
+    text = hashlib.sha256(json.dumps(messages, sort_keys=True).encode(errors="replace")).hexdigest()
     return (text, f"{example.env}/{example.task}") if example.task else (text,)
 
 
 def _firsts(keys: Iterable[tuple[str, ...]]) -> list[int]:
     """The places of the rows that share no key with an earlier one."""
-    seen, places = set[str](), []
+    keys_so_far, places = set[str](), []
     for place, of_row in enumerate(keys):
-        if seen.isdisjoint(of_row):
+        if keys_so_far.isdisjoint(of_row):
             places.append(place)
-        seen.update(of_row)
+        keys_so_far.update(of_row)
     return places
 
 

@@ -53,7 +53,7 @@ class RowMaker:
             raise BadRow(f"an assistant message spells out {end}, which would end it there")
         try:
             row, new = self._renderer.next_prompt(conversation, tools)
-            written = self._renderer.write(message, tools)
+            tokens = self._renderer.write(message, tools)
         except UserError as error:
             raise BadRow(str(error)) from None
         return Turn(
@@ -61,7 +61,7 @@ class RowMaker:
             observation=conversation.observation,
             message=message,
             prompt_ids=array_of(new, IDS),
-            token_ids=array_of(written, IDS),
+            token_ids=array_of(tokens, IDS),
             starts_row=not len(row),
         )
 

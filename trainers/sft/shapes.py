@@ -61,7 +61,7 @@ class Shape:
     columns: str
     """The columns that it reads, for people: "the column messages"."""
     read: Callable[[Mapping[str, Any]], Chat]
-    """Raises BadRow for a row that is no conversation."""
+    """Raises BadRow for a row that is not a conversation."""
 
 
 def find_shape(columns: Collection[str], *, source: str, messages_field: str = "messages") -> Shape:
@@ -71,9 +71,12 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
     for name in (messages_field, "conversations"):
         if name in columns:
             return Shape(columns=f"the column {name}", read=partial(_from_list, name))
-    for asked, answered in PAIRS:
-        if asked in columns and answered in columns:
-            return Shape(columns=f"the columns {asked} and {answered}", read=partial(_from_pair, asked, answered))
+    for question_column, answer_column in PAIRS:
+        if question_column in columns and answer_column in columns:
+            return Shape(
+                columns=f"the columns {question_column} and {answer_column}",
+                read=partial(_from_pair, question_column, answer_column),
+            )
     raise UserError(
         f"{source} has the columns {there}; a chat dataset has messages, "
         "conversations, prompt and completion, or question and answer: name the column of its messages with "
@@ -82,14 +85,14 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
 
 
 def _from_list(column: str, row: Mapping[str, Any]) -> Chat:
-    items = _parsed(row.get(column))
+    items = _parse(row.get(column))
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
         raise BadRow(f"its {column} are {kind(items)}, not a list of messages")
     return _chat([_message(item) for item in items], row)
 
 
-def _from_pair(asked: str, answered: str, row: Mapping[str, Any]) -> Chat:
-    return _chat([*_side(row, asked, "user"), *_side(row, answered, "assistant")], row)
+def _from_pair(question_column: str, answer_column: str, row: Mapping[str, Any]) -> Chat:
+    return _chat([*_side(row, question_column, "user"), *_side(row, answer_column, "assistant")], row)
 
 
 def _side(row: Mapping[str, Any], column: str, role: str) -> list[Message]:
@@ -111,13 +114,13 @@ def _chat(messages: list[Message], row: Mapping[str, Any]) -> Chat:
         raise BadRow("it begins with an assistant message, which answers nothing")
     if problem := text_problem(messages):
         raise BadRow(f"it {problem}")
-    marked: list[Any] = messages
-    context = frozenset(place for place, message in enumerate(marked) if message.pop(_CONTEXT, False))
-    learned = [m for i, m in enumerate(messages) if m["role"] == "assistant" and i not in context]
-    if not learned:
+    with_marks: list[Any] = messages
+    context = frozenset(place for place, message in enumerate(with_marks) if message.pop(_CONTEXT, False))
+    answers = [m for i, m in enumerate(messages) if m["role"] == "assistant" and i not in context]
+    if not answers:
         raise BadRow("it has no assistant message to learn from")
-    if any(not message["content"].strip() and not message.get("tool_calls") for message in learned):
-        last = " that ends it" if learned[-1] is messages[-1] and not learned[-1]["content"].strip() else ""
+    if any(not message["content"].strip() and not message.get("tool_calls") for message in answers):
+        last = " that ends it" if answers[-1] is messages[-1] and not answers[-1]["content"].strip() else ""
         raise BadRow(f"an assistant message{last} is empty, so that its end alone would be learned")
     return Chat(messages=tuple(messages), tools=tools_of(row), context=context)
 
@@ -149,7 +152,7 @@ def _content(item: Mapping[str, Any]) -> str:
 
 def _calls(item: Mapping[str, Any]) -> Any:
     """The tool calls of a message; `function_call` is the older form of one."""
-    calls, older = _parsed(item.get("tool_calls")), _parsed(item.get("function_call"))
+    calls, older = _parse(item.get("tool_calls")), _parse(item.get("function_call"))
     if calls and older:
         raise BadRow("a message has tool_calls and a function_call")
     return calls or (older and [{"function": older}])
@@ -166,9 +169,9 @@ def _from_sharegpt(item: Mapping[str, Any]) -> Message:
     role, value = item["from"], item.get("value")
     if role != "function_call":
         return _message({"role": role, "content": value, "weight": item.get("weight")})
-    calls = _parsed(value)
-    listed = calls if isinstance(calls, list) else [calls]
-    tool_calls = [{"function": call} for call in listed]
+    calls = _parse(value)
+    call_list = calls if isinstance(calls, list) else [calls]
+    tool_calls = [{"function": call} for call in call_list]
     return _message({"role": "assistant", "content": "", "tool_calls": tool_calls, "weight": item.get("weight")})
 
 
@@ -196,10 +199,10 @@ def _text(content: Any) -> str:
 
 def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
     """The tools in the column `tools`, or `functions` in the older form; none if there is no such column."""
-    listed = _parsed(row.get("tools")) or _parsed(row.get("functions")) or []
-    if not isinstance(listed, (list, tuple)):
-        raise BadRow(f"its tools are {kind(listed)}, not a list")
-    return tuple(_tool(item) for item in listed)
+    tool_list = _parse(row.get("tools")) or _parse(row.get("functions")) or []
+    if not isinstance(tool_list, (list, tuple)):
+        raise BadRow(f"its tools are {kind(tool_list)}, not a list")
+    return tuple(_tool(item) for item in tool_list)
 
 
 def _tool(item: Any) -> ToolSpec:
@@ -212,7 +215,7 @@ def _tool(item: Any) -> ToolSpec:
     return {"type": "function", "function": complete}  # type: ignore[typeddict-item]
 
 
-def _parsed(value: Any) -> Any:
+def _parse(value: Any) -> Any:
     """The value of a column that may contain JSON as text."""
     if not isinstance(value, str) or not value.strip():
         return value or None

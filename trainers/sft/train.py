@@ -47,9 +47,9 @@ async def _train_on_demonstrations(plan: RunPlan, caller: TrainingRun) -> None:
     from trainers.run.warmup import warm_up
 
     async def phases(run: Run) -> None:
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         await warm_up(run, plan.steps, around=run.first_step)
-        values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
+        values: dict[str, object] = {"train_seconds": time.perf_counter() - start_time}
         values |= await _measure(run)
         await _finish(run, {})
         run.summarise(values)
@@ -125,42 +125,42 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
     from trainers.run.warmup import SkippedSteps
 
     loss, is_stopped = SFTLoss(), asyncio.Event()
-    done = run.checkpoint.step if run.checkpoint else 0
-    started = time.perf_counter() - place["seconds"]
-    run.record.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
-    batches = itertools.islice(data.batches(), done, None)
+    step = run.checkpoint.step if run.checkpoint else 0
+    start_time = time.perf_counter() - place["seconds"]
+    run.record.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=start_time)
+    batches = itertools.islice(data.batches(), step, None)
     most, rate = run.plan.config.training.signal_error, "training.learning_rate"
-    steps = SkippedSteps(phase="the run", rate=rate, most=most, taken=place["taken"], skipped=done - place["taken"])
+    steps = SkippedSteps(phase="the run", rate=rate, most=most, taken=place["taken"], skipped=step - place["taken"])
 
     async def training() -> None:
-        nonlocal done
-        while done < run.plan.steps and not is_stopped.is_set():
+        nonlocal step
+        while step < run.plan.steps and not is_stopped.is_set():
             # In a thread: the next rows of a stream may come over the network.
             with run.record.phase("first batch"):
                 reading = asyncio.to_thread(next, batches)
                 batch = await within(run.plan.config.training.step_seconds, reading, "reading the data")
             async with run.first_step():
                 metrics = await run.trainer.step(batch, loss)
-            done += 1
+            step += 1
             steps.add(metrics)
             place["taken"] = steps.taken
-            run.record.metrics("train", done, {name: metrics[name] for name in METRICS if name in metrics})
-            place["seconds"] = time.perf_counter() - started
+            run.record.metrics("train", step, {name: metrics[name] for name in METRICS if name in metrics})
+            place["seconds"] = time.perf_counter() - start_time
             if not is_stopped.is_set():
                 try:
-                    await _evaluate(run, done)
+                    await _evaluate(run, step)
                 except ServiceError:
                     await save()  # what was trained is kept
                     raise
-            if is_due(run.plan, done) or await invoke(run.evaluations.is_best, done):
-                await save_checkpoint(run, done, place, asynchronous=run.plan.config.checkpoint.asynchronous)
-            if done == run.plan.steps:
+            if is_due(run.plan, step) or await invoke(run.evaluations.is_best, step):
+                await save_checkpoint(run, step, place, asynchronous=run.plan.config.checkpoint.asynchronous)
+            if step == run.plan.steps:
                 steps.check(metrics)
 
     async def save() -> None:
-        await save_checkpoint(run, done, place)
+        await save_checkpoint(run, step, place)
 
-    await until_stopped(run, training(), stop=is_stopped.set, steps=lambda: done, save=save)
+    await until_stopped(run, training(), stop=is_stopped.set, steps=lambda: step, save=save)
 
 
 async def _evaluate(run: Run, step: int) -> None:

@@ -55,7 +55,7 @@ def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[s
     }
     with replacement(folder) as partial:
         reshard(model.module)
-        tensors = _gathered(layers)
+        tensors = _gather(layers)
         if is_first():
             write_file(partial / WEIGHTS, layout, tensors)
             config = adapter_config(model.adapters.lora, base or str(model.folder))
@@ -87,12 +87,12 @@ class AdapterWeights:
         """Give the tensors one by one, each complete; a collective, like `HFWeights.stream`."""
         reshard(self._model.module)
         scaling = self._model.adapters.lora.scaling
-        gathered = _gathered(_layers(self._model))
-        scaled = ((name, (tensor * scaling if ".lora_B." in name else tensor).to(dtype)) for name, tensor in gathered)
+        tensors = _gather(_layers(self._model))
+        in_dtype = ((name, (tensor * scaling if ".lora_B." in name else tensor).to(dtype)) for name, tensor in tensors)
         try:
-            yield scaled if is_first() else iter(())
+            yield in_dtype if is_first() else iter(())
         finally:
-            for _ in gathered:
+            for _ in tensors:
                 pass
 
 
@@ -110,7 +110,7 @@ def _read(files: WeightFiles, layer: _Layer) -> tuple[Tensor, Tensor]:
     return a, b[torch.argsort(layer.rows)]
 
 
-def _gathered(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:
+def _gather(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:
     for layer in layers:
         a, b = (gather_full(half.weight, torch.float32) for half in (layer.part.lora_a, layer.part.lora_b))
         yield from zip(layer.shapes, (a, b[layer.rows.to(b.device)]), strict=True)

@@ -35,7 +35,7 @@ class LossBeside:
     """coef times a mean beside the policy's loss, of one optimizer step, micro-batch by micro-batch.
 
     Args:
-        coef: 0 is no such loss.
+        coef: 0 means no such loss.
         count: what the mean is over, of all ranks.
         zero: a scalar 0 on the device of the batches.
     """
@@ -45,11 +45,11 @@ class LossBeside:
         self.total = zero.clone()
         """This rank's part of the mean; once it is summed over the ranks, the mean."""
 
-    def __call__(self, summed: Tensor | None) -> Tensor | None:
+    def __call__(self, loss_sum: Tensor | None) -> Tensor | None:
         """The part of a micro-batch with this sum, a scalar with gradient; None if there is nothing to learn."""
-        if not self._coef or not self._count or summed is None:
+        if not self._coef or not self._count or loss_sum is None:
             return None
-        loss = summed / self._count
+        loss = loss_sum / self._count
         self.total += loss.detach()
         return self._coef * loss
 
@@ -98,8 +98,8 @@ class StepLoss:
             value = laid_out.nan_to_num().sum() * 0
         (value if beside is None else value + beside).backward()
         if is_counted:
-            measured = None if entropy is None else entropy.detach()
-            self._metrics.add(batch, laid_out.detach(), measured, laid_out.grad)
+            entropy_values = None if entropy is None else entropy.detach()
+            self._metrics.add(batch, laid_out.detach(), entropy_values, laid_out.grad)
             self.total += value.detach()
 
 

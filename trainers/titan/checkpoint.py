@@ -90,7 +90,7 @@ class TrainingState:
             if keep_last:
                 checkpoints.prune(folder.parent.parent, keep_last, spare)
 
-        with _explained(folder):
+        with _explain(folder):
             partial = begin_folder(folder)
             manager = self._manager(partial, asynchronous=asynchronous)
             manager.save(MANAGER_STEP)
@@ -140,11 +140,11 @@ class TrainingState:
                 f"{folder} was saved with the adapters {manifest['lora']}, and they are {_lora(self.model)} now: "
                 "give the lora settings that it had."
             )
-        saved = manifest["optimizer_state"]
-        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the others differ by rounding
+        former = manifest["optimizer_state"]
+        if former != self.optimizer_state and "8bit" in (former, self.optimizer_state):  # the others differ by rounding
             raise UserError(
-                f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
-                f"{saved!r}."
+                f"{folder} was saved with optimizer_state={former!r}, and it is {self.optimizer_state!r} now: "
+                f"set it to {former!r}."
             )
         ranks, saved_ranks = self.model.parallel.tp, manifest["tensor_ranks"]
         if self.optimizer_state == "8bit" and ranks != saved_ranks:
@@ -252,7 +252,7 @@ def _lora(model: TitanModel) -> dict[str, Any] | None:
 
 def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], None]) -> None:
     """Wait for the files of all ranks, and let the first rank complete the checkpoint."""
-    with _explained(folder):
+    with _explain(folder):
         # The save ends with a gather over all ranks, so the first one needs no barrier here. A barrier in this thread
         # would mix with the collectives of training.
         try:
@@ -264,7 +264,7 @@ def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], Non
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _explain(folder: Path) -> Iterator[None]:
     """Say in one sentence why a checkpoint cannot be written, and free the space of its files."""
     try:
         yield
@@ -287,9 +287,9 @@ def _end_writers() -> None:
 
     Otherwise Python 3.13 prints an error, at any later time, for each writer that is collected.
     """
-    for held in gc.get_objects():
-        if type(held).__name__ == "NoCloseWriter" and held.raw.closed:
-            held.raw = io.BytesIO()
+    for item in gc.get_objects():
+        if type(item).__name__ == "NoCloseWriter" and item.raw.closed:
+            item.raw = io.BytesIO()
 
 
 def _cause(error: BaseException) -> BaseException:

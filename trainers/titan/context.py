@@ -39,15 +39,15 @@ def head_tail(length: int, ranks: int, device: torch.device | None = None) -> Te
     return torch.cat([chunks[:ranks], chunks[ranks:].flip(0)], dim=1)
 
 
-def multiple_of_lengths(ranks: int, *, tensor: int, tuned: bool) -> int:
+def multiple_of_lengths(ranks: int, *, tensor: int, full_blocks: bool) -> int:
     """The length of every sequence must be a multiple of this number.
 
     Args:
         ranks: the ranks that share a sequence (context parallelism).
         tensor: tensor-parallel ranks, which split each part of a sequence evenly.
-        tuned: whether each part must consist of full blocks of 128 tokens, for fast kernels.
+        full_blocks: whether each part must consist of full blocks of 128 tokens, for fast kernels.
     """
-    return ranks * math.lcm(2 if ranks > 1 else 1, tensor, 128 if tuned else 1)
+    return ranks * math.lcm(2 if ranks > 1 else 1, tensor, 128 if full_blocks else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +82,12 @@ class Context:
         length = batch.tokens.shape[1]
         mine = torch.zeros(length, dtype=torch.bool)
         mine[head_tail(length, self.ranks)[self.rank]] = True
-        chosen = mine[batch.selected % length].nonzero()[:, 0]
-        selected, targets = batch.selected[chosen], batch.targets[chosen]
-        if not len(chosen):
+        indices = mine[batch.selected % length].nonzero()[:, 0]
+        selected, targets = batch.selected[indices], batch.targets[indices]
+        if not len(indices):
             selected, targets = mine.nonzero()[:1, 0], batch.targets.new_zeros(1, *batch.targets.shape[1:])
-        given: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        return LocalBatch(**given | {"selected": selected, "targets": targets, "chosen": chosen})
+        values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        return LocalBatch(**values | {"selected": selected, "targets": targets, "chosen": indices})
 
     def cut(self, values: Tensor) -> Tensor:
         """This rank's part (B, L / ranks, ...) of (B, L, ...)."""
@@ -118,7 +118,7 @@ class Context:
 
         Args:
             positions: (B, L) int64, of the whole sequences.
-            window: the most tokens that one attends to, itself among them; None is no bound.
+            window: the most tokens that one attends to, itself among them; None means no bound.
         """
         queries, keys, of_queries, of_keys = self._sides(positions)
         back = queries[:, None] - keys
@@ -156,17 +156,17 @@ class _Combine(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, chosen: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.save_for_backward(chosen)
+    def forward(ctx: Any, values: Tensor, indices: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.save_for_backward(indices)
         ctx.shape = values.shape
-        combined = values.new_zeros(count, *values.shape[1:]).index_copy_(0, chosen, values[: len(chosen)])
-        dist.all_reduce(combined, group=group)
-        return combined
+        total = values.new_zeros(count, *values.shape[1:]).index_copy_(0, indices, values[: len(indices)])
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_combined: Tensor) -> tuple[Tensor | None, ...]:
-        (chosen,) = ctx.saved_tensors
+        (indices,) = ctx.saved_tensors
         of_values = of_combined.new_zeros(ctx.shape)
-        of_values[: len(chosen)] = of_combined[chosen]
+        of_values[: len(indices)] = of_combined[indices]
         return of_values, None, None, None

@@ -84,21 +84,21 @@ def _by_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: T
     """The rule for R rows of equal length L, by chunks (arXiv 2412.06464, section 3.3): (R, L, heads, value size)."""
     length = query.shape[1]
 
-    def chunked(x: Tensor) -> Tensor:
+    def by_chunk(x: Tensor) -> Tensor:
         """(R, heads, chunks, tokens of a chunk, ...)"""
-        padded = F.pad(x, (0, 0) * (x.ndim - 2) + (0, -length % _CHUNK))
-        return padded.unflatten(1, (-1, _CHUNK)).movedim(3, 1)
+        whole_chunks = F.pad(x, (0, 0) * (x.ndim - 2) + (0, -length % _CHUNK))
+        return whole_chunks.unflatten(1, (-1, _CHUNK)).movedim(3, 1)
 
-    query, key, value, decay, rate = map(chunked, (query, key, value, decay, rate))
+    query, key, value, decay, rate = map(by_chunk, (query, key, value, decay, rate))
     since = decay.cumsum(-1)  # of the chunk's start
     later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=query.device).triu(1)
     between = (since[..., :, None] - since[..., None, :]).masked_fill(later, -torch.inf).exp()
-    written = key * rate[..., None]
+    writes = key * rate[..., None]
     # Each token of a chunk writes what the tokens before it in the chunk have not written: a triangular system.
-    system = (written @ key.mT) * between
-    sides = torch.cat([value * rate[..., None], written * since.exp()[..., None]], dim=-1)
-    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    new, read = solved.split([value.shape[-1], key.shape[-1]], dim=-1)
+    system = (writes @ key.mT) * between
+    sides = torch.cat([value * rate[..., None], writes * since.exp()[..., None]], dim=-1)
+    solution = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    new, read = solution.split([value.shape[-1], key.shape[-1]], dim=-1)
     within, from_start = (query @ key.mT) * between, query * since.exp()[..., None]
     to_end, whole = key * (since[..., -1:] - since).exp()[..., None], since[..., -1].exp()[..., None, None]
     memory = value.new_zeros(*value.shape[:2], key.shape[-1], value.shape[-1])
@@ -132,8 +132,8 @@ def _fla_backward(
     """Gradients of the first five arguments. What fla keeps of the forward pass is computed again."""
     with torch.enable_grad():
         inputs = [part.detach()[None].requires_grad_() for part in (query, key, value, decay, rate)]
-        found = torch.autograd.grad(_fla_of_batch(inputs, borders, chunks), inputs, gradient[None])
-    q, k, v, d, r = (part[0] for part in found)
+        grads = torch.autograd.grad(_fla_of_batch(inputs, borders, chunks), inputs, gradient[None])
+    q, k, v, d, r = (part[0] for part in grads)
     return q, k, v, d, r
 
 

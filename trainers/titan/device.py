@@ -20,7 +20,7 @@ SPMD_BACKEND = "partial_dtensor"  # the default, "spmd_types", wants fused QKV w
 
 
 def limit_memory(gib: float) -> None:
-    """Limit the GPU memory of this process to `gib`; 0 is no limit. A CPU has no limit."""
+    """Limit the GPU memory of this process to `gib`; 0 means no limit. A CPU has no limit."""
     if gib and titan_utils.device_type == "cuda":
         total = torch.cuda.get_device_properties(device()).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total), device())

@@ -62,19 +62,19 @@ class SameDtypeExperts(GroupedExperts):
         return self._grouped_mm(A=hidden, B_t=down, offs=ends)
 
 
-def replay(ids: Tensor, given: Tensor, counts: Tensor) -> Tensor:
+def replay(ids: Tensor, given_ids: Tensor, counts: Tensor) -> Tensor:
     """The given experts if they differ from the router's, and otherwise the router's, in its order.
 
     Args:
         ids: (..., K) int64, the router's.
-        given: (..., K) int64; -1 lets the router choose.
+        given_ids: (..., K) int64; -1 lets the router choose.
         counts: (2,) int64, becomes the number of tokens with given experts, and with other ones than the router's.
     """
-    is_given = given[..., 0] >= 0
-    is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
+    is_given = given_ids[..., 0] >= 0
+    is_same = (ids[..., :, None] == given_ids[..., None, :]).any(-1).all(-1)
     is_other = is_given & ~is_same
     counts.copy_(torch.stack([is_given.sum(), is_other.sum()]))
-    return torch.where(is_other[..., None], given, ids).contiguous()
+    return torch.where(is_other[..., None], given_ids, ids).contiguous()
 
 
 class Router(TokenChoiceTopKRouter):
@@ -88,14 +88,14 @@ class Router(TokenChoiceTopKRouter):
     class Config(TokenChoiceTopKRouter.Config):
         pass
 
-    replayed: Tensor
+    replay_counts: Tensor
     """(2,) int64, of the last forward pass with given experts: this rank's tokens with given experts, and the number of
     them for which the router would have chosen others. If a pass is computed again, it writes the same numbers
     again."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.register_buffer("replayed", torch.zeros(2, dtype=torch.int64), persistent=False)
+        self.register_buffer("replay_counts", torch.zeros(2, dtype=torch.int64), persistent=False)
 
     def forward(
         self, x_BLD: Tensor, expert_bias_E: Tensor | None = None, given_BLK: Tensor | None = None
@@ -114,28 +114,28 @@ class Router(TokenChoiceTopKRouter):
         Returns:
             Scores (B, L, K) and numbers (B, L, K) of the experts, and scores (B, L, E) of all.
         """
-        chosen, ids, scores = super().forward(x_BLD, expert_bias_E)
+        weights, ids, scores = super().forward(x_BLD, expert_bias_E)
         if given_BLK is not None:
             ids = self._replay(ids, given_BLK)
-            chosen = scores.gather(dim=-1, index=ids)
+            weights = scores.gather(dim=-1, index=ids)
             if self.route_norm:
-                chosen = chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
-            chosen = chosen * self.route_scale
-        if isinstance(chosen, DTensor):
-            chosen = chosen.redistribute(placements=chosen.placements)  # changes its gradient's placement only
-        return chosen, ids, scores
+                weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+            weights = weights * self.route_scale
+        if isinstance(weights, DTensor):
+            weights = weights.redistribute(placements=weights.placements)  # changes its gradient's placement only
+        return weights, ids, scores
 
     @torch.no_grad()
-    def _replay(self, ids: Tensor, given: Tensor) -> Tensor:
+    def _replay(self, ids: Tensor, given_ids: Tensor) -> Tensor:
         if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
-            replicated = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
-            given = replicated.redistribute(placements=placements).to_local()
-            return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
-        return replay(ids, given, self.replayed)
+            on_mesh = DTensor.from_local(given_ids, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            given_ids = on_mesh.redistribute(placements=placements).to_local()
+            return DTensor.from_local(self._replay(ids.to_local(), given_ids), mesh, placements, run_check=False)
+        return replay(ids, given_ids, self.replay_counts)
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
-        self.replayed = torch.zeros(2, dtype=torch.int64, device=buffer_device or self.replayed.device)
+        self.replay_counts = torch.zeros(2, dtype=torch.int64, device=buffer_device or self.replay_counts.device)
 
 
 class ReplayedMoE(MoE):
@@ -152,9 +152,9 @@ class ReplayedMoE(MoE):
             # A single sequence is still being gathered from the tensor ranks. The experts compute on the local tensor,
             # and a tensor that is not there yet would silently lose its gradient.
             x_BLD = x_BLD.clone()
-        chosen, ids, scores = self.router(x_BLD, None, given_BLK)
+        weights, ids, scores = self.router(x_BLD, None, given_BLK)
         is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True)
-        output: Tensor = self.routed_experts(x_BLD, chosen, ids, is_chosen.sum(dim=(0, 1)))
+        output: Tensor = self.routed_experts(x_BLD, weights, ids, is_chosen.sum(dim=(0, 1)))
         return output if self.shared_experts is None else output + self.shared_experts(x_BLD)
 
 
@@ -166,14 +166,14 @@ class ReplayedBlock(Qwen3TransformerBlock):
         pass
 
     def forward(
-        self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given: Tensor | None = None
+        self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given_ids: Tensor | None = None
     ) -> Tensor:
         """Like its parent, with (B, L, K) experts or None.
 
         The experts are an argument. So a block that is computed again in the backward pass gets the same ones.
         """
         x = x + self.attention(self.attention_norm(x), attention_masks, positions)
-        output: Tensor = x + self.moe(self.ffn_norm(x), given)
+        output: Tensor = x + self.moe(self.ffn_norm(x), given_ids)
         return output
 
 
@@ -194,15 +194,15 @@ class Replayed(Decoder):
         """Like its parent, with the experts of each layer, (B, L, layers, K) integers, or None."""
         hidden = self.tok_embeddings(tokens)
         for number, layer in enumerate(self.layers.values()):
-            given = None if routes is None else routes[:, :, number].long().contiguous()
-            hidden = layer(hidden, attention_masks, positions, given)
+            given_ids = None if routes is None else routes[:, :, number].long().contiguous()
+            hidden = layer(hidden, attention_masks, positions, given_ids)
         return self.lm_head(self.norm(hidden))
 
     @property
-    def replayed(self) -> Tensor:
+    def replay_counts(self) -> Tensor:
         """(2,) int64, over all layers of this rank in the last forward pass with routes: tokens with given experts, and
         the number of them for which the router would have chosen others."""
-        parts = [part.replayed for part in self.modules() if isinstance(part, Router)]
+        parts = [part.replay_counts for part in self.modules() if isinstance(part, Router)]
         return torch.stack(parts).sum(0)
 
 

@@ -40,16 +40,16 @@ def export_hf(
                     shutil.copy(source, partial / source.name)
             config = model.hf_config
             if left_out := model.builder.family.left_out & config.keys():
-                kept = {name: value for name, value in config.items() if name not in left_out}
-                (partial / "config.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+                public_config = {name: value for name, value in config.items() if name not in left_out}
+                (partial / "config.json").write_text(json.dumps(public_config, indent=2) + "\n", encoding="utf-8")
             write_texts(partial, texts)
 
 
 def write_weights(model: TitanModel, path: Path) -> None:
     """Write the exact weights as one file of safetensors, which appears complete or not at all. Every rank calls it."""
     dtype = torch.float32
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    partial_path = path.with_name(f"{path.name}.unfinished")
     with model.weights.stream(dtype) as tensors:
         if is_first():
-            write_file(unfinished, model.weights.layout(dtype), tensors)
-            os.replace(unfinished, path)
+            write_file(partial_path, model.weights.layout(dtype), tensors)
+            os.replace(partial_path, path)

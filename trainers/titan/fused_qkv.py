@@ -57,18 +57,18 @@ def _has_whole_heads(part: Any, value: DTensor) -> bool:
 def _pieces(part: Any, value: DTensor) -> dict[str, Tensor]:
     """This rank's queries, keys and values of a fused parameter, (heads x (queries of a head + 2) x head_dim, ...)."""
     shard = value.to_local()
-    grouped = shard.view(-1, part.r_dim, part.head_dim, *shard.shape[1:])
+    groups = shard.view(-1, part.r_dim, part.head_dim, *shard.shape[1:])
     heads = {"wq": slice(0, part.heads_per_kv), "wk": slice(-2, -1), "wv": slice(-1, None)}
 
     def piece(rows: Tensor) -> Tensor:
         local = rows.reshape(-1, *shard.shape[1:]).contiguous()
         shape = torch.Size((value.shape[0] * local.shape[0] // shard.shape[0], *value.shape[1:]))
         stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        sharded = DTensor.from_local(
+        on_mesh = DTensor.from_local(
             local, value.device_mesh, value.placements, run_check=False, shape=shape, stride=stride
         )
-        return sharded.to(
+        return on_mesh.to(
             shard.device
         )  # from_local moves it to the mesh's device, and offloaded weights are on the host
 
-    return {name: piece(grouped[:, which]) for name, which in heads.items()}
+    return {name: piece(groups[:, which]) for name, which in heads.items()}

@@ -273,12 +273,12 @@ class Block(GptOssTransformerBlock):
         self.window = config.attention.sliding_window_size
 
     def forward(
-        self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given: Tensor | None = None
+        self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given_ids: Tensor | None = None
     ) -> Tensor:
         """As `trainers.titan.experts.ReplayedBlock.forward`; the masks are one for each window."""
         masks = attention_masks[self.window]
         x = x + self.attention(self.attention_norm(x), masks, positions)
-        output: Tensor = x + self.moe(self.ffn_norm(x), given)
+        output: Tensor = x + self.moe(self.ffn_norm(x), given_ids)
         return output
 
 
@@ -312,13 +312,13 @@ class Names(StateDictAdapter):
         self._to_hf = {ours: name for name, ours in self.from_hf_map.items()}
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        return {_renamed(name, self._to_hf): value for name, value in state_dict.items()}
+        return {_rename(name, self._to_hf): value for name, value in state_dict.items()}
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
-        return {_renamed(name, self.from_hf_map): value for name, value in hf_state_dict.items()}
+        return {_rename(name, self.from_hf_map): value for name, value in hf_state_dict.items()}
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
+def _rename(name: str, names: Mapping[str, str]) -> str:
     layer = re.search(r"(?<=layers\.)\d+", name)
     return names[name] if layer is None else names[re.sub(r"(?<=layers\.)\d+", "{}", name)].format(layer[0])
 

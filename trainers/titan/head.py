@@ -65,8 +65,10 @@ def head_logprobs(
     # logits.
     parts, most = (6 * hidden.element_size(), 1 << 28) if hidden.is_cuda else (32, 1 << 26)
     columns = len(weight) if keeps else columns or _columns(len(hidden), len(weight), parts, most=most)
-    wanted = (targets - start).view(len(hidden), math.prod(targets.shape[1:]))  # (N, K), also for N = 0
-    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, wanted, temperature, with_entropy, group, columns, keeps)
+    columns_of_targets = (targets - start).view(len(hidden), math.prod(targets.shape[1:]))  # (N, K), also for N = 0
+    logprobs, entropy = _HeadLogprobs.apply(
+        hidden, weight, columns_of_targets, temperature, with_entropy, group, columns, keeps
+    )
     return logprobs.view(targets.shape), entropy
 
 
@@ -98,12 +100,12 @@ class _HeadLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.kept_logits = None
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        chosen = hidden.new_full(targets.shape, -math.inf, dtype=dtype)  # z of the targets
+        target_logits = hidden.new_full(targets.shape, -math.inf, dtype=dtype)  # z of the targets
         parts = []
         for chunk in _chunks(len(weight), columns):
             logits = F.linear(hidden, weight[chunk])
             column, inside = _within(targets, chunk)
-            chosen = torch.where(inside, logits.gather(-1, column).to(dtype) / temperature, chosen)
+            target_logits = torch.where(inside, logits.gather(-1, column).to(dtype) / temperature, target_logits)
             if _has_kernels(logits):
                 parts.append(_kernels().sums(logits, temperature, with_entropy))
             else:
@@ -111,10 +113,10 @@ class _HeadLogprobs(torch.autograd.Function):
             if keeps:
                 ctx.kept_logits = logits
             del logits  # before the next chunk is made
-        lse, entropy = _combined(*map(torch.stack, zip(*parts, strict=True)))
+        lse, entropy = _combine(*map(torch.stack, zip(*parts, strict=True)))
         if group is not None:
-            chosen, lse, entropy = _over_ranks(chosen, lse, entropy, group)
-        logprobs = chosen - lse[:, None]
+            target_logits, lse, entropy = _over_ranks(target_logits, lse, entropy, group)
+        logprobs = target_logits - lse[:, None]
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature, ctx.columns = temperature, columns
         ctx.set_materialize_grads(False)  # if the loss did not use the entropy, its gradient is None and costs nothing
@@ -165,7 +167,7 @@ def _of_scaled(
     temperature: float,
 ) -> Tensor:
     """Gradient of one chunk of z, in the dtype of `lse`. May overwrite the logits."""
-    logp = _scaled(logits, lse, temperature, lse.dtype)
+    logp = _scale(logits, lse, temperature, lse.dtype)
     if u is None:
         gradient = logp.exp_().mul_(-w.sum(-1, keepdim=True))
     else:
@@ -179,7 +181,7 @@ def _add_onehots(gradient: Tensor, column: Tensor, inside: Tensor, w: Tensor) ->
     return gradient.scatter_add_(-1, column, torch.where(inside, w, 0.0).to(gradient.dtype))
 
 
-def _scaled(logits: Tensor, offset: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+def _scale(logits: Tensor, offset: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     """logits / temperature - offset in `dtype`, in one pass, in place where the dtype allows."""
     out = logits if logits.dtype == dtype else torch.empty_like(logits, dtype=dtype)
     return torch.add(-offset[:, None], logits, alpha=1 / temperature, out=out)
@@ -188,7 +190,7 @@ def _scaled(logits: Tensor, offset: Tensor, temperature: float, dtype: torch.dty
 def _sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: bool) -> tuple[Tensor, Tensor]:
     """Log-sum-exp of one chunk, and its entropy (0 if not wanted), both (N,). Overwrites the logits."""
     largest = logits.amax(-1).to(dtype) / temperature
-    powers = _scaled(logits, largest, temperature, dtype).exp_()
+    powers = _scale(logits, largest, temperature, dtype).exp_()
     total = powers.sum(-1)
     if not with_entropy:
         return largest + total.log(), torch.zeros_like(total)
@@ -211,21 +213,21 @@ def _kernels() -> ModuleType:
     return head_kernels
 
 
-def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+def _combine(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
     """Log-sum-exp and entropy over all parts, from the values of each part, both (parts, N)."""
     share = lse.softmax(0)  # the probability of each part
     return lse.logsumexp(0), (share * entropy).sum(0) + torch.special.entr(share).sum(0)
 
 
 def _over_ranks(
-    chosen: Tensor, lse: Tensor, entropy: Tensor, group: dist.ProcessGroup
+    target_logits: Tensor, lse: Tensor, entropy: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_rank = torch.cat([chosen, lse[:, None], entropy[:, None]], dim=1)
-    gathered = [torch.empty_like(of_rank) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, of_rank, group=group)
-    of_ranks = torch.stack(gathered)  # (ranks, N, K + 2)
+    of_rank = torch.cat([target_logits, lse[:, None], entropy[:, None]], dim=1)
+    parts = [torch.empty_like(of_rank) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, of_rank, group=group)
+    of_ranks = torch.stack(parts)  # (ranks, N, K + 2)
     # A target is -inf on all ranks but one.
-    return of_ranks[..., :-2].amax(0), *_combined(of_ranks[..., -2], of_ranks[..., -1])
+    return of_ranks[..., :-2].amax(0), *_combine(of_ranks[..., -2], of_ranks[..., -1])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

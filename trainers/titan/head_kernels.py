@@ -32,24 +32,24 @@ def _sums_kernel(
     logits += row * stride
     largest = -1e30  # finite, so that it can be subtracted before the first value
     total = tl.zeros([BLOCK], tl.float32)  # sums of e^(z - largest), by lane
-    weighted = tl.zeros([BLOCK], tl.float32)  # sums of e^(z - largest) (z - largest)
+    weighted_sum = tl.zeros([BLOCK], tl.float32)  # sums of e^(z - largest) (z - largest)
     for first in range(0, columns, BLOCK):
         at = first + tl.arange(0, BLOCK)
         z = tl.load(logits + at, mask=at < columns, other=float("-inf")).to(tl.float32) * scale
         rise = tl.maximum(largest, tl.max(z, 0)) - largest
         shrink = tl.exp(-rise)
         if WITH_ENTROPY:
-            weighted = (weighted - total * rise) * shrink
+            weighted_sum = (weighted_sum - total * rise) * shrink
         total *= shrink
         largest += rise
         power = tl.exp(z - largest)
         total += power
         if WITH_ENTROPY:
-            weighted += tl.where(power > 0, power * (z - largest), 0.0)
+            weighted_sum += tl.where(power > 0, power * (z - largest), 0.0)
     row_total = tl.sum(total, 0)
     tl.store(of_lse + row, largest + tl.log(row_total))
     if WITH_ENTROPY:
-        tl.store(of_entropy + row, tl.log(row_total) - tl.sum(weighted, 0) / row_total)
+        tl.store(of_entropy + row, tl.log(row_total) - tl.sum(weighted_sum, 0) / row_total)
 
 
 @triton.jit

@@ -34,7 +34,7 @@ from agents.model_weights import HEAD
 from forge_env.core.errors import InvariantError
 from trainers.families.weights import check_weights
 from trainers.titan.experts import is_expert
-from trainers.titan.lora import adapted, is_adapter
+from trainers.titan.lora import is_adapter, layers_with_adapter
 from trainers.titan.shards import gather_full, reshard, shard_of
 from trainers.titan.weight_files import WeightFiles
 
@@ -44,15 +44,15 @@ class HFWeights:
 
     Args:
         module: the model; its parameters are on their device, as plain tensors or DTensors.
-        tied: whether embedding and output layer share one weight, which is then listed once.
+        ties_head: whether embedding and output layer share one weight, which is then listed once.
     """
 
-    def __init__(self, module: nn.Module, adapter: StateDictAdapter, *, tied: bool) -> None:
+    def __init__(self, module: nn.Module, adapter: StateDictAdapter, *, ties_head: bool) -> None:
         self._module = module
         self._adapter = adapter
-        self._tied = tied
-        self._adapted = adapted(module)
-        self._fused: dict[str, Any] = {
+        self._ties_head = ties_head
+        self._adapters = layers_with_adapter(module)
+        self._qkv_parts: dict[str, Any] = {
             f"{name}.".replace(WRAPPER, ""): part
             for name, part in module.named_modules()
             if isinstance(part, FusedQKVLinear)
@@ -85,13 +85,13 @@ class HFWeights:
         is_first = dist.get_rank() == 0
         for name, parameter in self._parameters():
             if is_first:
-                yield from self._to_hf(name, self._merged(name, parameter, dtype)).items()
+                yield from self._to_hf(name, self._merge(name, parameter, dtype)).items()
             else:
-                self._merged(name, parameter, dtype)
+                self._merge(name, parameter, dtype)
 
-    def _merged(self, name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    def _merge(self, name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """A complete parameter, with its adapter merged in float32 and then cast; a collective if it is sharded."""
-        part = self._adapted.get(name)
+        part = self._adapters.get(name)
         if part is None:
             return gather_full(parameter, _own(parameter, dtype))
         base, a, b = (gather_full(each, torch.float32) for each in (parameter, part.lora_a.weight, part.lora_b.weight))
@@ -124,7 +124,7 @@ class HFWeights:
         steps."""
         reshard(self._module)
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
-            if not (self._tied and name == HEAD) and not is_adapter(name):
+            if not (self._ties_head and name == HEAD) and not is_adapter(name):
                 yield name.replace(WRAPPER, ""), parameter
         for prefix, part in self._module.named_modules():
             for name in part._buffers.keys() - part._non_persistent_buffers_set:
@@ -133,7 +133,7 @@ class HFWeights:
     def _to_hf(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         """Convert one parameter to Hugging Face's tensors; works on the meta device, too."""
         state = {name: parameter}
-        for prefix, part in self._fused.items():
+        for prefix, part in self._qkv_parts.items():
             if name.startswith(prefix):
                 part._split_qkv_on_save(part, state, prefix, {})
         pieces = self._adapter.to_hf(state)
@@ -152,7 +152,7 @@ class HFWeights:
         """Convert Hugging Face's tensors to the parameter that consists of them."""
         # For a tied model the adapter looks for the embedding, unless there is an output layer.
         state = self._adapter.from_hf({HEAD: torch.empty(0)} | pieces)
-        for prefix, part in self._fused.items():
+        for prefix, part in self._qkv_parts.items():
             if name.startswith(prefix):
                 part._merge_qkv_on_load(part, state, prefix)
         parameter: Tensor = state[name]

@@ -56,10 +56,10 @@ class Head:
 
         def answer(hidden: Tensor) -> tuple[Tensor, Tensor]:
             weight: Tensor = self._lm_head.weight
-            chosen = hidden.flatten(0, 1)[selected].to(weight.dtype)
-            parts = chosen.split(max(1, -(-len(chosen) // 16)))
-            found = [((part @ weight.T).float() / temperature).log_softmax(-1).topk(count) for part in parts]
-            return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
+            rows = hidden.flatten(0, 1)[selected].to(weight.dtype)
+            parts = rows.split(max(1, -(-len(rows) // 16)))
+            tops = [((part @ weight.T).float() / temperature).log_softmax(-1).topk(count) for part in parts]
+            return torch.cat([values for values, _ in tops]), torch.cat([ids for _, ids in tops])
 
         self._answer = answer
 
@@ -75,9 +75,9 @@ class Head:
                 group, start = mesh.get_group(), rows * mesh.get_local_rank()
                 # Every rank has the same hidden states, and the gradient of its own shard of the vocabulary.
                 hidden, weight = hidden.to_local(grad_placements=[Partial()]), weight.to_local()
-            chosen = hidden.flatten(0, 1)[selected].to(weight.dtype)  # (N, D)
+            sampled_rows = hidden.flatten(0, 1)[selected].to(weight.dtype)  # (N, D)
             return head_logprobs(
-                chosen,
+                sampled_rows,
                 weight,
                 targets,
                 temperature,

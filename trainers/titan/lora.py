@@ -56,8 +56,8 @@ def build_with_adapters(config: Decoder.Config, lora: Lora) -> Decoder:
     )
     module: Decoder = converter.build().convert(config).build()
     # The converter has one name for keys and values: remove the adapter of the one that is not a target.
-    for name, unwanted in {"wk": "k_proj" not in lora.targets, "wv": "v_proj" not in lora.targets}.items():
-        if unwanted and {"k_proj", "v_proj"} & set(lora.targets):
+    for name, is_extra in {"wk": "k_proj" not in lora.targets, "wv": "v_proj" not in lora.targets}.items():
+        if is_extra and {"k_proj", "v_proj"} & set(lora.targets):
             for layer, of_keys in zip(module.layers.children(), plain, strict=True):
                 setattr(layer.attention.qkv_linear, name, of_keys.build().requires_grad_(False))
     for half in adapter_modules(module):
@@ -65,14 +65,14 @@ def build_with_adapters(config: Decoder.Config, lora: Lora) -> Decoder:
     return module
 
 
-def adapted(module: nn.Module) -> dict[str, Any]:
+def layers_with_adapter(module: nn.Module) -> dict[str, Any]:
     """The layers that have an adapter, by TorchTitan's names of their weights."""
     return {f"{name.replace(WRAPPER, '')}.weight": part for name, part in module.named_modules() if hasattr(part, B)}
 
 
 def adapter_modules(module: nn.Module) -> list[Any]:
     """The modules with the trained parameters."""
-    return [half for part in adapted(module).values() for half in (part.lora_a, part.lora_b)]
+    return [half for part in layers_with_adapter(module).values() for half in (part.lora_a, part.lora_b)]
 
 
 def is_adapter(name: str) -> bool:
@@ -85,7 +85,7 @@ class Adapters:
 
     def __init__(self, module: nn.Module, lora: Lora) -> None:
         self.lora = lora
-        self.by_weight = adapted(module)
+        self.by_weight = layers_with_adapter(module)
         """The adapted layers, by TorchTitan's names of their weights."""
         self._module = module
         self._reference: dict[str, Tensor] = {}
@@ -118,12 +118,12 @@ class Adapters:
             with self.off():
                 yield
             return
-        with self.kept():
+        with self.keep():
             self._replace(self._reference)
             yield
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def keep(self) -> Iterator[None]:
         """Restore the present adapters at the end, also after an error."""
         present = self._copies()
         try:

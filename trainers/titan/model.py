@@ -96,7 +96,7 @@ class TitanModel:
         split_shards_on_save(self.module)
         self._head = Head(self.module.get_submodule("lm_head"), kept_logit_bytes)
         adapter = self.builder.adapter(self.config, None)
-        self.weights = HFWeights(self.module, adapter, tied=bool(self.config.enable_weight_tying))
+        self.weights = HFWeights(self.module, adapter, ties_head=bool(self.config.enable_weight_tying))
         self.weights.load(files)
         self.adapters: Adapters | None = None
         if lora is not None:
@@ -107,7 +107,7 @@ class TitanModel:
                 self.adapters.keep_as_reference()
 
     @property
-    def published(self) -> HFWeights | AdapterWeights:
+    def published_weights(self) -> HFWeights | AdapterWeights:
         """The weights, or the adapters, that the engine gets."""
         return AdapterWeights(self) if self._lora is not None and self._lora.publish == "adapter" else self.weights
 
@@ -173,10 +173,10 @@ class TitanModel:
         return self._run(tokens, positions, None)
 
     @property
-    def replayed(self) -> Tensor:
+    def replay_counts(self) -> Tensor:
         """(2,) int64, over all layers of this rank's part in the last forward pass with routes: tokens with given
         experts, and the number of them for which the router would have chosen others."""
-        counts: Tensor = self.module.replayed
+        counts: Tensor = self.module.replay_counts
         return counts
 
     def complete_gradients(self, now: bool) -> None:
@@ -275,8 +275,8 @@ class TitanModel:
         if self._computes_in is None:
             return self.module(tokens, **arguments)
         exact = {part.weight for part in head_modules(self.module)} if self._has_wide_head else set()
-        named = {name: weight for name, weight in self.module.named_parameters() if weight not in exact}
-        cast = {name: weight.to(self._computes_in) for name, weight in named.items()}
+        parameters = {name: weight for name, weight in self.module.named_parameters() if weight not in exact}
+        cast = {name: weight.to(self._computes_in) for name, weight in parameters.items()}
         return functional_call(self.module, cast, (tokens,), arguments)
 
     def _mask(
@@ -305,9 +305,9 @@ class TitanModel:
 
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:
     """Cast all weights, on the meta device, except the weights of some modules."""
-    excluded = {parameter for part in but for parameter in part.parameters()}
+    exceptions = {parameter for part in but for parameter in part.parameters()}
     for parameter in module.parameters():
-        if parameter not in excluded:
+        if parameter not in exceptions:
             parameter.data = parameter.data.to(dtype)
 
 
@@ -339,10 +339,10 @@ def _complete_embedding(module: Decoder) -> None:
     code of the first block would expect this type, and fail on the plain tensors of the other blocks.
     """
 
-    def completed(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    def complete(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:
         return output.clone()
 
-    module.get_submodule("tok_embeddings").register_forward_hook(completed)
+    module.get_submodule("tok_embeddings").register_forward_hook(complete)
 
 
 def _share_rope(module: Decoder) -> None:

@@ -40,7 +40,7 @@ class Module(nn.Module):
     """A model of transformers with the parts, and the arguments, of a TorchTitan decoder.
 
     Args:
-        windows: of each layer; None is no bound.
+        windows: of each layer; None means no bound.
         attention: "sdpa" or "flex".
     """
 
@@ -60,7 +60,7 @@ class Module(nn.Module):
         for number, layer in enumerate(self.model.layers):
             if (router := getattr(layer.mlp, "gate", None)) is not None:
                 self._routers.append(router)
-                router.register_buffer("replayed", torch.zeros(2, dtype=torch.int64), persistent=False)
+                router.register_buffer("replay_counts", torch.zeros(2, dtype=torch.int64), persistent=False)
                 router.register_forward_hook(_replay)
                 layer.register_forward_pre_hook(partial(_give_routes, number), with_kwargs=True)
 
@@ -103,9 +103,9 @@ class Module(nn.Module):
         return mask
 
     @property
-    def replayed(self) -> Tensor:
-        """As `trainers.titan.experts.Replayed.replayed`."""
-        return torch.stack([router.replayed for router in self._routers]).sum(0)
+    def replay_counts(self) -> Tensor:
+        """As `trainers.titan.experts.Replayed.replay_counts`."""
+        return torch.stack([router.replay_counts for router in self._routers]).sum(0)
 
     def forward(
         self,
@@ -125,24 +125,24 @@ class Module(nn.Module):
         masks = attention_masks
         if isinstance(masks, dict):
             masks = {kind: masks[window] for kind, window in self._windows.items()}
-        given = {} if routes is None else {"routes": routes}
-        output = self.model(input_ids=tokens, position_ids=positions, attention_mask=masks, use_cache=False, **given)
+        options = {} if routes is None else {"routes": routes}
+        output = self.model(input_ids=tokens, position_ids=positions, attention_mask=masks, use_cache=False, **options)
         return self.lm_head(output.last_hidden_state)
 
 
-def _give_routes(number: int, layer: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _give_routes(number: int, layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Hand a layer's router its experts. A layer that is computed again in the backward pass gets the same ones."""
-    routes = named.pop("routes", None)
-    layer.mlp.gate.given = None if routes is None else routes[:, :, number].long().flatten(0, 1)
-    return args, named
+    routes = kwargs.pop("routes", None)
+    layer.mlp.gate.given_ids = None if routes is None else routes[:, :, number].long().flatten(0, 1)
+    return args, kwargs
 
 
-def _replay(router: Any, _: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+def _replay(router: Any, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
     """Score the given experts as a router of transformers scores its own, by the sigmoid of its logits."""
-    if router.given is None:
+    if router.given_ids is None:
         return None
-    logits, _, ids = chosen
-    ids = replay(ids, router.given, router.replayed)
+    logits, _, ids = output
+    ids = replay(ids, router.given_ids, router.replay_counts)
     scores = logits.sigmoid().gather(1, ids)
     if router.norm_topk_prob:
         scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)

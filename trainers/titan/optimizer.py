@@ -97,8 +97,8 @@ def set_rate(schedulers: LRSchedulersContainer, settings: TitanSettings) -> None
 
 def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:
     """Set the hyperparameters of a parameter group, with learning rate `lr`; torchao keeps it as a tensor."""
-    held = group["lr"]
-    group.update(hyperparameters, lr=held.fill_(lr) if isinstance(held, Tensor) else lr)
+    old_lr = group["lr"]
+    group.update(hyperparameters, lr=old_lr.fill_(lr) if isinstance(old_lr, Tensor) else lr)
 
 
 def forget_moments(optimizers: OptimizersContainer) -> None:

@@ -44,8 +44,8 @@ class Passes:
                 top = self._model.top_logprobs(batch.tokens, batch.positions, selected, temperature, count)
                 if batch.samples:
                     values[batch.target_index], ids[batch.target_index] = top
-        found = (by_sample(samples, self._batches.sum_over_ranks(each)) for each in (ids, values))
-        return [(ids.ravel().astype(IDS), values.ravel()) for ids, values in zip(*found, strict=True)]
+        arrays = (by_sample(samples, self._batches.sum_over_ranks(each)) for each in (ids, values))
+        return [(ids.ravel().astype(IDS), values.ravel()) for ids, values in zip(*arrays, strict=True)]
 
     def _rounds(self, samples: Sequence[Sample], temperature: float, *, with_routes: bool) -> list[MicroBatch]:
         check_temperature(temperature)
@@ -67,12 +67,12 @@ class Passes:
         A target that is in no rank's batches has 0. Every rank has the same number of batches.
         """
         total = sum(sample.num_targets for sample in samples)
-        found = torch.zeros((1 + with_entropy, total), device=self._model.device)
+        arrays = torch.zeros((1 + with_entropy, total), device=self._model.device)
         for batch in batches:
             values = self.of_batch(batch, temperature, with_entropy=with_entropy)
             if batch.samples:
-                found[:, batch.target_index] = torch.stack([value for value in values if value is not None])
-        return self._batches.sum_over_ranks(found)
+                arrays[:, batch.target_index] = torch.stack([value for value in values if value is not None])
+        return self._batches.sum_over_ranks(arrays)
 
     def of_batch(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
@@ -95,5 +95,5 @@ class Passes:
         combine, sampled = self._model.context.combine, len(batch.slots)
         logprobs = combine(logprobs, batch)
         entropies = None if entropies is None else combine(entropies, batch)[:sampled]
-        own, taught = (logprobs, None) if logprobs.dim() == 1 else (logprobs[:, 0], logprobs[:sampled, 1:])
-        return own[:sampled], entropies, own[sampled:], taught
+        own, teacher = (logprobs, None) if logprobs.dim() == 1 else (logprobs[:, 0], logprobs[:sampled, 1:])
+        return own[:sampled], entropies, own[sampled:], teacher

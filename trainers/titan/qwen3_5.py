@@ -60,7 +60,7 @@ class GatedAttention(BaseAttention):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.head_dim, self.rotated = config.head_dim, config.rope.dim
+        self.head_dim, self.rope_dim = config.head_dim, config.rope.dim
         self.enable_gqa = config.n_heads > config.n_kv_heads
         self.wq, self.wk, self.wv, self.wo = (part.build() for part in (config.wq, config.wk, config.wv, config.wo))
         self.q_norm, self.k_norm = config.norm.build(), config.norm.build()
@@ -71,10 +71,10 @@ class GatedAttention(BaseAttention):
         query, gate = self.wq(x).unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)
         key, value = (part(x).unflatten(-1, (-1, self.head_dim)) for part in (self.wk, self.wv))
         query, key = self.q_norm(query), self.k_norm(key)
-        turned = self.rope(query[..., : self.rotated], key[..., : self.rotated], positions)
+        rotations = self.rope(query[..., : self.rope_dim], key[..., : self.rope_dim], positions)
         query, key = (
-            torch.cat([part, whole[..., self.rotated :]], dim=-1)
-            for part, whole in zip(turned, (query, key), strict=True)
+            torch.cat([part, whole[..., self.rope_dim :]], dim=-1)
+            for part, whole in zip(rotations, (query, key), strict=True)
         )
         out = self.inner_attention(
             query,
@@ -114,8 +114,8 @@ class GatedDelta(Module):
     def forward(self, x: Tensor, rows: PackedRows) -> Tensor:
         flat, sizes = x.flatten(0, 1), self.sizes
         keys = sizes.key_heads * sizes.key_dim
-        mixed = F.silu(self._convolve(self.in_proj_qkv(flat), rows.place)).to(x.dtype)
-        query, key, value = mixed.split([keys, keys, sizes.value_size], dim=-1)
+        qkv = F.silu(self._convolve(self.in_proj_qkv(flat), rows.place)).to(x.dtype)
+        query, key, value = qkv.split([keys, keys, sizes.value_size], dim=-1)
         query, key = (part.unflatten(-1, (-1, sizes.key_dim)) for part in (query, key))
         value = value.unflatten(-1, (-1, sizes.value_dim))
         gate = self.in_proj_z(flat).view_as(value)
@@ -131,8 +131,8 @@ class GatedDelta(Module):
         Shifts are compiled into one kernel. Torch's own convolution of channels is several times slower.
         """
         x, weight = x.float(), self.conv1d.weight[:, 0].float()
-        shifted = (torch.where(place[:, None] < gap, 0.0, x.roll(gap, 0)) for gap in range(self.sizes.kernel))
-        return sum((part * weight[:, -1 - gap] for gap, part in enumerate(shifted)), torch.zeros((), device=x.device))
+        shifts = (torch.where(place[:, None] < gap, 0.0, x.roll(gap, 0)) for gap in range(self.sizes.kernel))
+        return sum((part * weight[:, -1 - gap] for gap, part in enumerate(shifts)), torch.zeros((), device=x.device))
 
 
 class HybridBlock(TransformerBlock):
@@ -157,14 +157,14 @@ class HybridBlock(TransformerBlock):
         x: Tensor,
         masks_and_rows: tuple[Any, PackedRows],
         positions: Tensor | None = None,
-        given: Tensor | None = None,
+        given_ids: Tensor | None = None,
     ) -> Tensor:
         """As `trainers.titan.experts.ReplayedBlock.forward`, with the rows beside the masks."""
         masks, rows = masks_and_rows
-        normed = self.attention_norm(x)
-        x = x + (self.delta(normed, rows) if self.attention is None else self.attention(normed, masks, positions))
-        normed = self.ffn_norm(x)
-        output: Tensor = x + (self.feed_forward(normed) if self.moe is None else self.moe(normed, given))
+        norm = self.attention_norm(x)
+        x = x + (self.delta(norm, rows) if self.attention is None else self.attention(norm, masks, positions))
+        norm = self.ffn_norm(x)
+        output: Tensor = x + (self.feed_forward(norm) if self.moe is None else self.moe(norm, given_ids))
         return output
 
 
@@ -239,13 +239,18 @@ class Qwen35Builder(Builder):
     def delta(self) -> GatedDelta.Config:
         """A layer with a gated delta rule."""
         width, sizes = self.hf["hidden_size"], self.family.linear(self.hf)
-        mixed, values, heads = sizes.mixed_size, sizes.value_size, sizes.value_heads
+        qkv_size, values, heads = sizes.mixed_size, sizes.value_size, sizes.value_heads
         conv = Conv1d.Config(
-            in_channels=mixed, out_channels=mixed, kernel_size=sizes.kernel, groups=mixed, bias=False, param_init=SKIP
+            in_channels=qkv_size,
+            out_channels=qkv_size,
+            kernel_size=sizes.kernel,
+            groups=qkv_size,
+            bias=False,
+            param_init=SKIP,
         )
         return GatedDelta.Config(
             sizes=sizes,
-            in_proj_qkv=linear(width, mixed),
+            in_proj_qkv=linear(width, qkv_size),
             in_proj_z=linear(width, values),
             in_proj_b=linear(width, heads),
             in_proj_a=linear(width, heads),
@@ -261,7 +266,9 @@ class Qwen35Builder(Builder):
             set_moe_sharding_config(layer.moe, enable_ep=enable_ep, enable_sp=enable_sp, expert_param_layout=cuts)
 
     def parallelize(self, module: Any, *, skip_dp: bool, **settings: Any) -> Any:
-        if device().type == "cpu":  # there the rule is no operation of torch's, and TorchTitan compiles whole blocks
+        if (
+            device().type == "cpu"
+        ):  # there the rule is not an operation of torch's, and TorchTitan compiles whole blocks
             settings["compile_config"] = CompileConfig(enable=False)
         return super().parallelize(module, skip_dp=skip_dp, **settings)
 

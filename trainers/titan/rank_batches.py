@@ -36,16 +36,16 @@ class Counts(NamedTuple):
 class StepWork(NamedTuple):
     """What a rank computes in a step."""
 
-    learned: Sequence[Sample]
+    samples: Sequence[Sample]
     """The samples that are computed, by all ranks."""
     batches: list[MicroBatch]
     """This rank's share of them, on the CPU."""
-    computed: Counts
+    counts: Counts
     tokens: int
     """Valid tokens of all samples, computed or not."""
     episodes: int
     """Episodes with valid tokens, computed or not."""
-    observed: tuple[int, int]
+    observations: tuple[int, int]
     """Observed targets of all samples, and samples that have any."""
 
 
@@ -103,15 +103,15 @@ class RankBatches:
             samples: of the step; every rank is given all of them, so that what is left out needs no collective.
             skips_idle: leave out the samples that are idle.
         """
-        idle, learned = list[Sample](), list[Sample]()
+        idle, active = list[Sample](), list[Sample]()
         for sample in samples:
-            (idle if skips_idle and sample.is_idle else learned).append(sample)
-        batches = self.of(learned)
-        computed = self.count(batches)
+            (idle if skips_idle and sample.is_idle else active).append(sample)
+        batches = self.of(active)
+        counts = self.count(batches)
         tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in idle), strict=True))
-        observed = [sample.num_observed for sample in learned]
-        tokens, episodes = tokens + computed.tokens, episodes + computed.episodes
-        return StepWork(learned, batches, computed, tokens, episodes, (sum(observed), sum(map(bool, observed))))
+        num_observed = [sample.num_observed for sample in active]
+        tokens, episodes = tokens + counts.tokens, episodes + counts.episodes
+        return StepWork(active, batches, counts, tokens, episodes, (sum(num_observed), sum(map(bool, num_observed))))
 
     def of(self, samples: Sequence[Sample], *, with_routes: bool | None = None) -> list[MicroBatch]:
         """This rank's share of the samples, on the CPU, with the caller's numbers of `samples`."""
@@ -142,13 +142,13 @@ class RankBatches:
 
         All go there before the first pass: a later copy would wait for the passes that are queued until then.
         """
-        return self.padded([self.placed(batch) for batch in batches[:rounds]], rounds)
+        return self.pad([self.place(batch) for batch in batches[:rounds]], rounds)
 
-    def padded(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
+    def pad(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
         """Add empty batches: every rank has to run the model equally often, or collectives never meet."""
-        return [*batches, *[self.placed(empty_batch(self._multiple))] * (rounds - len(batches))]
+        return [*batches, *[self.place(empty_batch(self._multiple))] * (rounds - len(batches))]
 
-    def placed(self, batch: MicroBatch) -> MicroBatch:
+    def place(self, batch: MicroBatch) -> MicroBatch:
         """The rank's part of a micro-batch, on the device."""
         return self._model.context.local(batch).to(self._model.device)
 

@@ -34,13 +34,13 @@ class ReplayMetrics:
         self._rows_read = rows_read
         self.is_on = rows_read[0] > 0
         """Whether any row of the step, on any rank, has routes."""
-        self._replayed = torch.zeros(2, dtype=torch.int64, device=model.device)
+        self._counts = torch.zeros(2, dtype=torch.int64, device=model.device)
         self._without: LossMetrics | None = None
 
     def add(self, batch: MicroBatch) -> None:
         """Take in the micro-batch of the model's last forward pass."""
         if batch.routes is not None:
-            self._replayed += self._model.replayed
+            self._counts += self._model.replay_counts
 
     @torch.no_grad()
     def compare(self, batches: Sequence[MicroBatch], logprobs: Logprobs) -> None:
@@ -63,7 +63,7 @@ class ReplayMetrics:
             return
         if self._model.parallel.world_size > 1:
             # Ranks that share a sequence have either parts of its tokens or all of them: the shares are the same.
-            dist.all_reduce(self._replayed)
+            dist.all_reduce(self._counts)
         if self._without is not None:
             over_data_ranks(self._without.sums)
 
@@ -82,9 +82,9 @@ class ReplayMetrics:
         """
         if not self.is_on:
             return {}
-        routed, differing = self._replayed.tolist()
+        routed_tokens, differing = self._counts.tolist()
         read, holes = self._rows_read
-        values = {"replay/experts_differ": differing / max(routed, 1), "replay/holes": holes / read}
+        values = {"replay/experts_differ": differing / max(routed_tokens, 1), "replay/holes": holes / read}
         without = self._without.values(tokens) if self._without is not None else {}
         names = {"mean_abs_logprob_difference": "difference", "kl": "kl"}
         return values | {f"replay/{names[name]}_without": without[name] for name in names if name in without}

@@ -26,9 +26,9 @@ def build_schedule(
     schedule = config.build(optimizers=optimizers, training_steps=total_steps if decays else sys.maxsize)
     if decays:  # beyond the end TorchTitan's formulas go on: a linear rate below 0, a cosine up again
         for scheduler in schedule:
-            scheduler.lr_lambdas = [_held(share, total_steps) for share in scheduler.lr_lambdas]
+            scheduler.lr_lambdas = [_hold(share, total_steps) for share in scheduler.lr_lambdas]
     return schedule
 
 
-def _held(share: Callable[[int], float], last: int) -> Callable[[int], float]:
+def _hold(share: Callable[[int], float], last: int) -> Callable[[int], float]:
     return lambda step: share(min(step, last))

@@ -108,8 +108,8 @@ class TrainerSettings(ForwardSettings):
     def casts_whole(self, shape: ModelShape, lora: Lora | None) -> bool:
         """Whether a process that shares no weights casts all that it trains for each pass, without FSDP, which casts a
         block at a time. Checkpointing computes a block again when the cast weights are gone."""
-        trained = lora.parameters(shape) if lora else shape.parameters
-        return trained <= CAST_WHOLE and self.activation_checkpoint == "none"
+        num_trained = lora.parameters(shape) if lora else shape.parameters
+        return num_trained <= CAST_WHOLE and self.activation_checkpoint == "none"
 
     def check(self) -> None:
         """Raise UserError if settings of the trainer contradict each other."""
@@ -160,11 +160,11 @@ class ParallelismConfig:
     def check_procs(self, procs: int) -> None:
         """Check the degrees against the number of the trainer's processes."""
         shards = -(-procs // self.other_degrees) if self.data_parallel_shard_degree == -1 else self.shards(procs)
-        needed = self.other_degrees * shards
-        if procs != needed:
-            processes = "trainer process" if needed == 1 else "trainer processes"
+        product = self.other_degrees * shards
+        if procs != product:
+            processes = "trainer process" if product == 1 else "trainer processes"
             raise UserError(
-                f"parallelism needs {needed} {processes}, services.trainer.procs is {procs}: --trainer.procs {needed}"
+                f"parallelism needs {product} {processes}, services.trainer.procs is {procs}: --trainer.procs {product}"
             )
         ranks, degree = max(1, procs // self.data_parallel_replicate_degree), self.expert_parallel_degree
         if ranks % degree:
@@ -183,12 +183,12 @@ class ParallelismConfig:
                         "attention, which the trainer computes for whole rows and all heads: set it to 1"
                     )
         degree = self.expert_parallel_degree
-        wanted = f"--parallelism.expert_parallel_degree is {degree}"
+        setting = f"--parallelism.expert_parallel_degree is {degree}"
         if degree > 1 and not shape.num_experts:
-            raise UserError(f"{wanted}, and the model is dense, and has no experts to spread: set it to 1")
+            raise UserError(f"{setting}, and the model is dense, and has no experts to spread: set it to 1")
         if degree > 1 and shape.num_experts % degree:
             raise UserError(
-                f"{wanted}, which does not divide the model's experts, {shape.num_experts}: choose "
+                f"{setting}, which does not divide the model's experts, {shape.num_experts}: choose "
                 f"{divisors(shape.num_experts)}"
             )
         option = "parallelism.tensor_parallel_degree"
@@ -250,21 +250,21 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
     def choose_attention(self, *, is_on_gpu: bool) -> str:
         """The attention kernel: `attention`, or the default on this device."""
         dtype, context = self.dtype_on(is_on_gpu), self.context_parallel_degree
-        wanted = f"--training.attention is {self.attention}"
+        option = f"--training.attention is {self.attention}"
         if not self.attention:
             return "sdpa" if not is_on_gpu else "varlen" if dtype == "bfloat16" and context == 1 else "flex"
         if not is_on_gpu and self.attention != "sdpa":
             raise UserError(
-                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
+                f"{option}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
             )
         if self.attention == "varlen" and context > 1:
             raise UserError(
-                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
+                f"{option}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
                 f"{context}: set it to flex, or leave it out"
             )
         if self.attention == "varlen" and dtype == "float32":
             raise UserError(
-                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set --training.attention to "
+                f"{option}, which computes in bfloat16, and --training.dtype is float32: set --training.attention to "
                 "flex, or leave it out"
             )
         return self.attention
@@ -273,13 +273,13 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
         """Raise UserError if weights and moments cannot be kept as they are asked for."""
         state = self.optimizer_state
         if self.lora is not None and (state == "8bit" or self.cpu_offload):
-            trained = f"and --lora.rank is {self.lora.rank}, which trains adapters"
+            with_lora = f"and --lora.rank is {self.lora.rank}, which trains adapters"
             raise UserError(
-                f"--training.optimizer_state is 8bit {trained}; their small moments are not kept in 8 bits: set it to "
-                "float32, or --lora.rank to 0"
+                f"--training.optimizer_state is 8bit {with_lora}; their small moments are not kept in 8 bits: set it "
+                "to float32, or --lora.rank to 0"
                 if state == "8bit"
-                else f"--training.cpu_offload is true {trained}, and the frozen weights stay on the GPU: leave it out, "
-                "or set --lora.rank to 0"
+                else f"--training.cpu_offload is true {with_lora}, and the frozen weights stay on the GPU: leave it "
+                "out, or set --lora.rank to 0"
             )
         if state == "bfloat16" and not is_on_gpu:
             raise UserError(
@@ -308,14 +308,14 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
 
     def _check_module(self) -> None:
         """Check settings for a model that is transformers' own module."""
-        asked = {
+        settings = {
             "parallelism.tensor_parallel_degree": self.tensor_parallel_degree,
             "parallelism.context_parallel_degree": self.context_parallel_degree,
             "parallelism.expert_parallel_degree": self.expert_parallel_degree,
             "lora.rank": self.lora.rank if self.lora else 0,
         }
         why = "and the model is transformers' own module"
-        for name, value in asked.items():
+        for name, value in settings.items():
             if value > (usual := int(name != "lora.rank")):
                 raise UserError(f"--{name} is {value}, {why}, which has none of it: set it to {usual}")
         if self.attention == "varlen":

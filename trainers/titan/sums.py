@@ -35,7 +35,7 @@ def keep_sums(module: nn.Module) -> None:
 
 def _with_one_replica(info: DataParallelMeshInfo, alone: dist.ProcessGroup) -> HSDPMeshInfo:
     """The same shards; HSDPMeshInfo's constructor would want a mesh, which opens connections of its own."""
-    made = HSDPMeshInfo.__new__(HSDPMeshInfo)
+    mesh = HSDPMeshInfo.__new__(HSDPMeshInfo)
     replica = {"replicate_process_group": alone, "replicate_mesh_size": 1, "replicate_mesh_rank": 0}
-    made.__dict__.update(info.__dict__ | replica)
-    return made
+    mesh.__dict__.update(info.__dict__ | replica)
+    return mesh

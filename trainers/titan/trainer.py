@@ -139,8 +139,8 @@ class TitanTrainer:
         self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
         # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
-        tuned = self.device.type != "cpu" and (self.model.attention == "flex" or settings.compile)
-        multiple = multiple_of_lengths(context, tensor=tensor, tuned=tuned)
+        full_blocks = self.device.type != "cpu" and (self.model.attention == "flex" or settings.compile)
+        multiple = multiple_of_lengths(context, tensor=tensor, full_blocks=full_blocks)
         self._batches = RankBatches(self.model, self.parallel, settings, multiple=multiple, replays=self._replays)
         # Without routes, a block that replays them would be compiled a second time.
         self._passes = Passes(self.model, self._batches, fills_routes=self._replays and settings.compile)
@@ -233,14 +233,14 @@ class TitanTrainer:
         self._batches.check_rows(samples)
         call = LossCall(loss)
         work = self._batches.work(samples, skips_idle=call.skips_idle)
-        metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, work.computed.rows_read)
+        metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, work.counts.rows_read)
         normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
-        observations = LossBeside(observation_coef, work.observed[1], torch.zeros_like(normalizer))
-        taught = sum(sample.units[0] for sample in samples if sample.teacher_ids is not None)
-        distillation = LossBeside(distill_coef, taught, torch.zeros_like(normalizer))
+        observations = LossBeside(observation_coef, work.observations[1], torch.zeros_like(normalizer))
+        distill_targets = sum(sample.units[0] for sample in samples if sample.teacher_ids is not None)
+        distillation = LossBeside(distill_coef, distill_targets, torch.zeros_like(normalizer))
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
-        batches = self._batches.rounds(work.batches, max(work.computed.rounds, 1) if work.tokens else 0)
+        batches = self._batches.rounds(work.batches, max(work.counts.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
                 replay.compare(batches, partial(self._passes.of_batch, temperature=temperature))
@@ -261,12 +261,12 @@ class TitanTrainer:
             "learning_rate": learning_rate,
             "tokens": float(work.tokens),
             "episodes": float(work.episodes),
-            "tokens_left_out": float(work.tokens - work.computed.tokens),
-            "episodes_left_out": float(work.episodes - work.computed.episodes),
-            **metrics.values(work.computed.tokens),
-            **replay.values(work.computed.tokens),
-            **({"observation_tokens": float(work.observed[0])} if observation_coef else {}),
-            **({"observation_loss": float(observations.total)} if observation_coef and work.observed[0] else {}),
+            "tokens_left_out": float(work.tokens - work.counts.tokens),
+            "episodes_left_out": float(work.episodes - work.counts.episodes),
+            **metrics.values(work.counts.tokens),
+            **replay.values(work.counts.tokens),
+            **({"observation_tokens": float(work.observations[0])} if observation_coef else {}),
+            **({"observation_loss": float(observations.total)} if observation_coef and work.observations[0] else {}),
             **({"teacher_kl": float(distillation.total)} if distill_coef else {}),
             "skipped": float(not is_taken),
             "seconds": time.perf_counter() - start,
@@ -283,17 +283,22 @@ class TitanTrainer:
         distillation: LossBeside,
     ) -> None:
         """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device."""
-        split = SplitEpisodes(work.learned, work.batches, step)
-        if work.tokens and work.computed.rounds_of_parts:
-            parts = self._batches.padded([batch for batch in batches if batch.is_part], work.computed.rounds_of_parts)
-            split.call_loss(self._passes.values(work.learned, parts, temperature, with_entropy=True))
+        split = SplitEpisodes(work.samples, work.batches, step)
+        if work.tokens and work.counts.rounds_of_parts:
+            parts = self._batches.pad([batch for batch in batches if batch.is_part], work.counts.rounds_of_parts)
+            split.call_loss(self._passes.values(work.samples, parts, temperature, with_entropy=True))
         for number, batch in enumerate(batches, 1):
             self.model.complete_gradients(number == len(batches))
             # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
             with_entropy = split.uses_entropy or not batch.is_part
-            logprobs, entropies, observed, taught = self._passes.forward(batch, temperature, with_entropy=with_entropy)
+            logprobs, entropies, observation_logprobs, teacher_logprobs = self._passes.forward(
+                batch, temperature, with_entropy=with_entropy
+            )
             replay.add(batch)
-            both = observations(observation_loss(batch, observed)), distillation(distillation_loss(batch, taught))
+            both = (
+                observations(observation_loss(batch, observation_logprobs)),
+                distillation(distillation_loss(batch, teacher_logprobs)),
+            )
             terms = [term for term in both if term is not None]
             beside = torch.stack(terms).sum() if terms else None
             (split if batch.is_part else step).backward(batch, logprobs, entropies, beside=beside)
@@ -382,7 +387,7 @@ class TitanTrainer:
         is_full = settings.compile_full and self.device.type != "cpu"
         full = min(settings.pack_length, settings.max_tokens_per_micro_batch) if is_full else 0
         for batch in batches_to_compile(multiple, sequences=1 if settings.pack_length else 2, full=full):
-            inputs = self._batches.placed(batch)
+            inputs = self._batches.place(batch)
             if not self.model.module.training:
                 with torch.no_grad():
                     self._passes.of_batch(inputs, 1.0)
@@ -487,7 +492,7 @@ class TitanTrainer:
             export_adapter(self.model, Path(folder))
             adapters.keep_as_reference()
             return
-        with adapters.kept():
+        with adapters.keep():
             load_adapter(self.model, Path(folder))
             adapters.keep_as_reference()
 

@@ -161,5 +161,5 @@ def _view(path: Path, dtype: torch.dtype, start: int, end: int) -> Tensor:
         return torch.empty(0, dtype=dtype)
     first = start - start % mmap.ALLOCATIONGRANULARITY
     with path.open("rb") as file:  # a private map: the file does not change if the tensor is written to
-        mapped = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
-    return torch.frombuffer(mapped, dtype=dtype, count=(end - start) // dtype.itemsize, offset=start - first)
+        memory = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
+    return torch.frombuffer(memory, dtype=dtype, count=(end - start) // dtype.itemsize, offset=start - first)

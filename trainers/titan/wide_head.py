@@ -29,11 +29,11 @@ def head_modules(model: Decoder) -> list[nn.Module]:
 def round_embedding(model: Decoder, dtype: torch.dtype) -> None:
     """Make a tied embedding return `dtype`, for any dtype of its weight."""
 
-    def rounded(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    def round_output(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
         return output.to(dtype)
 
     if model.enable_weight_tying:
-        model.get_submodule("tok_embeddings").register_forward_hook(rounded)
+        model.get_submodule("tok_embeddings").register_forward_hook(round_output)
 
 
 def shard(

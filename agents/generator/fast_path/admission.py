@@ -22,29 +22,31 @@ MOST_KINDS = 64
 class FastEngine(LLMEngine):
     """An engine that keeps parameters."""
 
-    checked: dict[Any, SamplingParams]
+    templates: dict[Any, SamplingParams]
     """As vLLM has completed them, by all that they were made of but the seed and the length."""
 
-    def admit(self, asked: SampleRequest, prompt: Any, adapter: Any) -> None:
+    def admit(self, sample_request: SampleRequest, prompt: Any, adapter: Any) -> None:
         """Add a request for a completion.
 
         Args:
             prompt: vLLM's `TokensPrompt`; its ids are in the vocabulary.
             adapter: vLLM's `LoRARequest`, or None.
         """
-        sampling, ids = asked.sampling, asked.prompt_ids
+        sampling, ids = sample_request.sampling, sample_request.prompt_ids
         seed, count = sampling.seed, sampling.max_tokens
         key = sampling.temperature, sampling.top_p, tuple(sampling.stop_token_ids), seed is None, bool(adapter)
         is_usual = not (sampling.stop or sampling.grammar) and count > 0 and (seed is None or seed >= 0)
-        if not (is_usual and 0 < len(ids) < self.model_config.max_model_len and key in self.checked):
-            name = self.add_request(asked.request_id, prompt, vllm_sampling(sampling), lora_request=adapter)
-            if is_usual and len(self.checked) < MOST_KINDS:
-                self.checked[key] = self.engine_core.engine_core.scheduler.requests[name].sampling_params
+        if not (is_usual and 0 < len(ids) < self.model_config.max_model_len and key in self.templates):
+            name = self.add_request(sample_request.request_id, prompt, vllm_sampling(sampling), lora_request=adapter)
+            if is_usual and len(self.templates) < MOST_KINDS:
+                self.templates[key] = self.engine_core.engine_core.scheduler.requests[name].sampling_params
             return
-        params = copy(self.checked[key])
+        params = copy(self.templates[key])
         params.seed, params.max_tokens = seed, count
         salt = prompt.get("cache_salt")
-        request = EngineCoreRequest(asked.request_id, ids, None, params, None, time.time(), adapter, salt, None)
+        request = EngineCoreRequest(
+            sample_request.request_id, ids, None, params, None, time.time(), adapter, salt, None
+        )
         self.input_processor.assign_request_id(request)
         self.output_processor.add_request(request, None)
         self.engine_core.add_request(request)
@@ -52,5 +54,5 @@ class FastEngine(LLMEngine):
 
 def install(engine: Any) -> None:
     if type(engine) is LLMEngine:
-        engine.checked = {}
+        engine.templates = {}
         engine.__class__ = FastEngine

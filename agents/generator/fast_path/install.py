@@ -24,13 +24,15 @@ def speed_up(engine: Any) -> None:
     """
     import vllm
 
-    found = vllm.__version__.partition("+")[0]
+    version_here = vllm.__version__.partition("+")[0]
     for name, version in PATCHES.items():
-        if version == found:
+        if version == version_here:
             importlib.import_module(f"agents.generator.fast_path.{name}").install(engine)
-    if others := {*PATCHES.values()} - {found}:
+    if others := {*PATCHES.values()} - {version_here}:
         logger.warning(
-            "the engine is slower than it could be: its fast path is for vLLM %s, not %s", ", ".join(others), found
+            "the engine is slower than it could be: its fast path is for vLLM %s, not %s",
+            ", ".join(others),
+            version_here,
         )
 
 

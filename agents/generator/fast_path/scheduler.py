@@ -77,9 +77,9 @@ class Blocks(KVCacheManager):
 
     def allocate_slots(self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         if num_new_tokens == 1 and request.status is _RUNNING:  # all other arguments are of waiting requests
-            computed, block = request.num_computed_tokens, self.coordinator.scheduler_block_size
+            num_computed, block = request.num_computed_tokens, self.coordinator.scheduler_block_size
             # The slot is there, and no block is full that may be found by other prompts.
-            if computed % block and min(computed + 1, request.num_tokens) % block:
+            if num_computed % block and min(num_computed + 1, request.num_tokens) % block:
                 return self.empty_kv_cache_blocks
         return super().allocate_slots(request, num_new_tokens, *args, **kwargs)
 
@@ -102,12 +102,12 @@ class FastScheduler(Scheduler):
         requests = [] if throttle_prefills else self._plain_requests()
         if not requests:
             return super().schedule(throttle_prefills)
-        manager, names, blocks, computed, sampled = self.kv_cache_manager, [], [], [], []
+        manager, names, blocks, counts, sampled = self.kv_cache_manager, [], [], [], []
         for request in requests:
             names.append(request.request_id)
             slots = manager.allocate_slots(request, 1)  # in the order in which vLLM allocates
             blocks.append(None if slots is manager.empty_kv_cache_blocks else slots.get_block_ids())
-            computed.append(request.num_computed_tokens)
+            counts.append(request.num_computed_tokens)
             sampled.append(len(request._output_token_ids) + request.num_output_placeholders)
             request.num_computed_tokens += 1
             request.num_in_flight_tokens += 1
@@ -116,7 +116,7 @@ class FastScheduler(Scheduler):
         output = self._schedule_waiting(len(names))
         cached = output.scheduled_cached_reqs
         cached.req_ids, cached.new_block_ids = names + cached.req_ids, blocks + cached.new_block_ids
-        cached.num_computed_tokens = computed + cached.num_computed_tokens
+        cached.num_computed_tokens = counts + cached.num_computed_tokens
         cached.num_output_tokens = sampled + cached.num_output_tokens
         output.num_scheduled_tokens = dict.fromkeys(names, 1) | output.num_scheduled_tokens
         output.total_num_scheduled_tokens += len(names)
@@ -125,14 +125,14 @@ class FastScheduler(Scheduler):
             self.prev_step_scheduled_req_ids.update(names)
         return output
 
-    def _schedule_waiting(self, taken: int) -> SchedulerOutput:
+    def _schedule_waiting(self, num_taken: int) -> SchedulerOutput:
         """All of a step but the running requests, which take some of its tokens."""
         running, self.running = self.running, []
         self.max_num_active_reqs -= len(running)
-        self.max_num_scheduled_tokens -= taken
+        self.max_num_scheduled_tokens -= num_taken
         output = super().schedule()
         self.max_num_active_reqs += len(running)
-        self.max_num_scheduled_tokens += taken
+        self.max_num_scheduled_tokens += num_taken
         self.running = running + self.running
         return output
 
@@ -144,21 +144,21 @@ class FastScheduler(Scheduler):
             (self.lora_config or manager.watermark_blocks) and (self.waiting or self.kv_holding_waiting)
         ):
             return []
-        block, requests, begun = self.block_size, [], 0
+        block, requests, new_blocks = self.block_size, [], 0
         for request in self.running:
-            computed, ahead = request.num_computed_tokens, request.num_output_placeholders
-            if ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens:
+            num_computed, ahead = request.num_computed_tokens, request.num_output_placeholders
+            if ahead and num_computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens:
                 continue  # the step before computes its last token
             if (
                 request.request_id not in plain
-                or len(request._all_token_ids) + ahead - computed != 1
+                or len(request._all_token_ids) + ahead - num_computed != 1
                 or request.is_prefill_chunk
-                or computed + 1 >= self.max_model_len
+                or num_computed + 1 >= self.max_model_len
             ):
                 return []
             requests.append(request)
-            begun += computed % block == 0
-        fits = len(requests) <= self.max_num_scheduled_tokens and begun <= manager.block_pool.get_num_free_blocks()
+            new_blocks += num_computed % block == 0
+        fits = len(requests) <= self.max_num_scheduled_tokens and new_blocks <= manager.block_pool.get_num_free_blocks()
         return requests if fits else []
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
@@ -170,14 +170,14 @@ class FastScheduler(Scheduler):
                 self._complete(output)
         return outputs
 
-    def _add_tokens(self, scheduled: Mapping[str, int], output: ModelRunnerOutput) -> dict[str, int]:
+    def _add_tokens(self, token_counts: Mapping[str, int], output: ModelRunnerOutput) -> dict[str, int]:
         """Add the sampled tokens of requests that get nothing else; returns the other scheduled requests."""
         lists, sampled = output.logprobs, output.sampled_token_ids
         if lists is None or lists.cu_num_generated_tokens is not None or not sampled or output.num_nans_in_logits:
-            return dict(scheduled)
+            return dict(token_counts)
         logprobs, rows, others = lists.logprobs[:, 0].tolist(), output.req_id_to_index, {}
         block, cached = self.block_size, self.kv_cache_manager.coordinator.single_type_managers[0].num_cached_block
-        for name, count in scheduled.items():
+        for name, count in token_counts.items():
             if count == 1 and (plain := self.plain.get(name)) is not None:
                 request, row = plain.request, rows[name]
                 tokens, new = request._all_token_ids, sampled[row]
@@ -206,8 +206,8 @@ class FastScheduler(Scheduler):
 
     def _complete(self, output: EngineCoreOutput) -> None:
         """Put the tokens that nobody has got into an output."""
-        ended = output.finish_reason is not None
-        plain = self.plain.pop(output.request_id, None) if ended else self.plain.get(output.request_id)
+        is_last = output.finish_reason is not None
+        plain = self.plain.pop(output.request_id, None) if is_last else self.plain.get(output.request_id)
         if plain is not None and plain.logprobs:
             plain.take(output)
 
@@ -221,10 +221,10 @@ class FastScheduler(Scheduler):
         return outputs
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
-        finished: list[Request] = super().finish_requests(request_ids, finished_status)
-        for request in finished:
+        requests: list[Request] = super().finish_requests(request_ids, finished_status)
+        for request in requests:
             self.plain.pop(request.request_id, None)
-        return finished
+        return requests
 
 
 class FastAsyncScheduler(FastScheduler, AsyncScheduler):

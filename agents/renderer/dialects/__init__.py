@@ -77,10 +77,10 @@ def matching(text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) ->
     Args:
         text: a turn of the model, without its thought and without the token that ends it.
     """
-    wanted = [(call.name, call.arguments) for call in calls]
+    pairs = [(call.name, call.arguments) for call in calls]
     fitting: list[tuple[int, bool, str]] = []
     for name in DIALECTS:
         content, read = parse(text, name, tools)
-        if [(call.name, call.arguments) for call in read] == wanted:
+        if [(call.name, call.arguments) for call in read] == pairs:
             fitting.append((len(content), write(calls, name) not in text, name))
     return min(fitting, key=lambda each: each[:2], default=(0, False, ""))[2]

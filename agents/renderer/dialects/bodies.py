@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agents.renderer.dialects.calls import Block, Calls, Parameters, Tools, Written, written
+from agents.renderer.dialects.calls import Block, Calls, Parameters, Tools, Written, read_call
 from agents.renderer.dialects.literals import IDENTIFIER, Literals, NotRead, python
 from agents.renderer.dialects.scan import Scan
 from agents.renderer.dialects.values import ANY, read_value, write_value
@@ -60,10 +60,10 @@ class Json:
     def calls(self, value: Any, raw: str) -> list[Written]:
         """The calls of a value that was read from the text `raw`."""
         if not (self.is_list and isinstance(value, list)):
-            return [written(value, raw, self.name, self.keys)]
+            return [read_call(value, raw, self.name, self.keys)]
         if not value:
             return [Written(problem="its list is empty", raw=raw)]
-        return [written(item, dump(item), self.name, self.keys) for item in value]
+        return [read_call(item, dump(item), self.name, self.keys) for item in value]
 
     def write(self, calls: Calls) -> str:
         return self._in_list(", ".join([self._object(call) for call in calls]))
@@ -295,10 +295,10 @@ class Either:
 
     @property
     def form(self) -> str:
-        return self._written.form
+        return self._form_to_write.form
 
     @property
-    def _written(self) -> Json | Named:
+    def _form_to_write(self) -> Json | Named:
         return self.json if self.writes_json else self.named
 
     def read(self, scan: Scan, at: int, tools: Tools) -> Block:
@@ -306,10 +306,10 @@ class Either:
         return (self.json if is_json else self.named).read(scan, scan.space(at), tools)
 
     def write(self, calls: Calls) -> str:
-        return self._written.write(calls)
+        return self._form_to_write.write(calls)
 
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return self._written.pieces(function)
+        return self._form_to_write.pieces(function)
 
 
 @dataclass(frozen=True, kw_only=True)

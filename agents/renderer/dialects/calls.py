@@ -45,7 +45,7 @@ class Block(NamedTuple):
     """The name of the call that has the problem, if it is known."""
 
 
-def written(value: Any, raw: str, name_key: str, keys: Sequence[str]) -> Written:
+def read_call(value: Any, raw: str, name_key: str, keys: Sequence[str]) -> Written:
     """A call from a JSON value {NAME_KEY: ..., KEY: {...}} with the first of `keys` that holds something."""
     if not isinstance(value, dict):
         return Written(problem=f"it is {kind(value)} and not a JSON object", raw=raw)
@@ -92,16 +92,16 @@ def with_ids(calls: Sequence[ToolCall], form: str = "call_{index}") -> Calls:
         calls: some with an empty id.
         form: of a new id, with the fields `name` and `index`.
     """
-    taken: set[str] = set()
-    numbered: list[ToolCall] = []
+    ids: set[str] = set()
+    results: list[ToolCall] = []
     number = 0  # the lowest index that may be free
     for index, call in enumerate(calls):
         id_ = call.id
-        if not id_ or id_ in taken:
+        if not id_ or id_ in ids:
             number = max(number, index)
-            while (id_ := sys.intern(form.format(name=call.name, index=number))) in taken:
+            while (id_ := sys.intern(form.format(name=call.name, index=number))) in ids:
                 number += 1
             call = ToolCall(id=id_, name=call.name, arguments=call.arguments, raw=call.raw, error=call.error)
-        taken.add(id_)
-        numbered.append(call)
-    return tuple(numbered)
+        ids.add(id_)
+        results.append(call)
+    return tuple(results)

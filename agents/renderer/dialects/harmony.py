@@ -42,8 +42,8 @@ class ChannelMessage:
     @property
     def recipient(self) -> str:
         """The name of the tool that it calls; "" if it calls none."""
-        found = _RECIPIENT.search(self.header)
-        return found[1] if found else ""
+        match = _RECIPIENT.search(self.header)
+        return match[1] if match else ""
 
     @property
     def is_thought(self) -> bool:
@@ -73,11 +73,11 @@ def messages(text: str) -> Iterator[ChannelMessage]:
 def split(text: str) -> tuple[str | None, str | None]:
     """The thoughts of an answer, None if there are none, and the text of the other messages, None if the last thought
     has no end."""
-    listed = list(messages(text))
-    thoughts = [message.body.strip() for message in listed if message.is_thought]
-    others = [f"{each.header}{_MESSAGE * bool(each.header)}{each.body}" for each in listed if not each.is_thought]
+    parts = list(messages(text))
+    thoughts = [message.body.strip() for message in parts if message.is_thought]
+    others = [f"{each.header}{_MESSAGE * bool(each.header)}{each.body}" for each in parts if not each.is_thought]
     thought = "\n\n".join(thoughts) if thoughts else None
-    if listed and listed[-1].is_thought and not listed[-1].is_ended:
+    if parts and parts[-1].is_thought and not parts[-1].is_ended:
         return thought, None
     return thought, f"{END}{ANSWER}".join(others)
 
@@ -102,14 +102,14 @@ class Harmony:
         return "\n".join(filter(None, content)), calls
 
     def write(self, content: str, calls: Calls) -> str:
-        said = (
+        content_parts = (
             [f"{FINAL if not calls else '<|channel|>commentary<|message|>'}{content}"] if content or not calls else []
         )
-        called = [
+        call_parts = [
             f"{_HEADER.format(call.name)}{call.raw if call.arguments is None else dump(call.arguments)}"
             for call in calls
         ]
-        return f"{END}{ANSWER}".join([*said, *called])
+        return f"{END}{ANSWER}".join([*content_parts, *call_parts])
 
     def sure(self, text: str) -> int:
         """0: where content begins is known by its header, see `agents.renderer.reading.ChannelForm`."""

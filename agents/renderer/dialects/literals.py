@@ -26,7 +26,7 @@ _MOST_DIGITS = 4300
 
 
 class NotRead(ValueError):
-    """Why a text is no value, as a clause."""
+    """Why a text is not a value, as a clause."""
 
 
 def literal(text: str) -> Any:
@@ -121,9 +121,9 @@ class Literals:
         match = _STRING.match(self.text, at)
         if match is None:
             raise NotRead(f"a text in it does not end with {self.text[at]}")
-        written = match[0]
-        width = 3 if written[:3] in ('"""', "'''") else 1
-        return _ESCAPE.sub(_unescaped, written[width:-width]), match.end()
+        literal = match[0]
+        width = 3 if literal[:3] in ('"""', "'''") else 1
+        return _ESCAPE.sub(_unescape, literal[width:-width]), match.end()
 
     def _number(self, digits: str) -> float | int:
         if any(sign in digits for sign in ".eE"):
@@ -136,7 +136,7 @@ class Literals:
         return f'"{shorten(self.text[at : at + 40])}"' if at < len(self.text) else "its end"
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     code = match[1]
     if code in _ESCAPES:
         return _ESCAPES[code]

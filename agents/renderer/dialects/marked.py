@@ -95,12 +95,12 @@ class Marked:
         if not calls:
             return content
         groups = [calls] if self.body.is_list else [(call,) for call in calls]
-        blocks = [self._written(group) for group in groups]
+        blocks = [self._write_block(group) for group in groups]
         start, end = self.section
-        written = f"{start}{self.between.join(blocks)}{end}"
-        return f"{content}\n{written}" if content else written
+        block = f"{start}{self.between.join(blocks)}{end}"
+        return f"{content}\n{block}" if content else block
 
-    def _written(self, calls: Calls) -> str:
+    def _write_block(self, calls: Calls) -> str:
         """A block of calls. A call without its end is written as it was."""
         if self.close and calls[0].arguments is None and calls[0].raw.startswith(self.open):
             return calls[0].raw
@@ -130,19 +130,19 @@ class Bare:
         return self.body.form
 
     def read(self, text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-        stripped = text.strip(SPACE)
-        if not self.looks(stripped, tools):
+        inner_text = text.strip(SPACE)
+        if not self.looks(inner_text, tools):
             return text, []
-        calls, end, problem, name = self.body.read(Scan(stripped, _NO_MARK), 0, tools)
+        calls, end, problem, name = self.body.read(Scan(inner_text, _NO_MARK), 0, tools)
         if problem:
-            return "", [Written(name, None, problem, stripped).call(self.form)]
-        return stripped[end:].strip(), [one.call(self.form) for one in calls]
+            return "", [Written(name, None, problem, inner_text).call(self.form)]
+        return inner_text[end:].strip(), [one.call(self.form) for one in calls]
 
     def write(self, content: str, calls: Calls) -> str:
         if not calls:
             return content
-        written = self.body.write(calls)
-        return f"{written}\n{content}" if content else written
+        block = self.body.write(calls)
+        return f"{block}\n{content}" if content else block
 
     def sure(self, text: str) -> int:
         return sure_unless_json(text)

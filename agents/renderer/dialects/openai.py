@@ -17,10 +17,10 @@ _ARGUMENTS_FORM = '{"PARAMETER": VALUE, ...}'
 
 def from_openai(message: Mapping[str, Any]) -> Calls:
     """Read the `tool_calls` of an OpenAI-shaped message; see `read_arguments`. Never raises."""
-    listed = message.get("tool_calls")
-    if not listed:
+    call_list = message.get("tool_calls")
+    if not call_list:
         return ()
-    items = listed if isinstance(listed, (list, tuple)) else [listed]
+    items = call_list if isinstance(call_list, (list, tuple)) else [call_list]
     for item in items:
         if isinstance(item, _OBJECT) and "id" in item:
             return with_ids([_read_item(item, _ARGUMENTS_FORM) for item in items])
@@ -73,18 +73,20 @@ class OpenAI:
     marks: tuple[str, ...] = ()
 
     def read(self, text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-        stripped = text.strip(SPACE)
-        if not stripped.startswith(("{", "[")):
+        inner_text = text.strip(SPACE)
+        if not inner_text.startswith(("{", "[")):
             return text, []
-        value, problem = decode_all(stripped)
+        value, problem = decode_all(inner_text)
         if problem:
-            looks = '"tool_calls"' in stripped or '"function"' in stripped
-            return ("", [Written(problem=problem, raw=stripped).call(_FORM)]) if looks else (text, [])
+            looks = '"tool_calls"' in inner_text or '"function"' in inner_text
+            return ("", [Written(problem=problem, raw=inner_text).call(_FORM)]) if looks else (text, [])
         content = ""
         if isinstance(value, dict) and "tool_calls" in value:
             content = value["content"] if isinstance(value.get("content"), str) else ""
-            listed = value["tool_calls"] if value["tool_calls"] is not None else []
-            return content, [_read_item(item, _FORM) for item in (listed if type(listed) is list else [listed])]
+            call_list = value["tool_calls"] if value["tool_calls"] is not None else []
+            return content, [
+                _read_item(item, _FORM) for item in (call_list if type(call_list) is list else [call_list])
+            ]
         items = value if isinstance(value, list) else [value]
         if not any(isinstance(item, dict) and "function" in item for item in items):
             return text, []

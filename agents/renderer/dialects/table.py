@@ -87,8 +87,10 @@ def _arg_keys(tag: str, *, prefix: str = "", suffix: str = "", sep: str = "\n", 
 
 def _invokes(section: str, *, mark: str = "") -> Marked:
     """``<invoke name="NAME"><parameter name="P">VALUE</parameter></invoke>`` in a section."""
-    typed, style = (' string="?"', "deepseek_xml") if mark else ("", "minimax_xml")
-    arguments = Pairs(start=f'<{mark}parameter name="', key_end=f'"{typed}>', end=f"</{mark}parameter>", style=style)
+    type_mark, style = (' string="?"', "deepseek_xml") if mark else ("", "minimax_xml")
+    arguments = Pairs(
+        start=f'<{mark}parameter name="', key_end=f'"{type_mark}>', end=f"</{mark}parameter>", style=style
+    )
     return Marked(
         section=(f"<{mark}{section}>\n", f"\n</{mark}{section}>"),
         open=f'<{mark}invoke name="',

@@ -46,8 +46,10 @@ class Llama:
 
     def read(self, text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
         before, tag, body = "", "", text
-        stripped = text.strip(SPACE)
-        if not (stripped.startswith("{") and looks_like_json(stripped, tools)):  # if so, a tag is part of an argument
+        inner_text = text.strip(SPACE)
+        if not (
+            inner_text.startswith("{") and looks_like_json(inner_text, tools)
+        ):  # if so, a tag is part of an argument
             before, tag, body = text.partition(_PYTHON_TAG)
             if not tag:
                 return text, []

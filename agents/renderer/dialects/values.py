@@ -1,7 +1,7 @@
 """Values that are written without quotes, between two marks: the schema of a parameter says what they are.
 
-As `coerce_to_schema_type` of vLLM, with two differences. JSON and Python say what numbers and booleans are: "1" is no
-boolean. And an object or a list may be written as Python writes it, since some templates do so.
+As `coerce_to_schema_type` of vLLM, with two differences. JSON and Python say what numbers and booleans are: "1" is not
+a boolean. And an object or a list may be written as Python writes it, since some templates do so.
 """
 
 from __future__ import annotations

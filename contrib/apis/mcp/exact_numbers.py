@@ -13,7 +13,7 @@ from typing import Any
 
 from contrib.common.http_clients import decoded
 from contrib.common.json_text import marked_text
-from forge_env.core.json_text import unmarked
+from forge_env.core.json_text import without_marks
 
 ENCODING = "json_lines_with_marked_numbers"
 """The text encoding of a connection over standard input and output: UTF-8."""
@@ -39,7 +39,7 @@ class _LineDecoder(codecs.IncrementalDecoder):
 
 
 def _encode(text: str, errors: str = "strict") -> tuple[bytes, int]:
-    return unmarked(text).encode("utf-8", errors), len(text)
+    return without_marks(text).encode("utf-8", errors), len(text)
 
 
 def _find(name: str) -> codecs.CodecInfo | None:
@@ -55,7 +55,7 @@ async def before_request(request: Any) -> None:
     """Hook of an HTTP client: send marked texts as numbers."""
     from httpx2 import ByteStream
 
-    if isinstance(request.stream, ByteStream) and (content := unmarked(request.content.decode()).encode()):
+    if isinstance(request.stream, ByteStream) and (content := without_marks(request.content.decode()).encode()):
         request.stream, request.headers["content-length"] = ByteStream(content), str(len(content))
 
 

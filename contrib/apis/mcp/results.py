@@ -64,7 +64,7 @@ def _mended(item: Any) -> Any:
 
 
 def _answer(error: Exception) -> Any:
-    """Return the answer in a line that is no JSON-RPC message, such as a result that is no object; None without one."""
+    """The answer in a line that is not a JSON-RPC message, such as a result that is not an object; None without one."""
     from mcp_types import ErrorData, JSONRPCError, JSONRPCResponse
     from pydantic import ValidationError
 

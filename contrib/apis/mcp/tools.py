@@ -19,7 +19,7 @@ from contrib.apis.mcp.transport import Stderr, Transport, command_of, stdio, str
 from contrib.apis.tool_names import free_name
 from contrib.common.json_text import write
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.core.json_text import marked
+from forge_env.core.json_text import with_marks
 from forge_env.core.tools import Tool, ToolOptions, without_titles
 from forge_env.core.types import ToolFailure
 from forge_env.utils.deadlines import queued
@@ -132,7 +132,7 @@ class McpServer:
         except ValueError as error:
             return ToolFailure(f"Error: the arguments are no JSON in UTF-8: {error}", kind="bad_arguments")
         try:
-            result = await self._ask(lambda client: client.call_tool(name, marked(arguments)))
+            result = await self._ask(lambda client: client.call_tool(name, with_marks(arguments)))
         except _CallRefused as refusal:
             return ToolFailure(f"Error: {self._credentials.redact(str(refusal))}", kind=MCP_ERROR)
         text = self._credentials.redact(result.content[0].text)

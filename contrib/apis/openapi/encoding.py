@@ -143,7 +143,7 @@ def _header_text(parameter: Parameter, value: Any) -> str:
         [text] = _members(parameter, value, str)
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{parameter.argument}: a header takes printable ASCII characters only")
-    return text.strip()  # spaces at the ends are no part of a value, and HTTP refuses them
+    return text.strip()  # spaces at the ends are not part of a value, and HTTP refuses them
 
 
 def _content(body: Body, arguments: Mapping[str, Any]) -> bytes | None:

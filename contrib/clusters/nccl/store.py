@@ -23,7 +23,7 @@ from contrib.clusters.nccl.publisher import KEEP, Publisher, Snapshot
 from contrib.clusters.nccl.puller import PublisherLink, Puller
 from forge_env.core.errors import InvariantError
 from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
-from forge_env.runtime.weights.store import StoreRequest, WeightStore, refused
+from forge_env.runtime.weights.store import StoreRequest, WeightStore, refusal_text
 from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class NcclStore(WeightStore):
         if (refusal := request.lacks_gpus(instead)) or not request.shared_gpus:
             return refusal
         problem = "which joins different GPUs, and the services of this run share them"
-        return refused(problem, instead, "give each service GPUs of its own with --launcher.share_gpus no")
+        return refusal_text(problem, instead, "give each service GPUs of its own with --launcher.share_gpus no")
 
     def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
         self._rendezvous = rendezvous

@@ -121,7 +121,7 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     arguments = [*(f"{name}.with_gpus" for name in services), "--ref_model.procs=1", "--grpo.beta=0.1"]
     arguments += ["--generator.procs=2", "--launcher.share_gpus=no", "--weights.store=nccl"]
     plan = make_plan(config_of(*arguments), GRPO)
-    held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
+    held = {(process.service, process.rank): memory.always for process, memory in plan.processes if memory}
     size = held["generator", 0]["received"]
     assert held["generator", 1]["received"] == size > 0
     assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))

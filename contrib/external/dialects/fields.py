@@ -62,7 +62,7 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 
 
 def check_kind(part: Mapping[str, Any], name: str, kind: str = "") -> Any:
-    """Return a field of a request or of its part, and refuse a value of another kind. None is no value.
+    """Return a field of a request or of its part, and refuse a value of another kind. None is not a value.
 
     Args:
         part: the request, or a part of it.

@@ -50,7 +50,9 @@ def renderer(tiny_model: Path) -> Renderer:
 async def play(tiny_model: Path, policy: Writer, **limits: Any) -> Turn:
     agent = TokenAgent(str(tiny_model), policy, thinking="on")
     asked = NextTurn(constraint=FORM, stop=("never",))
-    turn, _ = await agent.act(Conversation(request_id="c", seed=3, observation=TASK.prompt, asked=asked, **limits), ())
+    turn, _ = await agent.act(
+        Conversation(request_id="c", seed=3, observation=TASK.prompt, next_turn=asked, **limits), ()
+    )
     return turn
 
 
@@ -80,7 +82,7 @@ async def test_channels_are_in_the_grammar(tmp_path: Path) -> None:
         asked = NextTurn(constraint=Constraint(tools=("add",)))
         limits: Any = {"max_turn_tokens": 200, "max_thinking_tokens": len(renderer.encode(f"{THOUGHT}Hm.<|end|>"))}
         turn, action = await agent.act(
-            Conversation(request_id="c", observation=TASK.prompt, asked=asked, **limits), [tool("add")]
+            Conversation(request_id="c", observation=TASK.prompt, next_turn=asked, **limits), [tool("add")]
         )
         assert action.message["reasoning_content"].startswith("Hm.")
         assert [(called.name, called.arguments) for called in action.tool_calls] == [("add", {"a": 1})]
@@ -130,7 +132,7 @@ async def test_a_policy_without_grammars_is_refused(tiny_model: Path, renderer: 
 async def test_a_script_is_held_to_the_form(constraint: Constraint, message: dict[str, Any], wrong: str) -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in message.get("tool_calls", ())]
     said: Any = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
-    asked = Conversation(request_id="c", observation=TASK.prompt, asked=NextTurn(constraint=constraint))
+    asked = Conversation(request_id="c", observation=TASK.prompt, next_turn=NextTurn(constraint=constraint))
     answer = ScriptedAgent(lambda messages: said).act(asked, [tool("add")])
     if wrong:
         with pytest.raises(PolicyError, match=wrong):
@@ -155,7 +157,7 @@ async def test_the_tools_that_an_answer_may_call_are_offered_alone(
 ) -> None:
     called = {"id": "abc", "type": "function", "function": {"name": offered[0], "arguments": "{}"}}
     chat_server.will(chat_server.says("{}") if constraint.schema else chat_server.says(None, tool_calls=[called]))
-    conversation = Conversation(request_id="c", observation=TASK.prompt, asked=NextTurn(constraint=constraint))
+    conversation = Conversation(request_id="c", observation=TASK.prompt, next_turn=NextTurn(constraint=constraint))
     async with ChatAgent("m", chat_server.url, api_key_env="") as agent:
         turn, _ = await agent.act(conversation, [tool(name) for name in "abc"])
     body = chat_server.asked[0].body

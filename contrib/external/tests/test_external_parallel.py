@@ -219,7 +219,7 @@ async def test_the_clocks_stand_still_while_a_request_is_answered() -> None:
         deadline = Deadline(0.01)
         listening = asyncio.create_task(deadline.run(env.listen()))
         done, _ = await asyncio.wait({listening}, timeout=0.1)
-        assert not done and not deadline.expired
+        assert not done and not deadline.has_expired
         await env.close()
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)

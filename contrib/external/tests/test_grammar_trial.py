@@ -74,7 +74,7 @@ async def test_a_killed_process_is_started_again_and_a_closed_one_is_gone(trials
     second = trials._process.pid
     assert second is not None and second != first
     slow = asyncio.create_task(trials.check(tag({**SLOW, "minLength": 0}), VOCABULARY))
-    while not trials._process._sent:
+    while not trials._process._request:
         await asyncio.sleep(0)
     await trials.close()
     with pytest.raises(PolicyError, match="the engine was closed"):
@@ -89,14 +89,14 @@ async def test_an_engine_that_closes_meanwhile_answers(tiny_model: Path, monkeyp
     engine._thread.vocabulary = VOCABULARY
 
     async def closes(grammar: str, vocabulary: int) -> None:
-        engine._closed = True
+        engine._is_closed = True
 
     monkeypatch.setattr(engine._thread.open_grammars(), "check", closes)
     sampling = Sampling(grammar=tag(GOOD))
     async with asyncio.timeout(60):
         with pytest.raises(PolicyError, match="was closed"):
             await engine.generate([1], sampling, "r")
-        engine._closed = False
+        engine._is_closed = False
         with pytest.raises(PolicyError, match="was closed"):
             await engine.generate_batch([Request((1,), sampling, "r"), Request((1,), Sampling(), "s")])
 

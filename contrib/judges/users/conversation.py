@@ -23,7 +23,7 @@ from forge_env.core.own_copies import own_copy
 from forge_env.core.types import Action, Message, Task
 from forge_env.core.user_code import guard
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.threads import call_on, gated
+from forge_env.utils.threads import behind_gate, call_on
 
 MAX_TURNS = 20
 """Turns of the agent in a conversation, if neither the environment nor the caller sets another limit."""
@@ -92,7 +92,7 @@ class ConversationEnv(ToolEnv):
                 raise EnvError("the user ended the conversation before the agent could answer")
         return tuple(self.messages), {}
 
-    @gated
+    @behind_gate
     async def step(self, action: Action) -> StepResult:
         after_reset(self, self._made_user)
         self._turns_taken += 1

@@ -32,7 +32,7 @@ class ScriptedUser:
         until: a function with the same arguments; when it returns true, the user is done and says nothing more.
 
     Raises:
-        UserError: for a line that is no text or is empty, or a function with other parameters.
+        UserError: for a line that is not text or is empty, or a function with other parameters.
     """
 
     def __init__(self, script: Sequence[str] | Callable[..., Any], *, until: Callable[..., Any] | None = None) -> None:

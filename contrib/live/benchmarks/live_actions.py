@@ -77,7 +77,17 @@ def books(output: Path) -> dict[str, Any]:
 
 
 def measure(output: Path, steps: int, kills: int, options: Sequence[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "trainers.grpo", "--output", str(output), "--steps", str(steps), *OPTIONS, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "trainers.grpo",
+        "--output",
+        str(output),
+        "--steps",
+        str(steps),
+        *OPTIONS,
+        *options,
+    ]
     seconds: dict[str, list[float]] = {}
     kill_blocks = {1 + 4 * number for number in range(kills)}
     killed = 0

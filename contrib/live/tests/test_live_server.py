@@ -38,7 +38,7 @@ class Served:
         self.folder, self.said = folder, list[str]()
         self.plan = plan_of(*options)
         self.controls, self.caller = Controls(), TrainingRun()
-        self.controls.steps, self.controls.begun = 20, 3
+        self.controls.steps, self.controls.steps_begun = 20, 3
         self.controls.queue = lambda: {"steps_done": 2}
         self.rollouts = SimpleNamespace(envs={}, in_flight={}, plan=self.plan, limits=None, requeue=self.requeue)
         console = SimpleNamespace(seconds=lambda: 1.5, under_way=list)

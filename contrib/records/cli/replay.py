@@ -66,12 +66,12 @@ def _note_effects(settings: RunSettings, located: FoundEpisode) -> None:
 
 def note_changes(run: Path, settings: RunSettings) -> None:
     """Print what has changed in the environment since an evaluation measured it."""
-    from forge_env.evaluation.digests import changed, environment_digests
+    from forge_env.evaluation.digests import changed_parts, environment_digests
     from forge_env.rollout.factory import make
 
     if settings.environment and settings.env:
         now = environment_digests(make(settings.env, **settings.options))
-        for part in changed({"environment": settings.environment}, {"environment": now}):
+        for part in changed_parts({"environment": settings.environment}, {"environment": now}):
             note(f"{part} has changed since {run}")
 
 

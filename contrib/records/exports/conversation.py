@@ -156,7 +156,7 @@ def token_facts(turn: Turn) -> dict[str, Any]:
 
 
 def is_auxiliary(said: Sequence[Said]) -> bool:
-    """Whether a conversation is no part of the work: all of its answers are auxiliary."""
+    """Whether a conversation is not part of the work: all of its answers are auxiliary."""
     answers = [each.turn for each in said if each.turn is not None]
     return bool(answers) and all(turn.auxiliary for turn in answers)
 

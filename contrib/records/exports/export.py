@@ -38,9 +38,9 @@ class Exported:
     left_out: dict[str, int] = field(default_factory=dict)
     """Number of episodes by the reason."""
     cut: list[str] = field(default_factory=list)
-    """FILE:LINE of half-written last lines, which are no episodes."""
+    """FILE:LINE of half-written last lines, which are not episodes."""
     replaced: int = 0
-    """Rows, lines or files in which text that is no valid Unicode was replaced."""
+    """Rows, lines or files in which text that is not valid Unicode was replaced."""
     thoughts: int = 0
     """Episodes with thoughts that the format has no place for."""
     without_tools: dict[str, str] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class ParquetWriter:
         self._file: Any = None
         self._writer: Any = None
         self.replaced = 0
-        """Episodes with text that is no valid Unicode, which was replaced."""
+        """Episodes with text that is not valid Unicode, which was replaced."""
 
     def close(self) -> None:
         """Write what is left, and end the last file; without any episode it has no rows."""

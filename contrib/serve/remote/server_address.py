@@ -24,7 +24,7 @@ _EXAMPLE = "http://host:8000, or http://host:8000?token_env=NAME for a token in 
 
 
 class OtherVersion(ServiceError):
-    """The server speaks another version of the protocol, or is no server of an environment."""
+    """The server speaks another version of the protocol, or is not a server of an environment."""
 
 
 class Refused(ServiceError):

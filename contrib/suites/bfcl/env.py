@@ -125,7 +125,7 @@ class Bfcl(Env):
             if self._steps > MAX_STEPS:
                 return observation, 0.0, True, False, {**info, **_verdict(False, "multi_turn:force_terminated")}
             return observation, 0.0, False, False, info
-        for call in action.tool_calls:  # arguments that are no JSON: the suite takes no call of such a message
+        for call in action.tool_calls:  # arguments that are not JSON: the suite takes no call of such a message
             observation.append(_answer(call.id, call.name, "Error: the arguments of a call are no JSON object."))
         return await self._next_user_turn(observation)
 
@@ -167,7 +167,7 @@ _ONE_TURN = ("simple", "multiple", "parallel", "irrelevance", "live", "non_live"
 
 
 def _read(action: Action) -> list[Call] | None:
-    """The calls of a message; None if it has none, or a call with arguments that are no JSON object."""
+    """The calls of a message; None if it has none, or a call with arguments that are not a JSON object."""
     if not action.tool_calls or any(call.arguments is None for call in action.tool_calls):
         return None
     return [{"name": call.name, "arguments": copy.deepcopy(call.arguments)} for call in action.tool_calls]

@@ -31,10 +31,32 @@ FIRST_PARTS = ("clip", "totals", "fill", "checksum", "pieces", "enumerate_words"
 """The functions of level 0, of many numbers each."""
 _FUNCTIONS = {0: 1, 1: 3, 2: 3, 3: 5}
 _IS_PACKAGE = {0: False, 1: False, 2: True, 3: True}
-_WORDS = (
-    "amber apple bridge candle copper desert dragon engine feather forest garden hammer island jacket kitchen ladder "
-    "market needle orange pencil rabbit silver tunnel window"
-).split()
+_WORDS = [
+    "amber",
+    "apple",
+    "bridge",
+    "candle",
+    "copper",
+    "desert",
+    "dragon",
+    "engine",
+    "feather",
+    "forest",
+    "garden",
+    "hammer",
+    "island",
+    "jacket",
+    "kitchen",
+    "ladder",
+    "market",
+    "needle",
+    "orange",
+    "pencil",
+    "rabbit",
+    "silver",
+    "tunnel",
+    "window",
+]
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> Sequence[Task]:

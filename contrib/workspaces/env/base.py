@@ -210,7 +210,7 @@ class WorkspaceEnv(ToolEnv):
         self, image: UnpackedImage | Snapshot | None = None, *, network: Network | None = None
     ) -> Workspace:
         """Open a workspace with nothing of the agent's in it; close it in a `finally`."""
-        async with queued():  # the start of a workspace is no time of the model's
+        async with queued():  # the start of a workspace does not count as the model's time
             unpacked = await asyncio.to_thread(self.image) if image is None else image
             return await self.workspaces.open(
                 unpacked, limits=self.workspace_limits, network=self.network if network is None else network

@@ -98,7 +98,7 @@ def _matcher(patterns: list[str]) -> Callable[[str], Any]:
 
 
 def settle(request: dict[str, Any], fds: list[int], user: Any) -> None:
-    """Remove what is no file where a container engine, outside, reads one: it would wait for a pipe for ever."""
+    """Remove what is not a file where a container engine, outside, reads one: it would wait for a pipe for ever."""
     for path in ("/etc/passwd", "/etc/group"):
         try:
             if stat.S_IFMT(os.stat(path).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):

@@ -95,7 +95,7 @@ def read_instructions(path: Path) -> Iterator[Instruction]:
 
 
 def joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are no comments, with continued ones joined, and the number of the first one of each."""
+    """Yield the lines that are not comments, with continued ones joined, and the number of the first one of each."""
     text, start = "", 0
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("#") or (not line.strip() and not text):
@@ -234,7 +234,7 @@ class _Builder:
 
 
 def _words(text: str) -> list[str] | None:
-    """Return the texts of a JSON list; None for all else, which is no mistake: "[ -e x ] && y" is for the shell."""
+    """Return the texts of a JSON list; None for all else, which is not a mistake: "[ -e x ] && y" is for the shell."""
     try:
         words: Any = json.loads(text)
     except ValueError:

@@ -60,7 +60,7 @@ def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
 
 @functools.lru_cache(maxsize=64)
 def _host_image(packages: tuple[str, ...], cache: Path) -> UnpackedImage:
-    shown = find_packages(sorted(packages)).shown if packages else []
+    shown = find_packages(sorted(packages)).paths if packages else []
     digest = _digest(shown)
     root = cached(f"host-{digest[:32]}", functools.partial(_build, shown=shown))
     return UnpackedImage(

@@ -160,7 +160,7 @@ def check_platform(config: Config, what: str) -> None:
 
 
 def keys_of(document: bytes) -> frozenset[str]:
-    """The fields of a document, which tell its kind; none if it is no JSON object."""
+    """The fields of a document, which tell its kind; none if it is not a JSON object."""
     try:
         content = json.loads(document)
     except ValueError:

@@ -106,7 +106,7 @@ class Outputs:
 
     @property
     def flooded(self) -> bool:
-        return self.stdout.flooded or self.stderr.flooded
+        return self.stdout.is_flooded or self.stderr.is_flooded
 
     def close_write_ends(self) -> None:
         self.stdout.close_write_end()

@@ -290,7 +290,7 @@ class Server(Controlled[BoxEnd]):
         Args: groups: the control groups of its workspaces, which it removes if the owner is killed.
         """
         server = cls._spawn()
-        filters = {"strict": seccomp_filter(), "counted": seccomp_filter(counted=True)}
+        filters = {"strict": seccomp_filter(), "counted": seccomp_filter(in_group=True)}
         tops = groups.tops if isinstance(groups, Groups) else []
         await server._begin(
             {

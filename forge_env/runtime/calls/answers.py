@@ -39,22 +39,22 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
         raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
 
 
-async def unless_gone(call: Awaitable[T], gone: asyncio.Future[Any], error: type[ServiceError] = ServiceError) -> T:
+async def unless_gone(call: Awaitable[T], death: asyncio.Future[Any], error: type[ServiceError] = ServiceError) -> T:
     """Await a call to an actor; if the actor dies meanwhile, raise at once.
 
     Args:
         call: to the actor, with a deadline of its own.
-        gone: done when the actor is gone, with the reason or an exception.
+        death: done when the actor is gone, with the reason or an exception.
         error: the class of the error that is raised then.
     """
     task = asyncio.ensure_future(call)
     try:
-        either: set[asyncio.Future[Any]] = {task, gone}
+        either: set[asyncio.Future[Any]] = {task, death}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if is_service_error(task):  # the death of the process explains more than the broken call
-            await asyncio.wait({gone}, timeout=GRACE_S)
-        if gone.done() and (not task.done() or is_service_error(task)):
-            raise error(gone.result())
+            await asyncio.wait({death}, timeout=GRACE_S)
+        if death.done() and (not task.done() or is_service_error(task)):
+            raise error(death.result())
         return await task
     finally:
         if not task.done():

@@ -42,7 +42,7 @@ class Member:
     """One replica that is up, as seen by this process."""
 
     handle: Any
-    gone: asyncio.Future[str]
+    death: asyncio.Future[str]
     gathered: Gathered
     calls: int = 0
     """Calls in flight from this process."""
@@ -89,10 +89,10 @@ class ServiceClient(ServiceHandle[A]):
             return
         self.members = members
         for number in self.replicas.keys() - members.handles.keys():
-            self.replicas.pop(number).gone.set_result(members.reason)
+            self.replicas.pop(number).death.set_result(members.reason)
         for number in members.handles.keys() - self.replicas.keys():
-            handle, gone = members.handles[number], asyncio.get_running_loop().create_future()
-            self.replicas[number] = Member(handle, gone, Gathered(handle, gone))
+            handle, death = members.handles[number], asyncio.get_running_loop().create_future()
+            self.replicas[number] = Member(handle, death, Gathered(handle, death))
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

@@ -40,8 +40,8 @@ class EndpointTable:
         owner = getattr(endpoint, "owner", None)
         if owner in self.classes:
             return endpoint.name
-        shown = f"{owner.rpartition('.')[2]}.{endpoint.name}" if owner else repr(endpoint)
+        name = f"{owner.rpartition('.')[2]}.{endpoint.name}" if owner else repr(endpoint)
         raise UnknownEndpoint(
-            f"{shown} is no endpoint of {self.actor}: name one of its class, as {self.actor}.{min(self.names)}. "
+            f"{name} is no endpoint of {self.actor}: name one of its class, as {self.actor}.{min(self.names)}. "
             f"{nearest(getattr(endpoint, 'name', ''), self.names)}"
         )

@@ -26,7 +26,7 @@ _MOST_TRACE = 20_000
 
 
 class EndpointError(Exception):
-    """Stands for an exception that is no ForgeError; its text has the type and the text of that one."""
+    """Stands for an exception that is not a ForgeError; its text has the type and the text of that one."""
 
 
 def portable(error: BaseException) -> Exception:
@@ -64,16 +64,16 @@ def answering(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Corout
     return call
 
 
-def _reduced(self: ActorError) -> tuple[Any, ...]:
+def _reduce(self: ActorError) -> tuple[Any, ...]:
     return _read, (portable(self.exception), self.message, self.exception_formatted[-_MOST_TRACE:])
 
 
-def _read(exception: Exception, message: str, formatted: str) -> ActorError:
+def _read(exception: Exception, message: str, trace: str) -> ActorError:
     error = ActorError.__new__(ActorError)
-    error.exception, error.message, error.exception_formatted = exception, message, formatted
+    error.exception, error.message, error.exception_formatted = exception, message, trace
     return error
 
 
 def make_errors_portable() -> None:
     """Let Monarch send exceptions as `portable` makes them, those of constructors too."""
-    ActorError.__reduce__ = _reduced
+    ActorError.__reduce__ = _reduce

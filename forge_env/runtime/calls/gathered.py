@@ -23,16 +23,16 @@ class Gathered:
 
     Args:
         handle: of the replica.
-        gone: done when the replica is gone, with the reason.
+        death: done when the replica is gone, with the reason.
     """
 
-    def __init__(self, handle: Any, gone: asyncio.Future[str]) -> None:
-        self._handle, self._gone = handle, gone
+    def __init__(self, handle: Any, death: asyncio.Future[str]) -> None:
+        self._handle, self._death = handle, death
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._next: list[Call] = []
         self._sending: set[asyncio.Task[None]] = set()
         self._port: Any = None
-        gone.add_done_callback(self._lose)
+        death.add_done_callback(self._lose)
 
     async def call(self, call: Call) -> Any:
         """Send a call with the others of this pass, and await its answer."""
@@ -60,7 +60,7 @@ class Gathered:
         try:
             await self._handle.begin_calls.call_one(calls, self._port or self._open())
         except Exception as error:
-            await asyncio.wait({self._gone}, timeout=GRACE_S)
+            await asyncio.wait({self._death}, timeout=GRACE_S)
             self._end([call[0] for call in calls], error)
 
     def _open(self) -> Any:
@@ -69,7 +69,7 @@ class Gathered:
         self._port, answers = Channel.open()
         self._port.return_undeliverable = False  # an actor outlives those that wait for its answers
         receiving = asyncio.ensure_future(self._receive(answers))
-        self._gone.add_done_callback(lambda _: receiving.cancel())
+        self._death.add_done_callback(lambda _: receiving.cancel())
         return self._port
 
     async def _receive(self, answers: Any) -> None:
@@ -81,10 +81,10 @@ class Gathered:
             self._port = None
             self._end(list(self._waiting), error)
 
-    def _lose(self, gone: asyncio.Future[str]) -> None:
+    def _lose(self, death: asyncio.Future[str]) -> None:
         for sending in self._sending:
             sending.cancel()
-        self._end(list(self._waiting), ReplicaDied(gone.result()))
+        self._end(list(self._waiting), ReplicaDied(death.result()))
 
     def _end(self, ids: Iterable[str], error: Exception | None, value: Any = None) -> None:
         for waiting in filter(None, map(self._waiting.get, ids)):

@@ -160,12 +160,12 @@ class BoundEndpoint:
             if call_id:
                 return await within(self._seconds, member.gathered.call((call_id, self._name, args, kwargs)), what)
             call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **kwargs), what)
-            return await unless_gone(call, member.gone, ReplicaDied)
+            return await unless_gone(call, member.death, ReplicaDied)
         except ReplicaBroken as error:
-            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping reports the fault, too
+            await asyncio.wait({member.death}, timeout=_REPLACED_S)  # its next ping reports the fault, too
             raise ReplicaDied(str(error)) from None
         except (asyncio.CancelledError, MissedDeadline):
-            if call_id and not member.gone.done():
+            if call_id and not member.death.done():
                 _in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)))
             raise
         finally:

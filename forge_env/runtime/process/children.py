@@ -90,18 +90,18 @@ def pidfd_of(pid: int) -> int:
 def end_processes(pids: Iterable[int]) -> None:
     """Kill processes, and wait for their ends, END_S at most: a process may hang in a disk or a GPU."""
     ends = select.poll()
-    left = set()
+    pidfds = set()
     for pid in pids:
-        left.add(pidfd := pidfd_of(pid))
+        pidfds.add(pidfd := pidfd_of(pid))
         ends.register(pidfd, select.POLLIN)
         kill(pid)
     deadline = time.monotonic() + END_S
-    while left and (seconds := deadline - time.monotonic()) > 0:
+    while pidfds and (seconds := deadline - time.monotonic()) > 0:
         for pidfd, _ in ends.poll(seconds * 1000):
             ends.unregister(pidfd)
-            left.remove(pidfd)
+            pidfds.remove(pidfd)
             os.close(pidfd)
-    for pidfd in left:
+    for pidfd in pidfds:
         os.close(pidfd)
 
 

@@ -40,7 +40,7 @@ def open_monarch(log_dir: Path, transport: str) -> None:
         _set_transport(transport)
         return
     _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
-    saved = os.dup(2)
+    stderr_copy = os.dup(2)
     log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)
     try:
@@ -50,8 +50,8 @@ def open_monarch(log_dir: Path, transport: str) -> None:
             _set_transport(transport)
             this_host()
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
         os.close(log)
     _sockets.extend(_sockets[0].iterdir())
     atexit.register(_shut_down)  # runs before Monarch's own handler, which then has nothing to do

@@ -22,23 +22,23 @@ class WeightsConfig:
     "shared_memory" and "cuda_ipc" serve one host. docs/configuration.md names the others."""
 
 
-def choose_store(wanted: str, request: StoreRequest) -> tuple[WeightStore, str]:
+def choose_store(choice: str, request: StoreRequest) -> tuple[WeightStore, str]:
     """Choose the weight store of a run; returns it, not open yet, and a sentence with the choice and its reason.
 
     Args:
-        wanted: the name of a store; "auto" chooses the fastest that fits, and shared memory if none does.
+        choice: the name of a store; "auto" chooses the fastest that fits, and shared memory if none does.
     """
     names = [*_STORES, *rows("stores")]  # the fastest first
-    if wanted not in ("auto", *names):
-        known = nearest(wanted, ["auto", *names])
-        raise UserError(f"--weights.store is {wanted!r}, and there is no store of that name. {known}")
+    if choice not in ("auto", *names):
+        hint = nearest(choice, ["auto", *names])
+        raise UserError(f"--weights.store is {choice!r}, and there is no store of that name. {hint}")
     reasons = ((name, _store(name).reason(request)) for name in names)
     fastest, why = next(((name, why) for name, why in reasons if why), ("", ""))
-    if wanted == "auto":
-        return _chosen(_store(fastest or "shared_memory"), why or "no store that is here fits")
-    if refusal := _store(wanted).refusal(request, f"take {fastest}" if fastest else ""):
-        raise UserError(f"--weights.store is {wanted}, {refusal}")
-    return _chosen(_store(wanted), "as --weights.store says")
+    if choice == "auto":
+        return _choice(_store(fastest or "shared_memory"), why or "no store that is here fits")
+    if refusal := _store(choice).refusal(request, f"take {fastest}" if fastest else ""):
+        raise UserError(f"--weights.store is {choice}, {refusal}")
+    return _choice(_store(choice), "as --weights.store says")
 
 
 def _store(name: str) -> type[WeightStore]:
@@ -46,5 +46,5 @@ def _store(name: str) -> type[WeightStore]:
     return kind
 
 
-def _chosen(kind: type[WeightStore], why: str) -> tuple[WeightStore, str]:
+def _choice(kind: type[WeightStore], why: str) -> tuple[WeightStore, str]:
     return kind(), f"through {kind.title}: {why}"

@@ -48,7 +48,7 @@ class StoreRequest:
         """The `refusal` of a store that goes from GPU to GPU."""
         problem = "and not every service that holds the weights has GPUs"
         remedy = "give trainer, generator and ref_model with_gpus"
-        return "" if self.all_on_gpus else refused(problem, instead, remedy)
+        return "" if self.all_on_gpus else refusal_text(problem, instead, remedy)
 
 
 class WeightStore(ABC):
@@ -129,7 +129,7 @@ class WeightStore(ABC):
         """
 
     @abstractmethod
-    async def commit(self, taken: Any) -> None:
+    async def commit(self, copy: Any) -> None:
         """Make the copy of `take` a version that can be fetched."""
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor]) -> None:
@@ -141,7 +141,7 @@ class WeightStore(ABC):
         """Give a snapshot's tensors, under their names. They exist inside of the context only, and are for reading."""
 
 
-def refused(problem: str, *remedies: str) -> str:
+def refusal_text(problem: str, *remedies: str) -> str:
     """The text of a `refusal`; remedies that are "" are left out."""
     return ": ".join(filter(None, [problem, ", or ".join(filter(None, remedies))]))
 

@@ -12,7 +12,7 @@ from agents.generator.batch_delay import GAPS, BatchDelay
 def after_a_burst(gathering: BatchDelay, count: int) -> None:
     """`count` requests come one after the other to an idle engine."""
     for running in range(1, count + 1):
-        gathering.arrived(running)
+        gathering.on_arrival(running)
 
 
 def test_an_idle_engine_waits_without_end_and_a_busy_one_not_at_all() -> None:
@@ -36,7 +36,7 @@ def test_on_a_busy_machine_the_delay_is_as_long_as_the_gaps(monkeypatch: pytest.
     assert gathering.seconds_to_wait(0) is None
     for running in range(1, 11):
         now += 0.1
-        gathering.arrived(running)
+        gathering.on_arrival(running)
     assert gathering.seconds_to_wait(10) == pytest.approx(GAPS * 0.9 / 10)
     now += GAPS * 0.1
     assert gathering.seconds_to_wait(10) == 0
@@ -56,7 +56,7 @@ def test_a_batch_is_delayed_no_longer_than_the_limit() -> None:
 
 def test_a_batch_is_not_delayed_if_no_request_comes() -> None:
     gathering = BatchDelay(gather_s=1e-9, most_s=10.0)
-    gathering.arrived(8)
+    gathering.on_arrival(8)
     assert gathering.seconds_to_wait(1) == 0, "the tail of a batch runs at full speed"
 
 

@@ -52,21 +52,21 @@ def test_what_was_streamed_stays(dialect: str, data: st.DataObject) -> None:
     tools = data.draw(st.sampled_from([TOOLS, ()]))
     full = [form.read(text, tools=tools, is_cut=is_cut) for is_cut in (False, True)]
     for end in range(len(text) + 1):
-        thought, content = form.begun(text[:end], tools=tools)
+        thought, content = form.read_beginning(text[:end], tools=tools)
         for answer in full:
             assert (answer.thought or "").startswith(thought) and answer.content.startswith(content), text[:end]
 
 
 def test_a_stream_does_not_wait_without_need() -> None:
     hermes = AnswerForm(dialect="hermes")
-    assert hermes.begun("The sum", tools=TOOLS) == ("", "The sum")
-    assert hermes.begun("The sum <tool", tools=TOOLS) == ("", "The sum")
-    assert hermes.begun("The sum <tool", tools=()) == ("", "The sum <tool")
-    assert hermes.begun("<think>\nI add. </thi", tools=TOOLS) == ("I add.", "")
-    assert hermes.begun("<think>I add.</think>\n\nThree", tools=TOOLS) == ("I add.", "Three")
-    assert hermes.begun("<thi", tools=TOOLS) == ("", "")
-    assert AnswerForm(dialect="llama").begun("Three <|python", tools=TOOLS) == ("", "Three")
-    assert AnswerForm(dialect="pythonic").begun("[add", tools=TOOLS) == ("", "")
+    assert hermes.read_beginning("The sum", tools=TOOLS) == ("", "The sum")
+    assert hermes.read_beginning("The sum <tool", tools=TOOLS) == ("", "The sum")
+    assert hermes.read_beginning("The sum <tool", tools=()) == ("", "The sum <tool")
+    assert hermes.read_beginning("<think>\nI add. </thi", tools=TOOLS) == ("I add.", "")
+    assert hermes.read_beginning("<think>I add.</think>\n\nThree", tools=TOOLS) == ("I add.", "Three")
+    assert hermes.read_beginning("<thi", tools=TOOLS) == ("", "")
+    assert AnswerForm(dialect="llama").read_beginning("Three <|python", tools=TOOLS) == ("", "Three")
+    assert AnswerForm(dialect="pythonic").read_beginning("[add", tools=TOOLS) == ("", "")
 
 
 def test_only_an_end_that_may_become_a_mark_waits() -> None:

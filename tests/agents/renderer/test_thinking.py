@@ -97,7 +97,7 @@ def test_prompts_are_those_of_transformers(
     for (thought, content, calls), role, reply in script:
         calls = calls and with_tools
         sampled = tokenizer.encode(spoken(thought, content, calls, thinks=thinks))
-        rendered = theirs(thinks, map(renderer.format.prepared, conversation.messages), tools, prompt=True)
+        rendered = theirs(thinks, map(renderer.format.prepare, conversation.messages), tools, prompt=True)
         prompt, old = add_turn(renderer, conversation, sampled, tools)
         assert tokenizer.decode(prompt) == rendered
         assert prompt[:old] == row[:old] and old in (0, len(row))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import ARGUMENTS, marked, unmarked
+from forge_env.core.json_text import ARGUMENTS, with_marks, without_marks
 from forge_env.core.tools import BadCall, Tool, ToolOptions, make_tool, tool
 from forge_env.core.types import ToolCall
 
@@ -465,4 +465,4 @@ def test_functions_are_given_plain_numbers() -> None:
 
     call = json.loads('{"at": {"x": [5.0, -0, 1E5]}}', **ARGUMENTS)
     assert [*map(type, make_tool(look).arguments(call)["at"]["x"])] == [float, int, float]
-    assert unmarked(json.dumps(marked(call))) == '{"at": {"x": [5.0, -0, 1E5]}}'
+    assert without_marks(json.dumps(with_marks(call))) == '{"at": {"x": [5.0, -0, 1E5]}}'

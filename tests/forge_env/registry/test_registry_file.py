@@ -197,7 +197,7 @@ def test_a_writer_that_is_killed_corrupts_nothing(file: RegistryFile) -> None:
 
 
 def _hold(file: RegistryFile, ready: multiprocessing.connection.Connection) -> None:
-    with atomic.locked(file.path):
+    with atomic.hold_lock(file.path):
         ready.send(True)
         signal.pause()
 

@@ -891,8 +891,8 @@ class Watches:
         self._agent = agent(lambda messages: f"{len(messages)} messages, first {messages[0]['content']!r}")
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        assert conversation.asked is not None
-        self.shown.append((conversation.request_id, conversation.seed, conversation.asked.max_tokens))
+        assert conversation.next_turn is not None
+        self.shown.append((conversation.request_id, conversation.seed, conversation.next_turn.max_tokens))
         return await self._agent.act(conversation, tools)
 
 
@@ -936,7 +936,7 @@ async def test_what_was_asked_holds_for_one_turn() -> None:
 
     class Notes(Watches):
         async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-            seen.append(conversation.asked)
+            seen.append(conversation.next_turn)
             return await self._agent.act(conversation, tools)
 
     assert (await play(Once, Notes())).outcome is Outcome.SCORED

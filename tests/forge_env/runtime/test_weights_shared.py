@@ -341,8 +341,8 @@ def publish_and_wait(connection: Connection, path: Path) -> None:
     store = SharedMemoryStore(path)
     asyncio.run(store.open())
     asyncio.run(store.publish(0, make_state_dict(0)))
-    assert store._owned is not None
-    connection.send((store.folder, store._owned._remover.pid))
+    assert store._own_folder is not None
+    connection.send((store.folder, store._own_folder._remover.pid))
     connection.recv()
 
 

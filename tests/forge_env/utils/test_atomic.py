@@ -27,7 +27,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with atomic.locked(path), lock.open() as beside, pytest.raises(BlockingIOError):
+    with atomic.hold_lock(path), lock.open() as beside, pytest.raises(BlockingIOError):
         real(beside.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert len(calls) == 2
     assert not lock.exists()
@@ -48,7 +48,7 @@ def test_a_link_in_the_place_of_the_new_file_or_the_lock_is_not_followed(tmp_pat
     atomic.replace_file(path, "new")
     assert (path.read_text(), path.is_symlink(), victim.read_text()) == ("new", False, "ours")
     (tmp_path / "file.lock").symlink_to(tmp_path / "made")
-    with pytest.raises(OSError, match="symbolic link"), atomic.locked(path):
+    with pytest.raises(OSError, match="symbolic link"), atomic.hold_lock(path):
         pass
     assert not (tmp_path / "made").exists()
     # The control: a file that is opened by its name alone.

@@ -16,7 +16,7 @@ import pytest
 import forge_env
 from envs.math import Math
 from forge_env import EnvFactory, Task, ToolEnv, UserError, tool
-from forge_env.evaluation.digests import changed, environment_digests
+from forge_env.evaluation.digests import changed_parts, environment_digests
 from forge_env.rollout.factory import name_env
 from forge_env.utils import by_value
 
@@ -102,7 +102,7 @@ def test_the_record_notices_that_the_class_has_changed(tmp_path: Path) -> None:
     before, after = (environment_digests(EnvFactory(value)) for value in (local_class(), local_class("two")))
     assert before == after
     Other.__name__ = "Local"
-    assert changed({"environment": before}, {"environment": environment_digests(EnvFactory(Other))}) != []
+    assert changed_parts({"environment": before}, {"environment": environment_digests(EnvFactory(Other))}) != []
 
 
 def test_what_cannot_travel_is_one_sentence(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def test_a_deadline_fires_and_cancels_the_work() -> None:
     deadline = Deadline(0.01)
     with pytest.raises(TimeoutError):
         await deadline.run(work())
-    assert deadline.expired and cancelled
+    assert deadline.has_expired and cancelled
 
 
 async def test_results_and_exceptions_come_through() -> None:
@@ -62,7 +62,7 @@ async def test_results_and_exceptions_come_through() -> None:
         deadline = Deadline(5.0)
         with pytest.raises(TimeoutError, match="of its own"):
             await deadline.run(work(waits, True))
-        assert not deadline.expired
+        assert not deadline.has_expired
 
 
 async def test_a_caller_that_is_cancelled_cancels_the_work() -> None:
@@ -91,7 +91,7 @@ async def test_work_that_waits_for_tasks_and_time_outs_of_its_own() -> None:
 
     deadline = Deadline(5.0)
     assert await deadline.run(work()) == [1, 2]
-    assert not deadline.expired
+    assert not deadline.has_expired
 
 
 # In simulated time: on a busy machine, a real clock goes on where the work does not.
@@ -120,7 +120,7 @@ def test_a_deadline_inside_a_queue_runs() -> None:
 
     with pytest.raises(TimeoutError):
         simulated(World(), outer.run(work()))
-    assert inner.expired and not outer.expired
+    assert inner.has_expired and not outer.has_expired
 
 
 def test_each_of_many_deadlines_fires_at_its_own_time() -> None:
@@ -150,7 +150,7 @@ def test_the_inner_deadline_ends_its_own_work_only() -> None:
         return "went on"
 
     assert simulated(World(), outer.run(work())) == "went on"
-    assert outer.used == pytest.approx(0.15)
+    assert outer.seconds_used == pytest.approx(0.15)
 
 
 def test_a_cancellation_as_the_time_runs_out_is_no_less_one() -> None:
@@ -160,7 +160,7 @@ def test_a_cancellation_as_the_time_runs_out_is_no_less_one() -> None:
         asyncio.get_running_loop().call_later(0.1, task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert deadline.expired
+        assert deadline.has_expired
 
     simulated(World(), main())
 
@@ -175,7 +175,7 @@ def test_work_that_ignores_its_cancellation_gives_its_result() -> None:
     async def main() -> tuple[str, bool, int]:
         deadline, task = Deadline(0.1), asyncio.current_task()
         assert task is not None
-        return await deadline.run(work()), deadline.expired, task.cancelling()
+        return await deadline.run(work()), deadline.has_expired, task.cancelling()
 
     assert simulated(World(), main()) == ("late", True, 0)
 
@@ -208,12 +208,12 @@ def test_however_the_clock_stops_and_goes_on_it_counts_the_work_and_no_more(
         try:
             await deadline.run(work())
         except TimeoutError:
-            assert deadline.expired
+            assert deadline.has_expired
         return deadline
 
     deadline = simulated(World(), main())
     total = sum(seconds for kind, seconds in parts if kind == "work")
     assert worked[0] <= limit + 1e-6
-    assert deadline.used == pytest.approx(worked[0], abs=1e-6)
+    assert deadline.seconds_used == pytest.approx(worked[0], abs=1e-6)
     if abs(total - limit) > 1e-6:
-        assert deadline.expired == (total > limit)
+        assert deadline.has_expired == (total > limit)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forge_env.core.types import Task
-from forge_env.evaluation.digests import changed, depends_on, environment_digests
+from forge_env.evaluation.digests import changed_parts, depends_on, environment_digests
 from forge_env.evaluation.plan import task_list_digest
 from forge_env.rollout.factory import make
 from forge_env.utils.digests import code_digests, files_digests, value_digest
@@ -58,7 +58,7 @@ def test_code_is_a_file_and_what_it_imports_beside_itself(project: Path) -> None
     (project / "package/unused.py").write_text("# not imported")
     assert code_digests([project / "own.py"]) == before
     (project / "package/inner/deep.py").write_text("value = 2\n")
-    assert changed({"environment": before}, {"environment": code_digests([project / "own.py"])}) == [
+    assert changed_parts({"environment": before}, {"environment": code_digests([project / "own.py"])}) == [
         "the environment (package/inner/deep.py)"
     ]
 
@@ -81,15 +81,15 @@ def test_the_weights_of_a_model_count_by_their_content(project: Path) -> None:
     (model / "model.safetensors").write_text("[]")
     os.utime(model / "model.safetensors", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     now = depends_on("checkpoint:run", math, [])
-    assert changed(was, now) == ["the agent (model.safetensors)"]
+    assert changed_parts(was, now) == ["the agent (model.safetensors)"]
     assert files_digests(model.glob("*.md")).keys() == {"notes.md"}
 
 
 def test_a_file_that_is_new_and_one_that_is_gone_are_changes() -> None:
     one, two = {"a.py": "1"}, {"a.py": "1", "b.py": "2"}
-    assert changed({"environment": one}, {"environment": two}) == ["the environment (b.py)"]
-    assert changed({"environment": two}, {"environment": one}) == ["the environment (b.py)"]
-    assert changed({}, {"environment": one}) == ["the environment (a.py)"]
+    assert changed_parts({"environment": one}, {"environment": two}) == ["the environment (b.py)"]
+    assert changed_parts({"environment": two}, {"environment": one}) == ["the environment (b.py)"]
+    assert changed_parts({}, {"environment": one}) == ["the environment (a.py)"]
 
 
 def test_tasks_count_by_their_content_and_their_order(project: Path) -> None:
@@ -99,7 +99,7 @@ def test_tasks_count_by_their_content_and_their_order(project: Path) -> None:
     math = make("math")
     was = depends_on("scripted:null", math, given(1, 2))
     for tasks, changes in ((given(1, 2), []), (given(1, 3), ["the tasks"]), (given(1, 2)[::-1], ["the tasks"])):
-        assert changed(was, depends_on("scripted:null", math, tasks)) == changes
+        assert changed_parts(was, depends_on("scripted:null", math, tasks)) == changes
     assert task_list_digest(given(1, 2)) == task_list_digest(given(3, 4)) != task_list_digest(given(1, 2)[::-1])
 
 

@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory below a folder that somebody else has put a registry into."""
-    monkeypatch.setattr(registry_file, "_warned", set())
+    monkeypatch.setattr(registry_file, "_with_warning", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
     monkeypatch.delenv("SUDO_UID", raising=False)

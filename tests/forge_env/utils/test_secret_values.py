@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.utils.secret_values import FILE, HIDDEN, check_present, keep, masked, masked_text, restored
+from forge_env.utils.secret_values import FILE, HIDDEN, check_present, keep, masked, masked_text, with_secrets
 
 BESIDE = Path(__file__).parent
 SECRETS: dict[str, Any] = json.loads((BESIDE / "secrets.json").read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def test_other_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_sentence_about_secrets_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge_env.utils.secret_values._known", set())
+    monkeypatch.setattr("forge_env.utils.secret_values._secrets", set())
     sentence = (
         "connect to http://127.0.0.1:80/TOKEN, or send the header Authorization: Bearer TOKEN, once LEAKED-9 is set"
     )
@@ -42,8 +42,8 @@ def test_a_sentence_about_secrets_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
 def test_a_folder_gives_its_secrets_back(tmp_path: Path) -> None:
     settings = {"env": {"options": SECRETS}}
     keep(tmp_path, settings)
-    assert restored(masked(settings), tmp_path) == settings
-    assert restored({"env": {"options": {"api_key": "another"}}}, tmp_path) == {
+    assert with_secrets(masked(settings), tmp_path) == settings
+    assert with_secrets({"env": {"options": {"api_key": "another"}}}, tmp_path) == {
         "env": {"options": {"api_key": "another"}}
     }
     keep(tmp_path, {"env": {"empty": ()}})
@@ -51,7 +51,7 @@ def test_a_folder_gives_its_secrets_back(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"hold.* env\.options\.api_key, env.*; give them again, --env\.options\.api_key X"
     ):
-        check_present(restored(masked(settings), tmp_path), "--{} X")
+        check_present(with_secrets(masked(settings), tmp_path), "--{} X")
     (tmp_path / FILE).write_text("[1")
     with pytest.raises(UserError, match=f"{FILE} cannot be read"):
-        restored(masked(settings), tmp_path)
+        with_secrets(masked(settings), tmp_path)

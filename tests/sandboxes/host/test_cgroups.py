@@ -126,7 +126,7 @@ print(used.children_user + used.children_system)
 
 async def test_groups_that_do_not_limit_are_done_without(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel takes the limits but does not heed them, the sandbox opens and says so."""
-    monkeypatch.setattr("sandboxes.host.selftest._passed", {})
+    monkeypatch.setattr("sandboxes.host.selftest._results", {})
     monkeypatch.setattr(type(open_and_close_groups()), "_set_limits", lambda *_: None)
     async with open_sandbox("namespace", slots=1) as other:
         assert other.capabilities.memory_limit == "rlimit"
@@ -307,7 +307,7 @@ def test_version_2_limits_and_counters(tmp_path: Path) -> None:
     assert read["memory.max"] == str(116 * MEGABYTE) and read["pids.max"].startswith("32")
     assert read["memory.swap.max"].startswith("0")
     calm = slot.end()
-    assert not (calm.memory_exceeded or calm.host_out_of_memory or calm.processes_exceeded) and calm.left == 1
+    assert not (calm.memory_exceeded or calm.host_out_of_memory or calm.processes_exceeded) and calm.processes == 1
 
     slot.begin(Limits(), extra_processes=2)
     (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
@@ -369,7 +369,7 @@ def test_slots_of_version_1_follow_the_limits_up_and_down() -> None:
             pytest.skip("this machine has version 2")
         for megabytes in (64, 512, 32, 32, 900):
             slot.begin(Limits(memory_bytes=megabytes * MEGABYTE), extra_processes=2)
-            assert slot.end().left == 0
+            assert slot.end().processes == 0
     finally:
         groups.close()
     assert groups_of(os.getpid()) == []

@@ -176,7 +176,7 @@ def test_a_single_module_brings_its_compiled_form(site: Path) -> None:
     compiled.parent.mkdir()
     compiled.write_bytes(b"")
     (compiled.parent / "neighbour.pyc").write_bytes(b"")
-    targets = [target for _, target in find_packages(["lone"]).shown]
+    targets = [target for _, target in find_packages(["lone"]).paths]
     assert targets == [f"__pycache__/{compiled.name}", "lone-1.0.dist-info", "lone.py"]
 
 
@@ -198,7 +198,7 @@ def test_requirements_are_those_that_apply_here(site: Path) -> None:
     install(site, "whole", {"whole.py": ""}, requires=("base[big-thing]",))
 
     def modules(name: str) -> set[str]:
-        return {target for _, target in find_packages([name]).shown if target.endswith(".py")}
+        return {target for _, target in find_packages([name]).paths if target.endswith(".py")}
 
     assert modules("base") == {"base.py", "here.py"}
     assert modules("whole") == {"whole.py", "base.py", "here.py", "optional.py"}

@@ -34,7 +34,7 @@ def test_the_metrics_of_a_step_have_the_parts_of_the_reward() -> None:
     ]
     run = SimpleNamespace(
         record=record,
-        replaced=0,
+        num_replaced=0,
         rollouts=SimpleNamespace(envs={"": SimpleNamespace(client=SimpleNamespace(retries=0))}),
         kinds=Kinds(names=("a", "b")),
         cheats=Cheats(),

@@ -220,7 +220,7 @@ class Record:
     def left_out(self, error: str) -> None:
         assert "returned None" in error
 
-    def dropped(self, group: Group, rewards: Sequence[float]) -> None:
+    def note_drop(self, group: Group, rewards: Sequence[float]) -> None:
         self.instead.get("dropped", lambda group, rewards: None)(group, rewards)
 
     async def _do(self, name: str, default: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:

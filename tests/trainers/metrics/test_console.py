@@ -81,7 +81,10 @@ def test_a_console_that_says_nothing_shows_what_is_waited_for(
 
     wait_for("  60.")
     wait_for(" s  working\n")
-    console.under_way = lambda: [("starting the engine", console.started + 50.0), ("model", console.started + 55.0)]
+    console.under_way = lambda: [
+        ("starting the engine", console.start_time + 50.0),
+        ("model", console.start_time + 55.0),
+    ]
     wait_for(" s  starting the engine (10 s), model (5 s)\n")
     console.close()
     capsys.readouterr()

@@ -23,10 +23,10 @@ def test_everything_is_written_in_order_in_another_thread() -> None:
 async def test_an_error_ends_writing_and_the_next_call_raises_it(tmp_path: Path) -> None:
     written: list[int] = []
     thread = RecordThread()
-    await thread.written()
+    await thread.wait_for_writes()
     thread.write((tmp_path / "missing" / "file").write_text, "")
     with pytest.raises(FileNotFoundError):
-        await thread.written()
+        await thread.wait_for_writes()
     for call in (lambda: thread.write(written.append, 1), thread.flush, thread.close):
         with pytest.raises(FileNotFoundError):
             call()

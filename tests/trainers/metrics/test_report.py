@@ -46,7 +46,7 @@ def episode(reward: float) -> Episode:
 
 def write_steps(report: Report, *steps: int) -> None:
     for step in steps:
-        report.trained(step, [(episode(step / 10), 0.5)])
+        report.add_trained(step, [(episode(step / 10), 0.5)])
         report.metrics("train", step, {**VALUES, "reward": step / 10})
         report.point(step, {**VALUES, "reward": step / 10})
         report.episodes("train", [episode(step / 10)])

@@ -104,7 +104,9 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
     parts = [process.part for process, _ in spread.processes if process.service == "trainer"]
     assert parts == ["FSDP 0, TP 0, EP 0", "FSDP 0, TP 1, EP 1", "FSDP 1, TP 0, EP 0", "FSDP 1, TP 1, EP 1"]
     assert large.problems == []
-    (state,) = (memory.held["state"] for process, memory in large.processes if memory and process.service == "trainer")
+    (state,) = (
+        memory.always["state"] for process, memory in large.processes if memory and process.service == "trainer"
+    )
     assert state == 16 * made_shape("100m").parameters
 
 

@@ -62,7 +62,9 @@ def test_each_token_gets_its_own_divergence(
     taught = [np.array([rng.uniform(-30, 0) for _ in range(count(each))]) for each in played]
     groups = [group(*played)]
     plain = made(credit=credit).samples(groups)
-    found = made(credit=credit, distillation=DistillConfig(coef=coef, only=only)).samples(groups, taught=taught)
+    found = made(credit=credit, distillation=DistillConfig(coef=coef, only=only)).samples(
+        groups, teacher_answers=taught
+    )
     for sample, before, each, teacher in zip(found, plain, played, taught, strict=True):
         by_turn = [0.0] * len(each.turns) if only else turn_values(before.advantage, each)
         if credit == "episode" and not only:
@@ -124,7 +126,7 @@ def test_a_penalty_in_the_reward_stays_without_rewards() -> None:
     objective = made(kl_reference="model", reward=penalty, penalty_baseline=centred, distillation=distilled)
     played = group(episode(turn(1), reward=1.0), episode(turn(2), reward=0.0))
     other = [np.array([-2.0]), np.array([-1.0])]
-    samples = objective.samples([played], other, taught=[np.array([-1.0])] * 2)
+    samples = objective.samples([played], other, teacher_answers=[np.array([-1.0])] * 2)
     assert [sample.advantage.tolist() for sample in samples] == [[-0.5], [0.5]]  # type: ignore[union-attr]
 
 

@@ -268,7 +268,7 @@ def test_a_reward_function_is_asked_once_for_each_episode_while_it_lives() -> No
     assert objective.rewards([judged]) == [[1.0, 0.0]]
     assert [sample.advantage for sample in objective.samples([judged])] == [0.5, -0.5]
     assert objective.task_rewards(group(episode(0.0), episode(0.0))) == [0.5, 0.25]
-    assert list(objective.reward._known) == list(map(id, judged.episodes)), "what is gone is forgotten"
+    assert list(objective.reward._cache) == list(map(id, judged.episodes)), "what is gone is forgotten"
     changed = replace(objective.reward, user_reward=lambda e: 7.0)
     assert changed.of_task(judged.episodes[0]) == 7.0, "another function has answers of its own"
 

@@ -44,10 +44,10 @@ def stops_at(
     delivery, rng = delivery or Delivery(), np.random.default_rng(7)
     rounds = np.random.default_rng(3).normal(size=TOKENS) * bias
     rounded = [answer + rng.normal(size=TOKENS) * noise for answer in answers]
-    delivery.published(-1, rounded[0])
-    delivery.started(Scored("generator", tuple(answers[0] + rounds + rng.normal(size=TOKENS) * noise)))
+    delivery.note_update(-1, rounded[0])
+    delivery.note_start(Scored("generator", tuple(answers[0] + rounds + rng.normal(size=TOKENS) * noise)))
     for update in range(1, len(answers)):
-        delivery.published(update, rounded[update])
+        delivery.note_update(update, rounded[update])
         said = engine(answers[: update + 1]) + rounds + rng.normal(size=TOKENS) * noise
         delivery.check(update, [Scored("generator", tuple(said))])
         try:
@@ -123,10 +123,10 @@ def test_the_same_bits_are_found_at_the_second_update_below_the_noise() -> None:
     first = tuple(answers[0] + 0.02 * rng.normal(size=TOKENS))
     for is_exact, stop in ((True, 2), (False, 0)):
         delivery, stopped = Delivery(precision="bfloat16", is_exact=is_exact), 0
-        delivery.published(-1, answers[0])
-        delivery.started(Scored("generator", first))
+        delivery.note_update(-1, answers[0])
+        delivery.note_start(Scored("generator", first))
         for update in range(1, 9):
-            delivery.published(update, answers[update] + 0.02 * rng.normal(size=TOKENS))
+            delivery.note_update(update, answers[update] + 0.02 * rng.normal(size=TOKENS))
             delivery.check(update, [Scored("generator", first)])
             try:
                 delivery.refuse()
@@ -171,5 +171,5 @@ def test_a_version_that_two_updates_have_replaced_meanwhile_is_not_judged() -> N
     """A new engine may take so long to take a version over: the run goes on, and the engine takes the newest next."""
     delivery, answers = Delivery(), walk(3, 1e-3)
     for version, answer in zip((-1, 0, 1, 2), answers, strict=True):
-        delivery.published(version, answer)
+        delivery.note_update(version, answer)
     assert delivery.check(0, [Scored("generator", tuple(answers[1]))]) == {}

@@ -140,7 +140,7 @@ async def test_figures_are_metrics_and_episodes_are_kept(run: Run, policy: Measu
     await run.evaluations.evaluate_step(2)
     await run.evaluations.evaluate_step(2)  # a step that is written down is not measured again
     await run.evaluations.evaluate("tool_off", use_tools=False)
-    await run.record.written()
+    await run.record.wait_for_writes()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["phase"], line["step"], line["version"]) for line in lines] == [
         ("evaluation", 0, 0),

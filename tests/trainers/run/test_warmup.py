@@ -24,7 +24,6 @@ from trainers.run.run import Run
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import (
     batches,
-    demonstrated,
     faults_of,
     first_part,
     kinds_left_out,
@@ -32,6 +31,7 @@ from trainers.run.warmup import (
     overshoot,
     probed,
     tasks_after_warmup,
+    tasks_to_demonstrate,
     warm_up,
     within_limits,
 )
@@ -53,7 +53,7 @@ def test_if_all_other_tasks_are_shown_the_probes_tasks_come_first() -> None:
 @given(st.integers(1, 10), st.integers(1, 12), st.integers(1, 12))
 def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
     warmup = replace(WarmupConfig(), demonstrations=demonstrations, probe_tasks=probes)
-    given, shown = TASKS[:tasks], demonstrated(TASKS[:tasks], warmup)
+    given, shown = TASKS[:tasks], tasks_to_demonstrate(TASKS[:tasks], warmup)
     measured = probed(given, warmup)
     assert measured == given[-len(measured) :] and (tasks == 1 or not set(map(id, shown)) & set(map(id, measured)))
     assert len(measured) <= max(1, tasks // 2) and len(shown) >= min(tasks // 2, demonstrations)
@@ -64,7 +64,7 @@ def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
 
 def test_a_warm_up_that_never_stops_early_shows_the_tasks_of_the_probe_too() -> None:
     warmup = WarmupConfig(until_success=1.0, demonstrations=100, probe_tasks=2)
-    assert demonstrated(TASKS, warmup) == TASKS and not probed(TASKS, warmup)
+    assert tasks_to_demonstrate(TASKS, warmup) == TASKS and not probed(TASKS, warmup)
 
 
 def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:

@@ -18,23 +18,23 @@ def sampled(*versions: int) -> Episode:
 
 def test_an_episode_is_as_old_as_its_oldest_token() -> None:
     ages = WeightAges(staleness=3)
-    ages.published(7)
-    ages.trained(skipped=False)
-    ages.trained(skipped=False)
-    ages.published(8)
+    ages.note_version(7)
+    ages.note_step(skipped=False)
+    ages.note_step(skipped=False)
+    ages.note_version(8)
     assert ages.of([sampled(8), sampled(7), sampled(7, 8)]) == [0, 2, 2]
-    ages.trained(skipped=False)
+    ages.note_step(skipped=False)
     assert ages.of([sampled(8), sampled(7)]) == [1, 3]
-    ages.trained(skipped=True)
-    ages.published(9)
+    ages.note_step(skipped=True)
+    ages.note_version(9)
     assert ages.of([sampled(9), sampled(8), sampled(7)]) == [0, 1, 3]
 
 
 def test_weights_published_again_after_a_skipped_step_are_as_fresh_as_before() -> None:
     ages = WeightAges(staleness=1)
-    ages.published(0)
-    ages.trained(skipped=True)
-    ages.published(1)
+    ages.note_version(0)
+    ages.note_step(skipped=True)
+    ages.note_version(1)
     assert ages.of([sampled(0), sampled(1)]) == [0, 0]
 
 
@@ -49,13 +49,13 @@ def test_no_age_is_beyond_the_setting_and_each_is_counted_in_steps(
     taken: list[tuple[int, int]] = [(0, version)]  # steps done at the publication of each version
     changed = [0]  # updates after so many steps
     for step in range(steps):  # from version `step`
-        ages.published(version)
+        ages.note_version(version)
         allowed = [(at, v) for at, v in taken if step - at <= staleness]
         at, chosen = data.draw(st.sampled_from(allowed))
         assert ages.of([sampled(chosen)]) == [changed[step] - changed[at]]
         assert ages.of([sampled(chosen)])[0] <= staleness
         skipped = data.draw(st.booleans())
-        ages.trained(skipped=skipped)
+        ages.note_step(skipped=skipped)
         changed.append(changed[-1] + (not skipped))
         if (step + 1) % interval == 0:
             version += 1

@@ -112,11 +112,11 @@ def made(*, sleeps: bool = False) -> tuple[WeightSync, Trainer, Engines]:
 
 async def test_the_life_of_an_update() -> None:
     weights, trainer, engines = made()
-    assert (weights.published, weights.in_store, weights.in_engines, weights.of_trainer) == (-1, -1, -1, 0)
+    assert (weights.newest, weights.in_store, weights.in_engines, weights.of_trainer) == (-1, -1, -1, 0)
     assert await weights.publish(0) == {"seconds/publish": 0.5}
-    assert (weights.published, weights.in_store, weights.in_engines, weights.of_trainer) == (0, -1, -1, 0)
+    assert (weights.newest, weights.in_store, weights.in_engines, weights.of_trainer) == (0, -1, -1, 0)
     assert not weights.is_synced
-    weights.changed()  # the first step of the next window
+    weights.mark_ahead()  # the first step of the next window
     assert await weights.pull() == {"seconds/commit": 0.5, "seconds/fetch": 1.0, "seconds/swap": 2.0}
     assert (weights.in_store, weights.in_engines, weights.engine_steps, weights.of_trainer) == (0, 0, 0, 1)
     await weights.publish(2)
@@ -130,7 +130,7 @@ async def test_weights_that_the_engines_have_are_not_published_again() -> None:
     await weights.sync(steps=0)
     asked = len(trainer.asked)
     assert await weights.sync(steps=0) == {} and len(trainer.asked) == asked
-    weights.changed()
+    weights.mark_ahead()
     assert await weights.sync(steps=1) != {} and weights.engine_steps == 1
 
 
@@ -153,7 +153,7 @@ async def test_a_new_engine_is_given_the_newest_version() -> None:
             raise ServiceError("version 0 is gone")
 
     await weights.sync(steps=0)
-    weights.changed()
+    weights.mark_ahead()
     await weights.catch_up(NewEngine(pull))  # type: ignore[arg-type]
     assert pulled == [0, 1]
 
@@ -168,7 +168,7 @@ async def test_a_new_engine_waits_if_the_store_has_dropped_its_version() -> None
             raise ServiceError("the weight store has no version 0; it has none")
 
     await weights.sync(steps=0)
-    weights.changed()
+    weights.mark_ahead()
     await weights.publish(1)
     catching_up = asyncio.create_task(weights.catch_up(NewEngine(pull)))  # type: ignore[arg-type]
     await until(lambda: pulled == [0], "the engine has asked for the version that the others have")
@@ -193,8 +193,8 @@ async def test_staleness_is_counted_from_what_is_published() -> None:
     weights, *_ = made()
     await weights.sync(steps=0)
     assert weights.ages_of([episode(turn(1, version=0))]) == [0]
-    weights.changed()
-    weights.ages.trained(skipped=False)
+    weights.mark_ahead()
+    weights.ages.note_step(skipped=False)
     await weights.sync(steps=1)
     assert weights.ages_of([episode(turn(1, version=0)), episode(turn(1, version=1))]) == [1, 0]
 
@@ -205,7 +205,7 @@ async def test_engines_sleep_before_the_trainer_works_and_wake_by_its_weights() 
     for _ in range(2):  # two calls of the trainer in one step
         await weights.make_room()
     assert weights.are_asleep
-    weights.changed()
+    weights.mark_ahead()
     seconds = await weights.sync(steps=1)
     assert not weights.are_asleep
     assert seconds["seconds/wake"] == 0.75 and {"seconds/sleep", "seconds/release"} < seconds.keys()
@@ -219,7 +219,7 @@ async def test_engines_that_sleep_without_new_weights_wake_by_those_they_had() -
     await weights.sync(steps=0)
     await weights.make_room()
     assert await weights.sync(steps=0) != {}
-    assert (engines.versions, weights.are_asleep, weights.published) == ([0, 0], False, 0)
+    assert (engines.versions, weights.are_asleep, weights.newest) == ([0, 0], False, 0)
     assert await weights.sync(steps=0) == {}, "they are awake and have the newest"
 
 
@@ -244,7 +244,7 @@ async def test_a_new_engine_goes_to_sleep_if_the_others_sleep() -> None:
     assert early.asked == [("sleep", -1)], "there are no weights yet"
     await weights.sync(steps=0)
     await weights.make_room()
-    weights.changed()
+    weights.mark_ahead()
     late = NewEngine(pull)
     await weights.catch_up(late)  # type: ignore[arg-type]
     assert late.asked == [("pull", 0), ("sleep", -1), ("pull", 1)]
@@ -268,7 +268,7 @@ async def test_updates_that_arrive_are_proved_with_each_of_them() -> None:
     weights, *_ = await begun()
     for step in range(4):
         proof = await weights.sync(step)
-        weights.changed()
+        weights.mark_ahead()
         assert (proof["delivery/difference"], proof["delivery/missing"]) == pytest.approx((0.0, 0.0), abs=1e-9)
         assert proof["seconds/proof"] > 0
 
@@ -276,7 +276,7 @@ async def test_updates_that_arrive_are_proved_with_each_of_them() -> None:
 async def test_one_engine_of_two_without_the_updates_ends_the_run_at_the_second() -> None:
     weights, *_ = await begun(deaf="generator_1")
     assert (await weights.sync(0))["delivery/missing"] == pytest.approx(1.0)
-    weights.changed()
+    weights.mark_ahead()
     with pytest.raises(
         ServiceError, match=r"the engine generator_1 does not generate .* after 2 updates in a row: at"
     ) as e:
@@ -298,10 +298,10 @@ async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second()
     weights, _, engines = await begun()
     for step in range(3):
         await weights.sync(step)
-        weights.changed()
+        weights.mark_ahead()
     engines.deaf = {"generator_0"}
     await weights.sync(3)
-    weights.changed()
+    weights.mark_ahead()
     with pytest.raises(ServiceError, match=r"generator_0 .*moved by 0\.2 since update 2.* it answers as before"):
         await weights.sync(4)
 
@@ -310,10 +310,10 @@ async def test_an_engine_that_replaced_another_is_checked_from_its_own_start_on(
     weights, _, engines = await begun()
     for step in range(3):
         await weights.sync(step)
-        weights.changed()
+        weights.mark_ahead()
     await weights.catch_up(NewEngine(silent))  # type: ignore[arg-type]
     await weights.sync(3)
-    weights.changed()
+    weights.mark_ahead()
     engines.deaf, engines.steps["generator_1"] = {"generator_1"}, 0
     await weights.catch_up(NewEngine(silent, deaf=True))  # type: ignore[arg-type]
     with pytest.raises(ServiceError, match=r"generator_1 .*moved by 0\.5 since the start, the engine's by 0,"):
@@ -330,5 +330,5 @@ async def test_an_engine_that_is_too_busy_to_answer_is_judged_the_next_time() ->
     engines.fanout = busy  # type: ignore[method-assign]
     assert "delivery/missing" not in await weights.sync(0)
     del engines.fanout  # type: ignore[method-assign]
-    weights.changed()
+    weights.mark_ahead()
     assert (await weights.sync(1))["delivery/missing"] == pytest.approx(0.0, abs=1e-9)

@@ -7,9 +7,11 @@ from trainers.setup.placement import Process
 
 ENGINE, TRAINER = Process(service="generator", gpu=0), Process(service="trainer", gpu=0)
 OTHER = Process(service="trainer", rank=1, gpu=1)
-STEPS = Memory(held={"state": 16 * GIB}, phases=({"activations": 8 * GIB}, {"published": 4 * GIB}), resting=12.0 * GIB)
-AWAKE = Memory(held={"weights": 6 * GIB, "cache": 20 * GIB})
-SLEEPS = Memory(held={"weights": 6 * GIB, "cache": 20 * GIB}, resting=1.0 * GIB)
+STEPS = Memory(
+    always={"state": 16 * GIB}, phases=({"activations": 8 * GIB}, {"published": 4 * GIB}), resting=12.0 * GIB
+)
+AWAKE = Memory(always={"weights": 6 * GIB, "cache": 20 * GIB})
+SLEEPS = Memory(always={"weights": 6 * GIB, "cache": 20 * GIB}, resting=1.0 * GIB)
 
 
 def test_processes_that_take_turns_need_the_larger_phase() -> None:
@@ -31,7 +33,7 @@ def test_an_engine_that_keeps_its_cache_is_added_to_the_rest() -> None:
 
 
 def test_memory_that_is_not_returned_counts_in_both_phases() -> None:
-    reference = Process(service="ref_model", gpu=0), Memory(held={"weights": 3 * GIB})
+    reference = Process(service="ref_model", gpu=0), Memory(always={"weights": 3 * GIB})
     (card,) = cards([(ENGINE, SLEEPS), (TRAINER, STEPS), reference])
     assert [phase["ref_model"] for phase in card.phases.values()] == [3.0 * GIB] * 2
 

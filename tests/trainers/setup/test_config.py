@@ -112,12 +112,12 @@ def test_an_empty_section_of_a_file_sets_nothing(tmp_path: Path, text: str) -> N
 def test_saved_settings_are_defaults_for_files_and_the_command_line(tmp_path: Path) -> None:
     saved = {"output": "before", "training": {"steps": 2, "inner": {"rate": 3.0}}, "store": {"options": {"a": 1}}}
     arguments = ["--config", yaml(tmp_path, "steps: 10\ndeep: {rate: 1}"), "--store.options.b", "2", "--steps", "11"]
-    config = parse(Config, arguments, SHORT, saved=saved)
+    config = parse(Config, arguments, SHORT, old_values=saved)
     assert config == Config(
         output="before", training=Training(steps=11, inner=Inner(rate=1.0)), store=Store(options={"a": 1, "b": "2"})
     )
-    assert parse(Config, ["--store.options", "{}", *arguments], SHORT, saved=saved).store.options == {"b": "2"}
-    assert parse(Config, [], SHORT, saved=asdict(config)) == config
+    assert parse(Config, ["--store.options", "{}", *arguments], SHORT, old_values=saved).store.options == {"b": "2"}
+    assert parse(Config, [], SHORT, old_values=asdict(config)) == config
 
 
 def test_a_file_may_use_short_names(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_dictionary_of_a_file_is_the_value_of_an_entry(tmp_path: Path) -> None
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps({"store": {"options": options}}))
     assert read("--config", str(path)).store.options == options
-    assert parse(Config, [], SHORT, saved={"store": {"options": options}}).store.options == options
+    assert parse(Config, [], SHORT, old_values={"store": {"options": options}}).store.options == options
     other = read("--config", str(path), "--store.options.headers.a", "2", "--store.options.deep", "{}").store.options
     assert other["headers"] == {"a": "2", "x.y": "b"} and other["deep"] == "{}"
     with pytest.raises(UserError, match=r"servers is \[.*, and servers\.a is given as an entry of it"):

@@ -22,7 +22,7 @@ from tests.helpers.model_folders import change_json, change_weights, make_model_
 from trainers.families.table import read_config as read_model_config
 from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
-from trainers.model.new_rows import make_folder, untrained
+from trainers.model.new_rows import make_folder, untrained_tokens
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -257,7 +257,7 @@ def test_an_output_layer_of_its_own_counts_for_what_the_model_writes(tmp_path: P
     for mark in ("<tool_response>", "</tool_call>"):
         head[FastTokenizer(folder).token_id(mark)] = 0
     change_weights(folder, lm_head__weight=head)
-    assert untrained(folder, Renderer(folder)) == {"lm_head.weight": ("</tool_call>",)}
+    assert untrained_tokens(folder, Renderer(folder)) == {"lm_head.weight": ("</tool_call>",)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -268,7 +268,7 @@ def test_new_rows_are_the_mean_of_the_pieces_and_nothing_else_changes(
     before = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     change_weights(folder, **{name.replace(".", "__"): tensor for name, tensor in before.items()})
     change_weights(folder, lm_head__weight=before["model.embed_tokens.weight"].clone())  # a copy gets the same rows
-    marks = untrained(folder, Renderer(folder))
+    marks = untrained_tokens(folder, Renderer(folder))
     make_folder(folder, marks, tmp_path / "new", seed=3)
     make_folder(folder, marks, tmp_path / "again", seed=3)
     after = load_file(tmp_path / "new" / "model.safetensors")
@@ -284,7 +284,7 @@ def test_new_rows_are_the_mean_of_the_pieces_and_nothing_else_changes(
     assert torch.cosine_similarity(*rows, dim=0) < 0.99
     pieces = [token for part in ("<", "tool", "_call", ">") for token in tokenizer.encode(part)]
     assert torch.cosine_similarity(rows[0], old[pieces].float().mean(dim=0), dim=0) > 0.5
-    assert untrained(tmp_path / "new", Renderer(folder)) == {}
+    assert untrained_tokens(tmp_path / "new", Renderer(folder)) == {}
     assert {path.name for path in (tmp_path / "new").iterdir()} == {path.name for path in folder.iterdir()}
 
 
@@ -299,6 +299,6 @@ def test_files_of_weights_without_new_rows_are_links(folder: Path, tmp_path: Pat
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {name: file for file, tensors in parts.items() for name in tensors}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    make_folder(folder, untrained(folder, Renderer(folder)), tmp_path / "new", seed=0)
+    make_folder(folder, untrained_tokens(folder, Renderer(folder)), tmp_path / "new", seed=0)
     assert (tmp_path / "new" / "two.safetensors").is_symlink() and not (tmp_path / "new/one.safetensors").is_symlink()
     TitanTrainer(tmp_path / "new", TitanSettings()).close()

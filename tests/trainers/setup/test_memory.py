@@ -39,7 +39,7 @@ def plan_with(shape: ModelShape, *options: str, tokens: int = 16) -> RunPlan:
     """A run on CPUs with micro-batches of so many tokens."""
     config = read_config(Config, [f"--training.max_tokens_per_micro_batch={tokens}", *options])
     model = FoundModel(shape=shape, where="")
-    return RunPlan(given=config, config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
+    return RunPlan(user_config=config, config=config, defaults={}, algorithm=GRPO, model=model, objective=None)
 
 
 PLANS = Path(__file__).with_name("planned_memory.txt").read_text()
@@ -69,7 +69,7 @@ def test_the_parameters_worked_by_hand() -> None:
 def test_a_trainer_alone_in_float32() -> None:
     memory = trainer_memory(plan_with(SMALL))
     (step,) = memory.phases  # its own weights are published as they are, one by one
-    assert memory.held == {"state": 16.0 * PARAMETERS}
+    assert memory.always == {"state": 16.0 * PARAMETERS}
     # 4h + 3q + 3k + 4m = 32 + 24 + 12 + 64 = 132 numbers a token and layer; of one, gradients 2m + h = 40
     assert step == {"activations": 4.0 * 16 * (2 * 132 + 40)}
     large = replace(SMALL, vocab_size=1000)  # its logits, of 2 tokens at a time, are more than those gradients
@@ -83,7 +83,7 @@ def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: in
     measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
     plan = plan_with(KNOWN_SHAPES["Qwen/Qwen3-0.6B"], "--trainer.with_gpus", "--training.compile", tokens=tokens)
     memory = trainer_memory(plan)
-    tensors = memory.total - memory.held["runtime"] - memory.phases[0]["workspaces"]
+    tensors = memory.total - memory.always["runtime"] - memory.phases[0]["workspaces"]
     assert tensors == pytest.approx(measured, rel=0.15)
 
 
@@ -91,7 +91,7 @@ def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: in
 def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
     plan = plan_with(SMALL, "--generator.with_gpus", f"--trainer.procs={ranks}")
     memory = trainer_memory(plan, versions=4.0 * PARAMETERS)
-    assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 4.0 * PARAMETERS}
+    assert memory.always == {"state": 16.0 * PARAMETERS / ranks, "versions": 4.0 * PARAMETERS}
     # The largest matrix has 8 x 16 parameters: that of the MLP, and the fused one of attention.
     assert memory.phases[1] == {"published": ranks * 2.0 * 128}
     assert memory.at_rest == 12.0 * PARAMETERS / ranks + 4.0 * PARAMETERS, "without gradients"
@@ -100,7 +100,7 @@ def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
 def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_values() -> None:
     context = ("--trainer.procs=4", "--parallelism.context_parallel_degree=4")
     memory = trainer_memory(plan_with(SMALL, *context))
-    assert memory.held == {"state": 16.0 * PARAMETERS / 4}
+    assert memory.always == {"state": 16.0 * PARAMETERS / 4}
     # 4 tokens of its own, with 132 numbers a layer; keys and values, 2 x 4, of 12 others
     assert memory.phases[0]["activations"] == 4.0 * 2 * (4 * 132 + 12 * 8) + 4 * 4 * 40
     full = activation_bytes(plan_with(SMALL, *context, "--training.activation_checkpoint=full"), 4)
@@ -126,12 +126,12 @@ def test_offloaded_weights_and_smaller_moments_leave_the_gpu() -> None:
         return trainer_memory(plan_with(SMALL, "--trainer.with_gpus", f"--trainer.procs={ranks}", *options))
 
     plain = memory_of()
-    assert plain.held["state"] == state_bytes(SMALL) / 2 == 8 * PARAMETERS
-    assert memory_of("--training.optimizer_state=bfloat16").held["state"] == 6 * PARAMETERS
-    small = memory_of("--training.optimizer_state=8bit").held["state"]
+    assert plain.always["state"] == state_bytes(SMALL) / 2 == 8 * PARAMETERS
+    assert memory_of("--training.optimizer_state=bfloat16").always["state"] == 6 * PARAMETERS
+    small = memory_of("--training.optimizer_state=8bit").always["state"]
     assert small == pytest.approx((8 * PARAMETERS + 2.03125 * (PARAMETERS - HEAD) + 8 * HEAD) / 2)
     offloaded = memory_of("--training.cpu_offload")
-    assert "state" not in offloaded.held and offloaded.at_rest == offloaded.held["runtime"] > 0
+    assert "state" not in offloaded.always and offloaded.at_rest == offloaded.always["runtime"] > 0
     assert offloaded.phases[0]["gradients"] == plain.phases[0]["gradients"] + 4 * PARAMETERS / 2, "and all their sums"
     assert memory_of("--training.cpu_offload", "--training.offload_sums").phases == plain.phases
     replicas = ("--parallelism.data_parallel_replicate_degree=2",)
@@ -171,7 +171,7 @@ def test_the_tokens_of_a_teacher_are_beside_the_logits() -> None:
 def test_a_reference_model_gathers_what_it_shards() -> None:
     def held(*options: str) -> dict[str, float]:
         plan = plan_with(SMALL, *options, BFLOAT16)
-        return frozen_memory(plan, plan.config.services.ref_model, SMALL).held
+        return frozen_memory(plan, plan.config.services.ref_model, SMALL).always
 
     alone, shared = held("--ref_model.procs=1"), held("--ref_model.procs=2")
     assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone
@@ -185,6 +185,6 @@ def test_gibibytes_are_short(value: float, text: str) -> None:
 
 
 def test_parts_are_told_apart() -> None:
-    memory = Memory(held={"state": 2.0 * GIB}, phases=({"a": 1.0 * GIB, "b": 1.0 * GIB}, {"c": 3.0 * GIB}))
+    memory = Memory(always={"state": 2.0 * GIB}, phases=({"a": 1.0 * GIB, "b": 1.0 * GIB}, {"c": 3.0 * GIB}))
     assert (str(memory), gib(memory.total)) == ("state 2.00 + a 1.00, b 1.00 or c 3.00", "5.00")
     assert (str(Memory()), Memory().total) == ("", 0.0)

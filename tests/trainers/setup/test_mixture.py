@@ -95,7 +95,7 @@ def test_other_environments_on_the_command_line_replace_those_of_a_file(tmp_path
 def test_a_plan_says_everything_so_that_a_run_that_goes_on_has_the_same() -> None:
     first = plan_of("--env=math", "--env=code_exec:0.5", *SAME, "--env.max_turns=4", "--mixture.math.reward_scale=2")
     saved = asdict(first.config)
-    again = make_plan(parse(Config, ["--env=math", "--env=code_exec:0.5"], SHORT_OPTIONS, saved=saved), GRPO)
+    again = make_plan(parse(Config, ["--env=math", "--env=code_exec:0.5"], SHORT_OPTIONS, old_values=saved), GRPO)
     assert again.config == first.config and seen(again) == seen(first)
     assert first.share("math").config.env.max_turns == 4 and first.share("code_exec").config.env.max_turns == 5
 

@@ -155,7 +155,7 @@ def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
     size, trainers = 2 * on_gpus.model.shape.parameters, []
     for process, memory in on_gpus.processes:
         if process.service == "trainer" and memory is not None:
-            trainers.append(memory.held.get("versions", 0))
+            trainers.append(memory.always.get("versions", 0))
             # The embedding, whole and in its two parts.
             assert memory.phases[1] == {"published": 2 * 2.0 * 151936 * 4096}
     assert trainers == [size, 0]
@@ -245,7 +245,7 @@ def test_every_setting_is_listed_with_its_default() -> None:
 def test_memory_of_the_defaults_is_small_and_of_every_process_known() -> None:
     memory = {process.service: result for process, result in plan_of().processes}
     assert all(result is not None and result.total < 2 * 2**30 for result in memory.values())
-    assert memory["trainer"].held["state"] == 16 * 557_824  # type: ignore[union-attr]
+    assert memory["trainer"].always["state"] == 16 * 557_824  # type: ignore[union-attr]
 
 
 def test_an_unknown_model_has_no_estimate_and_the_plan_says_so() -> None:

@@ -74,7 +74,7 @@ def test_the_masks_of_all_ranks_are_the_whole_mask(drawn, window):
 @given(st.integers(2, 4), st.integers(1, 6), st.integers(0, 3), st.booleans())
 def test_each_target_is_on_the_one_rank_that_has_its_token(ranks, count, seed, packed):
     samples = observing(make_samples(count, seed=seed))
-    multiple = multiple_of_lengths(ranks, tensor=1, tuned=False)
+    multiple = multiple_of_lengths(ranks, tensor=1, full_blocks=False)
     limits: dict[str, Any] = {"max_tokens": 128, "pack_length": 128 if packed else 0, "multiple": multiple}
     for batch in (*pack(samples, pad_id=0, **limits), empty_batch(multiple)):
         parts = [Context(ranks, rank).local(batch) for rank in range(ranks)]
@@ -113,11 +113,11 @@ def test_flex_attention_gets_the_same_mask_in_blocks(rank, window):
 
 
 def test_lengths_are_multiples_that_all_ranks_can_share():
-    assert multiple_of_lengths(1, tensor=1, tuned=False) == 1
-    assert multiple_of_lengths(1, tensor=3, tuned=True) == 384
-    assert multiple_of_lengths(2, tensor=1, tuned=False) == 4
-    assert multiple_of_lengths(4, tensor=3, tuned=False) == 24
-    assert multiple_of_lengths(4, tensor=2, tuned=True) == 512
+    assert multiple_of_lengths(1, tensor=1, full_blocks=False) == 1
+    assert multiple_of_lengths(1, tensor=3, full_blocks=True) == 384
+    assert multiple_of_lengths(2, tensor=1, full_blocks=False) == 4
+    assert multiple_of_lengths(4, tensor=3, full_blocks=False) == 24
+    assert multiple_of_lengths(4, tensor=2, full_blocks=True) == 512
 
 
 def test_attention_that_cannot_share_a_sequence_is_refused():
@@ -177,7 +177,7 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
     settings = TitanSettings(context_parallel_degree=2)
     model = TitanModel(folder, parallel_dims(settings), settings, dtype="float32", attention="flex")
     samples, found = make_samples(7), dict[int, list[float]]()
-    limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, tuned=True)}
+    limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, full_blocks=True)}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for batch in pack(samples, pack_length=pack_length, pad_id=0, **limits):
             local = model.context.local(batch)

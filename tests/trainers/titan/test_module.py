@@ -240,7 +240,7 @@ def test_a_layer_computes_with_the_experts_of_its_micro_batch(folders: dict[str,
             list(trainer.model.module.parameters()),
         )
     ]
-    assert 0 < trainer.model.replayed[1] <= trainer.model.replayed[0] == 2 * 24, "two layers have experts"
+    assert 0 < trainer.model.replay_counts[1] <= trainer.model.replay_counts[0] == 2 * 24, "two layers have experts"
     assert all(map(torch.equal, gradients(trainer, routes), alone))
     none = gradients(trainer, [torch.full_like(each, -1) for each in routes])
     own = gradients(trainer, [None, None])

@@ -172,7 +172,7 @@ def test_only_tokens_with_given_experts_are_counted() -> None:
     others = [expert for expert in range(6) if expert not in ids[0, 1].tolist()]
     given[0, 1, 0] = others[0]
     layer(x, given)
-    assert layer.router.replayed.tolist() == [3, 1]
+    assert layer.router.replay_counts.tolist() == [3, 1]
 
 
 # -- one model ---------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_replay_of_its_own_choice_changes_no_bit(make: Make, folder: Path) -> No
     routes = own_routes(trainer, tokens)
     without, replayed = (gradients(trainer, tokens, given) for given in (None, routes))
     assert all(torch.equal(*pair) for pair in zip(without, replayed, strict=True))
-    assert trainer.model.replayed.tolist() == [tokens.numel() * SIZES["layers"], 0]
+    assert trainer.model.replay_counts.tolist() == [tokens.numel() * SIZES["layers"], 0]
     none = gradients(trainer, tokens, torch.full_like(routes, -1))
     assert all(torch.equal(*pair) for pair in zip(without, none, strict=True))
 

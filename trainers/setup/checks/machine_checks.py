@@ -53,12 +53,12 @@ def check_host_memory(plan: RunPlan, host: float | None = None) -> None:
         remedies = ["take a smaller model", "let the engine have weights without adapters with --lora.publish merged"]
     elif not plan.lora and plan.config.model.path:
         remedies.insert(1, "train adapters with --lora.rank 16")
-    needed, host = sum(parts.values()), host_memory(plan.placement) if host is None else host
-    if 0 < host < needed:
+    total, host = sum(parts.values()), host_memory(plan.placement) if host is None else host
+    if 0 < host < total:
         each = " + ".join(f"{name} {gib(size)}" for name, size in parts.items())
         raise UserError(
             f"this machine has {gib(host)} GiB of memory, and the estimate of what the run needs there is "
-            f"{gib(needed)}: {each}; {', '.join(remedies[:-1])}, or {remedies[-1]}"
+            f"{gib(total)}: {each}; {', '.join(remedies[:-1])}, or {remedies[-1]}"
         )
 
 
@@ -92,12 +92,12 @@ def card_size(plan: RunPlan) -> float | None:
     gpus = Gpus(plan.placement.gpus_of_this_machine)
     sizes = gpus.sizes()
     gpus.close()
-    asked = plan.config.launcher.gpu_memory_gib
-    cap = asked * GIB
+    gib_of_user = plan.config.launcher.gpu_memory_gib
+    cap = gib_of_user * GIB
     for number, size in sizes.items():
         if cap > size:
             raise UserError(
-                f"--launcher.gpu_memory_gib is {asked:g}, and GPU {number} has {gib(size)} "
+                f"--launcher.gpu_memory_gib is {gib_of_user:g}, and GPU {number} has {gib(size)} "
                 "GiB: set it to that or less, or to 0 for all of it"
             )
     return cap or min(sizes.values(), default=None)

@@ -32,19 +32,19 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out."""
     assert plan.shape is not None, "the folder has a config.json"
     from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
-    from trainers.model.new_rows import untrained
+    from trainers.model.new_rows import untrained_tokens
 
     model, unread = _check_tensors(folder)
     check_packages(plan, family_of(model))
     if plan.has_engine:
         check_engine_packages(folder)
-    checked = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
+    files = check(folder, plan.config.env.thinking, plan.config.renderer.tools)
     if (lora := plan.lora) is not None and lora.adapter:
         halves = places([Path(lora.adapter) / WEIGHTS])
         shapes = {name: place.shape for name, place in halves.items()}
         check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, plan.shape), shapes)
-    renderer = checked.renderer
-    rows = untrained(folder, renderer)
+    renderer = files.renderer
+    rows = untrained_tokens(folder, renderer)
     if rows and plan.config.model.new_rows == "on" and plan.model.is_quantized:
         raise UserError(
             f"--model.new_rows is on, and the experts of {folder} are in MXFP4, of which the run writes a copy in "
@@ -53,10 +53,10 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     return replace(
         plan.model,
         unread=unread,
-        untrained=rows,
+        untrained_tokens=rows,
         template=renderer.notes,
         tools_problem=renderer.format.tools_problem,
-        tokenizer=checked.tokenizer,
+        tokenizer=files.tokenizer,
     )
 
 

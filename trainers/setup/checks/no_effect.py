@@ -32,8 +32,8 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(not config.lora.is_on, "lora.alpha lora.targets lora.publish", all_weights)
     if config.algorithm is not None:
         yield from _of_algorithm(plan)
-    asked = "no reference model is started: nothing asks for one"
-    yield Rule(not placement.has_reference, "services.ref_model.", asked)
+    no_reference = "no reference model is started: nothing asks for one"
+    yield Rule(not placement.has_reference, "services.ref_model.", no_reference)
     untaught = "--distill.teacher is empty, and nothing is distilled"
     yield Rule(not config.teachers, "distill.coef distill.top_k services.teacher.", untaught)
     yield Rule(not plan.teachers, "services.teacher.", "the policy teaches itself")
@@ -43,16 +43,16 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(not services.trainer.with_gpus, "training.keep_logits_gib", "the trainer is on the CPU")
     of_gpu = "cuda_graphs worker_process gpu_memory_utilization"
     yield Rule(not services.generator.with_gpus, _within("services.generator", of_gpu), "the engine is on the CPU")
-    started = "no engine is started: the run has data and no environment"
-    yield Rule(not engine, "services.generator.", started)
+    no_engine = "no engine is started: the run has data and no environment"
+    yield Rule(not engine, "services.generator.", no_engine)
     yield Rule(not config.training.most_behind, "training.cache_on_update", "--training.staleness is 0")
     of_warmup = "until_success until_each_kind probe_every probe_tasks demonstrations expert batch_size balance "
     of_warmup += "learning_rate learning_rate_warmup"
     has_no_warmup = not plan.is_supervised and not warmup.steps
     yield Rule(has_no_warmup, _within("warmup", of_warmup), "--warmup.steps is 0")
     yield Rule(bool(chat_data(config)), "warmup.", "--sft.data has the demonstrations")
-    probed = f"--warmup.until_success is {warmup.until_success}, and nothing is probed"
-    yield Rule(warmup.until_success >= 1, _within("warmup", "until_each_kind probe_every probe_tasks"), probed)
+    no_probe = f"--warmup.until_success is {warmup.until_success}, and nothing is probed"
+    yield Rule(warmup.until_success >= 1, _within("warmup", "until_each_kind probe_every probe_tasks"), no_probe)
     yield Rule(plan.trainer_dtype == "float32", "training.fp32_head", "the trainer computes in float32")
     yield Rule(services.trainer.procs == 1, "training.reshard_after_forward", "one process has all weights")
     yield Rule(plan.is_supervised, "audit.", "supervised training has no rewards")
@@ -74,8 +74,8 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(not placement.gpus_wanted, of_gpus, "no service is on a GPU")
     learns = "there is no --model: a model made on the spot learns all rows"
     yield Rule(not model.path, "model.new_rows", learns)
-    trained = "the template uses no token with an untrained row"
-    yield Rule(model.folder is not None and not model.untrained, "model.new_rows", trained)
+    no_new_rows = "the template uses no token with an untrained row"
+    yield Rule(model.folder is not None and not model.untrained_tokens, "model.new_rows", no_new_rows)
     yield Rule(not engine, "dataset.", "--sft.data has the conversations, and there is no environment")
     of_env = _within("env", "max_turns step_seconds episode_seconds scoring_seconds on_fault min_valid group_reward")
     yield Rule(not engine, of_env, "there is no environment")

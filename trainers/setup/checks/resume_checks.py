@@ -32,7 +32,7 @@ def checkpoint_of(plan: RunPlan) -> Checkpoint:
     if not plan.config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
     folder = Path(plan.config.output)
-    with locked(folder):
+    with lock_folder(folder):
         checkpoint = find(folder, plan.config.checkpoint.step)
         check_fits(checkpoint, plan.algorithm.name, plan.config)
         _check_incomplete(folder, checkpoint, plan.config.training.steps)
@@ -59,12 +59,12 @@ def _check_incomplete(folder: Path, checkpoint: Checkpoint, steps: int) -> None:
 
 def _check_model(plan: RunPlan, checkpoint: Checkpoint) -> None:
     """Check that the model of a given folder is still of the shape that the checkpoint was saved from."""
-    saved = read_manifest(checkpoint.path).get("model") or {}
+    sizes = read_manifest(checkpoint.path).get("model") or {}
     if plan.shape is None or plan.model.folder is None:
         return
-    differing = [name for name, size in saved.items() if size is not None and size != getattr(plan.shape, name, size)]
+    differing = [name for name, size in sizes.items() if size is not None and size != getattr(plan.shape, name, size)]
     if differing:
-        raise UserError(f"{checkpoint.path} was saved from a model of another shape: {saved}.")
+        raise UserError(f"{checkpoint.path} was saved from a model of another shape: {sizes}.")
 
 
 def _check_reference(plan: RunPlan, checkpoint: Checkpoint, folder: Path) -> None:
@@ -77,17 +77,17 @@ def _check_reference(plan: RunPlan, checkpoint: Checkpoint, folder: Path) -> Non
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
-    saved = checkpoint.extra
-    if saved["algorithm"] != algorithm:
+    extra = checkpoint.extra
+    if extra["algorithm"] != algorithm:
         raise UserError(
-            f"{checkpoint.path} was saved by {saved['algorithm']}, and this is {algorithm}: go on with "
-            f"python -m {saved['command']}"
+            f"{checkpoint.path} was saved by {extra['algorithm']}, and this is {algorithm}: go on with "
+            f"python -m {extra['command']}"
         )
-    trees = (saved["config"], masked(asdict(config)))  # a secret may change
+    trees = (extra["config"], masked(asdict(config)))  # a secret may change
     before, now = ({name: value for name, value in flatten(tree) if value != {}} for tree in trees)
     free = may_change(config)
     differing = [
-        f"--{name} is {_shown(now.get(name))} and was {_shown(before.get(name))}"
+        f"--{name} is {_show(now.get(name))} and was {_show(before.get(name))}"
         for name in sorted({*before, *now})
         if not any(f"{name}.".startswith(f"{part}.") for part in free)
         and before.get(name) != json.loads(json.dumps(now.get(name)))  # through JSON, which has no tuples
@@ -111,7 +111,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder against a second process; the kernel releases the lock however this process ends."""
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -143,5 +143,5 @@ def data_at_start(folder: Path) -> dict[str, Any]:
     return (read_object(path).get("data") or {}) if path.is_file() else {}
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return "not set" if value is None or value == "" else str(value)

@@ -76,9 +76,9 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
     """
     if chat_data(config):
         return
-    given = config.warmup.steps > 0 or config.algorithm is None
+    needs_expert = config.warmup.steps > 0 or config.algorithm is None
     has_expert = bool(config.warmup.expert) or any(map(environment.env_class.can_demonstrate, tasks))
-    if not (given or not config.model.path) or has_expert:
+    if not (needs_expert or not config.model.path) or has_expert:
         return
     what = data or "these tasks"
     why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"

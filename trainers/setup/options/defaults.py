@@ -39,9 +39,9 @@ class Rates(NamedTuple):
     """Learning rates of AdamW for all weights of a model of this size."""
 
     parameters: float
-    reinforced: float
+    policy_gradient: float
     """Of policy gradients."""
-    supervised: float
+    sft: float
     """Of the warm-up, and of supervised training."""
 
 
@@ -93,8 +93,8 @@ def rates_of(shape: ModelShape | None) -> Rates:
     size = min(max(shape.parameters if shape else math.inf, RATES[0].parameters), RATES[-1].parameters)
     low, high = next(pair for pair in pairwise(RATES) if size <= pair[1].parameters)
     part = math.log(size / low.parameters) / math.log(high.parameters / low.parameters)
-    reinforced, supervised = (float(f"{a * (b / a) ** part:.0e}") for a, b in zip(low[1:], high[1:], strict=True))
-    return Rates(size, reinforced, supervised)
+    policy_gradient, sft = (float(f"{a * (b / a) ** part:.0e}") for a, b in zip(low[1:], high[1:], strict=True))
+    return Rates(size, policy_gradient, sft)
 
 
 def rising_steps(config: RunConfig, steps: int) -> int:
@@ -130,20 +130,20 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     yield "warmup.steps", case.warmup_steps, case.name if config.algorithm else ""
     rates, factor = rates_of(shape), ADAPTER_FACTOR if config.lora.is_on else 1
     size = f", {shape.parameters / 1e6:,.0f} million parameters" if shape is not None and config.model.path else ""
-    reinforced, supervised = (float(f"{factor * rate:g}") for rate in (rates.reinforced, rates.supervised))
-    yield "training.learning_rate", reinforced if config.algorithm else supervised, case.name + size
+    policy_gradient, sft = (float(f"{factor * rate:g}") for rate in (rates.policy_gradient, rates.sft))
+    yield "training.learning_rate", policy_gradient if config.algorithm else sft, case.name + size
     yield MICRO_BATCH, 4096, ""
     yield "services.envs.num_replicas", *_env_processes(config)
     warmup = case.warmup_steps if config.warmup.steps == BY_CASE else config.warmup.steps
     has_demonstrations = warmup > 0 if config.algorithm else env.name
-    yield "warmup.learning_rate", supervised, case.name + size if has_demonstrations else ""
+    yield "warmup.learning_rate", sft, case.name + size if has_demonstrations else ""
     try:
-        declared = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
+        env_limits = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
     except UserError:
-        declared = {}  # the checks of the environment report it
-    shown = ("max_turns", "max_turn_tokens", "max_tokens")
-    limits = {name: (value, case.name if name in shown else "") for name, value in asdict(case.limits).items()}
-    limits |= {name: (value, f"declared by {env.name}") for name, value in declared.items()}
+        env_limits = {}  # the checks of the environment report it
+    limits_of_case = ("max_turns", "max_turn_tokens", "max_tokens")
+    limits = {name: (value, case.name if name in limits_of_case else "") for name, value in asdict(case.limits).items()}
+    limits |= {name: (value, f"declared by {env.name}") for name, value in env_limits.items()}
     if longest > 0:
         limits |= dict.fromkeys(("max_tokens", "max_turn_tokens"), (longest, "training.seq_len"))
     elif shape is not None and 0 < shape.max_position_embeddings < limits["max_tokens"][0]:

@@ -20,8 +20,8 @@ _ELSEWHERE = {
 def check_command(name: str) -> None:
     if name in COMMANDS:
         return
-    known = ", ".join(ALGORITHMS)
-    hint = f"Did you mean {_ELSEWHERE[name]}? Available: {known}." if name in _ELSEWHERE else nearest(name, ALGORITHMS)
+    names = ", ".join(ALGORITHMS)
+    hint = f"Did you mean {_ELSEWHERE[name]}? Available: {names}." if name in _ELSEWHERE else nearest(name, ALGORITHMS)
     raise UserError(
         f"there is no algorithm {name!r}. {hint} An algorithm of your own is started by "
         "python -m trainers my_file.py:MINE"

@@ -51,21 +51,21 @@ def parse(
     config = config_class()
     tree, options = _Settings(config, short), dict[str, list[str]]()
     for name, text in tree.pairs(arguments):
-        name = tree.dotted(name) if tree.is_several(name) else name
+        name = tree.full_name(name) if tree.is_several(name) else name
         options[name] = [*options.pop(name, ()), text]
     several = [_Given(name, options.pop(name)) for name in [*options] if tree.is_several(name) and options[name][1:]]
     files = [(path, _read_yaml(path, tree.is_whole)) for path in options.pop("config", ())]
     before, in_python = (
-        [_Given(name, value) for given in many for name, value in flatten(given, tree.is_whole)]
+        [_Given(name, value) for items in many for name, value in flatten(items, tree.is_whole)]
         for many in ([saved or {}], settings)
     )
-    for source, given in [("the saved config", before), *files, ("settings", in_python)]:
-        tree.check_once(given, source)
-        tree.give_all(given, source)
-    texts = [_Given(name, text) for name, given in options.items() for text in given if tree.is_text(name)]
-    entries = [_Given(name, given[-1]) for name, given in options.items() if tree.is_entry(tree.dotted(name))]
+    for source, items in [("the saved config", before), *files, ("settings", in_python)]:
+        tree.check_once(items, source)
+        tree.give_all(items, source)
+    texts = [_Given(name, text) for name, items in options.items() for text in items if tree.is_text(name)]
+    entries = [_Given(name, items[-1]) for name, items in options.items() if tree.is_entry(tree.full_name(name))]
     tree.check_once([*texts, *entries], "the command line")
-    lists = {name: len(values) > 1 and tree.is_entry(tree.dotted(name)) for name, values in options.items()}
+    lists = {name: len(values) > 1 and tree.is_entry(tree.full_name(name)) for name, values in options.items()}
     last = [_Given(name, values if lists[name] else values[-1]) for name, values in options.items()]
     tree.give_all([*several, *last], "the command line")
     return with_values(config, tree.values)
@@ -101,99 +101,99 @@ class _Settings:
             following = rest[0] if rest else "--"
             if not equals and not following.startswith("--"):
                 value = rest.pop(0)
-            elif not equals and self._kinds.get(self.dotted(name)) is bool:
+            elif not equals and self._kinds.get(self.full_name(name)) is bool:
                 value = "true"
             elif not equals:
                 follows = f", and {following!r} is an option: a value like that is written --{name}={following}"
                 raise UserError(f"--{name} needs a value{follows if rest else ''}")
             yield name, value
 
-    def check_once(self, given: Iterable[_Given], source: str) -> None:
+    def check_once(self, items: Iterable[_Given], source: str) -> None:
         before: dict[str, _Given] = {}
-        for now in given:
-            dotted = self.dotted(now.name)
+        for now in items:
+            full_name = self.full_name(now.name)
             if self._sets_nothing(now.name, now.value):
                 continue
-            parts = [dotted[:i] for i, letter in enumerate(f"{dotted}.") if letter == "."]
+            parts = [full_name[:i] for i, letter in enumerate(f"{full_name}.") if letter == "."]
             other = next((before[part] for part in parts if part in before), now)
-            if self.is_entry(dotted):  # a dictionary, and an entry of it
-                other = next((one for name, one in before.items() if name.startswith(f"{dotted}.")), other)
+            if self.is_entry(full_name):  # a dictionary, and an entry of it
+                other = next((one for name, one in before.items() if name.startswith(f"{full_name}.")), other)
             if other is not now and other.value != now.value:
                 lines = f", lines {other.line} and {now.line}" if now.line else ""
-                first, second = (f"--{one.name} is {masked(one.value, dotted.split('.'))!r}" for one in (other, now))
+                first, second = (f"--{one.name} is {masked(one.value, full_name.split('.'))!r}" for one in (other, now))
                 raise UserError(f"{source}{lines}: {first} and {second}, two values of one setting: give one")
-            before[dotted] = now
+            before[full_name] = now
 
-    def give_all(self, given: Sequence[_Given], source: str) -> None:
+    def give_all(self, items: Sequence[_Given], source: str) -> None:
         """Set values, the names of environments first: other environments have none of the settings in `mixture`."""
-        for name, value, _ in sorted(given, key=lambda one: not self.is_several(one.name)):
+        for name, value, _ in sorted(items, key=lambda one: not self.is_several(one.name)):
             is_several = self.is_several(name)
             settings = listed(value) if is_several and isinstance(value, list) else {name: value}
-            if is_several and self.values.get(self.dotted(name)) != next(iter(settings.values())):
+            if is_several and self.values.get(self.full_name(name)) != next(iter(settings.values())):
                 self._forget("mixture")
             for setting, text in settings.items():
                 self.give(setting, text, source)
 
     def give(self, name: str, value: Any, source: str) -> None:
         """Set a value of a file or of the command line, converted to the type of the setting."""
-        dotted = self.dotted(name)
+        full_name = self.full_name(name)
         if self._sets_nothing(name, value):
             return
-        if self.is_entry(dotted):
-            self._forget(dotted)
-            self.values[dotted] = value
-        elif dotted in self._dictionaries:
+        if self.is_entry(full_name):
+            self._forget(full_name)
+            self.values[full_name] = value
+        elif full_name in self._dictionaries:
             if value not in ({}, "{}"):
                 raise UserError(
                     f"{source}: --{name} is {value!r}; write one option for each entry: --{name}.NAME VALUE"
                 )
-            self._forget(dotted)
-            self.values[dotted] = {}
-        elif dotted in self._kinds:
-            self.values[dotted] = read_value(value, self._kinds[dotted], f"{source}: --{name}")
-        elif {name, dotted} & self._sections:
+            self._forget(full_name)
+            self.values[full_name] = {}
+        elif full_name in self._kinds:
+            self.values[full_name] = read_value(value, self._kinds[full_name], f"{source}: --{name}")
+        elif {name, full_name} & self._sections:
             raise UserError(f"{source}: there is no option --{name}: it is a section, write --{name}.NAME VALUE")
         else:
-            nearest = self._nearest(dotted)
+            nearest = self._nearest(full_name)
             hint = f"did you mean {nearest}? " if nearest else ""
             raise UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
 
-    def dotted(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
         """The dotted name of a short or relative name; an unknown name is returned unchanged."""
         name = name.replace("-", "_")
         head, _, rest = name.partition(".")
         section = self._short.get(head, "")
         return self._short.get(name, f"{section}.{rest}" if rest and section in self._sections else name)
 
-    def is_entry(self, dotted: str) -> bool:
-        return any(dotted.startswith(f"{name}.") for name in self._dictionaries)
+    def is_entry(self, full_name: str) -> bool:
+        return any(full_name.startswith(f"{name}.") for name in self._dictionaries)
 
     def is_whole(self, name: str) -> bool:
         """Whether a file's dictionary of this name is a value, and no section."""
-        return self.is_entry(self.dotted(name))
+        return self.is_entry(self.full_name(name))
 
     def _sets_nothing(self, name: str, value: Any) -> bool:
         """Whether this is a section without settings, or a dictionary without a value."""
-        dotted = self.dotted(name)
-        if {name, dotted} & self._sections:
+        full_name = self.full_name(name)
+        if {name, full_name} & self._sections:
             return value in (None, {})
-        return value is None and dotted in self._dictionaries
+        return value is None and full_name in self._dictionaries
 
-    def _forget(self, dotted: str) -> None:
+    def _forget(self, full_name: str) -> None:
         """Drop the values of an entry, or of a dictionary, with all that it holds."""
-        for name in [name for name in self.values if f"{name}.".startswith(f"{dotted}.")]:
+        for name in [name for name in self.values if f"{name}.".startswith(f"{full_name}.")]:
             del self.values[name]
 
     def is_several(self, name: str) -> bool:
-        return self.dotted(name) in self._several
+        return self.full_name(name) in self._several
 
     def is_text(self, name: str) -> bool:
-        kind = self._kinds.get(self.dotted(name))
+        kind = self._kinds.get(self.full_name(name))
         return kind is str or typing.get_origin(kind) is list
 
-    def _nearest(self, dotted: str) -> str:
-        choices, leaf = [*self._short, *self._kinds, *self._sections], dotted.rpartition(".")[2]
-        if (ours := our_name(dotted, self._algorithm, self._kinds)) or leaf in names_of_others():
+    def _nearest(self, full_name: str) -> str:
+        choices, leaf = [*self._short, *self._kinds, *self._sections], full_name.rpartition(".")[2]
+        if (ours := our_name(full_name, self._algorithm, self._kinds)) or leaf in names_of_others():
             return ours and f"--{ours}"
         usual = ("training", self._algorithm, "env")  # of several sections that have such a setting
         kinds = sorted(self._kinds, key=lambda name: name.partition(".")[0] not in usual)
@@ -201,14 +201,14 @@ class _Settings:
         same = [name for name in kinds if name.rpartition(".")[2] == leaf]
         near = next(iter(get_close_matches(leaf, [*leaves, *names_of_others()], 1, 0.8)), "")
         tries = (
-            same[: leaf == dotted],
-            get_close_matches(dotted, choices, 1, 0.8),
-            get_close_matches(dotted, same, 1, 0.0),
+            same[: leaf == full_name],
+            get_close_matches(full_name, choices, 1, 0.8),
+            get_close_matches(full_name, same, 1, 0.0),
             [leaves.get(near) or our_name(near, self._algorithm, self._kinds)],
-            get_close_matches(dotted, choices, 1, 0.6),
+            get_close_matches(full_name, choices, 1, 0.6),
         )
         name = next((name for names in tries for name in names if name), "")
-        return f"the section {name}" if self.dotted(name) in self._sections else name and f"--{name}"
+        return f"the section {name}" if self.full_name(name) in self._sections else name and f"--{name}"
 
 
 def _read_yaml(path: str, is_whole: Callable[[str], bool]) -> list[_Given]:

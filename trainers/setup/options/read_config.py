@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_origin
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, read_object
 from forge_env.registry.registry import check_registered, env_class, resolve
-from forge_env.utils.secret_values import check_present, restored
+from forge_env.utils.secret_values import check_present, with_secrets
 from forge_env.utils.settings import leaves, with_values
 from trainers.checkpoints import Checkpoint, find
 from trainers.config import SHORT_OPTIONS, RunConfig
@@ -40,7 +40,7 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
         facts = Path(config.output) / FACTS
         checkpoint = find(facts.parent, config.checkpoint.step)
         _check_settings(checkpoint, config)
-        saved |= restored(checkpoint.extra["config"], facts.parent)
+        saved |= with_secrets(checkpoint.extra["config"], facts.parent)
         saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
         saved["checkpoint"] |= {"step": 0}
         check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from forge_env.utils.settings import bounds_of, kinds_of, shown, texts_of
+from forge_env.utils.settings import bounds_of, kinds_of, spell, texts_of
 from trainers.config import SHORT_OPTIONS, RunConfig
 
 FIRST = {
@@ -25,7 +25,7 @@ def usage(config_class: type[RunConfig]) -> str:
     """The help of a trainer: `FIRST`, then section by section."""
     config = config_class()
     settings = {name: (value, text) for name, value, text in _settings(config)}
-    short = {dotted: name for name, dotted in SHORT_OPTIONS.items()}
+    short = {full_name: name for name, full_name in SHORT_OPTIONS.items()}
     lines = [
         "Options: --NAME VALUE or --NAME=VALUE; what is true or false may leave the value out.",
         "--config FILE reads a YAML file first, --dry-run prints what would run and starts nothing.",
@@ -56,10 +56,10 @@ def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Name, value and text of each setting, and of each section before its settings; the text says what is allowed."""
     docs = texts_of(type(section))
     for name, (kind, marks) in kinds_of(section.__class__).items():
-        value, allowed = getattr(section, name), bounds_of(marks)
+        value, bounds = getattr(section, name), bounds_of(marks)
         if typing.get_origin(kind) is typing.Literal:
-            allowed = f"one of: {', '.join(map(shown, typing.get_args(kind)))}"
-        sentence = f"{allowed[0].upper()}{allowed[1:]}." if allowed else ""
+            bounds = f"one of: {', '.join(map(spell, typing.get_args(kind)))}"
+        sentence = f"{bounds[0].upper()}{bounds[1:]}." if bounds else ""
         yield f"{prefix}{name}", value, f"{docs.get(name, '')} {sentence}".strip()
         if dataclasses.is_dataclass(value):
             yield from _settings(value, f"{prefix}{name}.")

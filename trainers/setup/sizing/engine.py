@@ -39,34 +39,34 @@ def plan_engine(
         at_rest: bytes that they hold while the engine works.
     """
     generator, card, no_sleep = plan.config.services.generator, plan.card, cannot_sleep_reason(plan)
-    settings, wanted = _settings(plan), generator.sleep
+    settings, sleep = _settings(plan), generator.sleep
     if plan.shape is None or not generator.with_gpus:
         return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
-    one, chosen = cache_of_one(plan), generator.kv_cache_gib * GIB
-    needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
-    cache, sleeps = needed, settings.sleep
+    one, user_size = cache_of_one(plan), generator.kv_cache_gib * GIB
+    need = user_size or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
+    cache, sleeps = need, settings.sleep
     if card is not None:
-        held = engine_memory(plan, replace(settings, kv_cache_gib=0.0)).total
+        fixed_size = engine_memory(plan, replace(settings, kv_cache_gib=0.0)).total
 
-        def room(taken: float) -> float:
-            return (card * generator.gpu_memory_utilization - taken) / on_card - held
+        def room(others_use: float) -> float:
+            return (card * generator.gpu_memory_utilization - others_use) / on_card - fixed_size
 
-        sleeps = others > 0 and (sleeps or (wanted == "auto" and not no_sleep and room(others) < needed))
-        cache = max(chosen or min(LEAST_REQUESTS * one, needed), min(needed, room(at_rest if sleeps else others)))
+        sleeps = others > 0 and (sleeps or (sleep == "auto" and not no_sleep and room(others) < need))
+        cache = max(user_size or min(LEAST_REQUESTS * one, need), min(need, room(at_rest if sleeps else others)))
 
     beside = f"{gib(others)} GiB of the other processes on its GPU"
     if card is None:
         why = ": the memory of its GPU is not known here, which --launcher.gpu_memory_gib says"
     elif not others:
         why = ": no other process of the run is on its GPU"
-    elif sleeps and wanted == "yes":
+    elif sleeps and sleep == "yes":
         why = ", as --services.generator.sleep says"
     elif sleeps:
-        why = f": beside the {beside}, there is no room for all requests at their longest, {gib(needed)} GiB"
-    elif cache >= needed:
+        why = f": beside the {beside}, there is no room for all requests at their longest, {gib(need)} GiB"
+    elif cache >= need:
         why = f": there is room for it beside the {beside}"
     else:
-        reason = "--services.generator.sleep is no" if wanted == "no" else no_sleep
+        reason = "--services.generator.sleep is no" if sleep == "no" else no_sleep
         why = f", which is what the {beside} leave; it does not sleep: {reason}"
     keeps = card is not None and not sleeps
     does = ", and sleeps while the trainer steps" if sleeps else " while the trainer steps" if keeps else ""

@@ -29,9 +29,9 @@ Remedy = dict[str, Any]
 def _store_request(plan: RunPlan) -> StoreRequest:
     services, placement = plan.config.services, plan.placement
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
-    published = published_parameters(plan.lora, plan.shape) if plan.shape else 0
+    num_parameters = published_parameters(plan.lora, plan.shape) if plan.shape else 0
     return StoreRequest(
-        size=BYTES[plan.engine_dtype] * published,
+        size=BYTES[plan.engine_dtype] * num_parameters,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,
@@ -42,32 +42,32 @@ def _store_request(plan: RunPlan) -> StoreRequest:
 def with_sizes(plan: RunPlan) -> RunPlan:
     """The plan with its weight store, the memory of all processes, and an engine that gets what the others on its GPU
     leave."""
-    request, known = _store_request(plan), plan.shape is not None
+    request, has_shape = _store_request(plan), plan.shape is not None
     store, why = choose_store(plan.config.weights.store, request)
-    kept = store.keep * request.size if store.on_gpu else 0
+    store_size = store.keep * request.size if store.on_gpu else 0
     places = plan.placement.processes
     engines = [process for process in places if process.service == "generator"]
     memory: dict[Process, Memory | None] = dict.fromkeys(places, Memory())
     for process in places:
         if process.service == "trainer":
-            memory[process] = trainer_memory(plan, versions=0 if process.rank else kept) if known else None
+            memory[process] = trainer_memory(plan, versions=0 if process.rank else store_size) if has_shape else None
         elif process.service in FROZEN:
             shape, service = plan.frozen_shape(process), getattr(plan.config.services, process.service)
             memory[process] = frozen_memory(plan, service, shape) if shape else None
-        elif process.service == "store" and not kept:  # two snapshots in the host's memory
-            memory[process] = Memory(held={"weights": 2.0 * request.size}) if known else None
+        elif process.service == "store" and not store_size:  # two snapshots in the host's memory
+            memory[process] = Memory(always={"weights": 2.0 * request.size}) if has_shape else None
     gpus = {engine.where for engine in engines if engine.gpu is not None}
-    beside = [[found for process, found in memory.items() if found and process.where == gpu] for gpu in gpus]
-    others = max((sum(found.total for found in each) for each in beside), default=0.0)
-    at_rest = max((sum(found.at_rest for found in each) for each in beside), default=0.0)
+    beside = [[usage for process, usage in memory.items() if usage and process.where == gpu] for gpu in gpus]
+    others = max((sum(usage.total for usage in of_gpu) for of_gpu in beside), default=0.0)
+    at_rest = max((sum(usage.at_rest for usage in of_gpu) for of_gpu in beside), default=0.0)
     on_card = max(Counter(engine.where for engine in engines if engine.gpu is not None).values(), default=1)
     engine, about = plan_engine(plan, others=others, at_rest=at_rest, on_card=on_card)
-    received = request.size if store.received else 0
-    memory |= dict.fromkeys(engines, engine_memory(plan, engine, received=received) if known else None)
+    snapshot = request.size if store.received else 0
+    memory |= dict.fromkeys(engines, engine_memory(plan, engine, snapshot=snapshot) if has_shape else None)
     return replace(
         plan,
-        store=store if known else None,
-        store_reason=why if known else "",
+        store=store if has_shape else None,
+        store_reason=why if has_shape else "",
         engine=engine,
         about_engine=about,
         processes=list(memory.items()),
@@ -92,31 +92,31 @@ def check_fit(plan: RunPlan) -> None:
 def _settings_that_fit(plan: RunPlan, card: float) -> str:
     """The end of a sentence: the remedies up to the first with which a GPU of `card` bytes suffices, less idle ones."""
 
-    def needed(remedies: Sequence[Remedy]) -> float:
+    def need(remedies: Sequence[Remedy]) -> float:
         """Bytes of the fullest GPU; infinite if the processes or the store cannot be."""
-        tried = replace(plan, config=with_values(plan.config, reduce(or_, remedies, {})))
-        if tried.placement.gpus_needed > tried.placement.num_hosts * tried.placement.gpus_per_host:
+        trial = replace(plan, config=with_values(plan.config, reduce(or_, remedies, {})))
+        if trial.placement.gpus_needed > trial.placement.num_hosts * trial.placement.gpus_per_host:
             return math.inf
         try:
-            return max(usage.worst for usage in with_sizes(tried).cards)
+            return max(usage.worst for usage in with_sizes(trial).cards)
         except UserError:  # of the store
             return math.inf
 
     per_host, larger = plan.placement.gpus_per_host, (plan.config.services.trainer.procs << power for power in range(7))
     for gpus in (per_host, *(procs for procs in larger if per_host < procs <= MOST_GPUS)):
         machine = {"launcher.gpus_per_host": gpus, **_trainers(gpus)} if gpus > per_host else {}
-        chosen, least = [machine], needed([machine])
+        remedies_so_far, least = [machine], need([machine])
         for remedy in _remedies(plan, gpus):
-            if least > card and (now := needed([*chosen, remedy])) <= least:
-                chosen, least = [*chosen, remedy], now
+            if least > card and (now := need([*remedies_so_far, remedy])) <= least:
+                remedies_so_far, least = [*remedies_so_far, remedy], now
         if least > card:
             continue
-        for remedy in reversed(chosen[1:]):
-            without = [other for other in chosen if other is not remedy]
-            chosen = without if needed(without) <= card else chosen
+        for remedy in reversed(remedies_so_far[1:]):
+            without = [other for other in remedies_so_far if other is not remedy]
+            remedies_so_far = without if need(without) <= card else remedies_so_far
         options = (
             f"--{name} {str(value).lower() if value is True else value}"
-            for name, value in reduce(or_, chosen).items()
+            for name, value in reduce(or_, remedies_so_far).items()
             if with_values(plan.config, {name: value}) != plan.config
         )
         return f"it fits {f'on {gpus} such GPUs ' if machine else ''}with {' '.join(options)}"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
-from forge_env.runtime.weights.store import StoreRequest, WeightStore, no_version, published_already, refused
+from forge_env.runtime.weights.store import StoreRequest, WeightStore, no_version, published_already, refusal_text
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.weight_stream import WeightStream
 
@@ -52,7 +52,7 @@ class SegmentStore(WeightStore):
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or new_path()
-        self._owned: StoreFolder | None = None
+        self._own_folder: StoreFolder | None = None
         self._choosing = threading.Lock()
         self._writable: dict[str, Tensor] = {}  # by segment, (its size,) uint8
 
@@ -62,16 +62,16 @@ class SegmentStore(WeightStore):
     @classmethod
     def refusal(cls, request: StoreRequest, instead: str) -> str:
         problem = f"which serves one host, and the run has {request.hosts}"
-        return refused(problem, instead) if request.hosts > 1 else ""
+        return refusal_text(problem, instead) if request.hosts > 1 else ""
 
     async def open(self, processes: Any = None) -> None:
         remove_left_behind(self.folder.parent)
-        self._owned = StoreFolder(self.folder)
+        self._own_folder = StoreFolder(self.folder)
 
     async def close(self) -> None:
-        if self._owned is not None:
-            self._owned.close()
-            self._owned = None
+        if self._own_folder is not None:
+            self._own_folder.close()
+            self._own_folder = None
 
     def take(self, version: int, weights: WeightStream) -> TakenSegment:
         if self._manifest(version).exists():
@@ -87,23 +87,23 @@ class SegmentStore(WeightStore):
             raise
         return TakenSegment(version, weights.layout, Path(lock.name).name, lock)
 
-    async def commit(self, taken: TakenSegment) -> None:
+    async def commit(self, copy: TakenSegment) -> None:
         # No other snapshot ever has this name: a reader recognises its manifest by it.
-        content = {"snapshot": secrets.token_hex(8), "segment": taken.segment, "layout": taken.layout.to_json()}
-        unfinished = self.folder / f"{taken.segment}.manifest"
-        with self._choosing, taken.lock:
+        content = {"snapshot": secrets.token_hex(8), "segment": copy.segment, "layout": copy.layout.to_json()}
+        partial_file = self.folder / f"{copy.segment}.manifest"
+        with self._choosing, copy.lock:
             # Readers may come as soon as the manifest is there. Only `take` locks exclusively, and not at this moment.
-            fcntl.flock(taken.lock, fcntl.LOCK_SH)
+            fcntl.flock(copy.lock, fcntl.LOCK_SH)
             try:
-                unfinished.write_text(json.dumps(content))
-                os.link(unfinished, self._manifest(taken.version))  # unlike a rename, it never replaces another file
+                partial_file.write_text(json.dumps(content))
+                os.link(partial_file, self._manifest(copy.version))  # unlike a rename, it never replaces another file
             except FileExistsError:
-                raise published_already(taken.version) from None
+                raise published_already(copy.version) from None
             except OSError as error:
                 reason = f"{self.folder}: {error.strerror}"
-                raise ServiceError(f"version {taken.version} of the weights was not published, {reason}") from None
+                raise ServiceError(f"version {copy.version} of the weights was not published, {reason}") from None
             finally:
-                unfinished.unlink(missing_ok=True)
+                partial_file.unlink(missing_ok=True)
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
@@ -169,19 +169,19 @@ class SegmentStore(WeightStore):
 
     def _missing(self, version: int) -> str:
         if not is_own(self.folder):
-            return f"the weight store has no version {version}{self._closed()}"
+            return f"the weight store has no version {version}{self._why_missing()}"
         return no_version(version, (int(path.stem[1:]) for path in self.folder.glob("v*.json")))
 
-    def _closed(self) -> str:
+    def _why_missing(self) -> str:
         return f": it is not open, or its folder {self.folder} was removed"
 
     # ---- segments ----
 
     def _free_segment(self, size: int, device: torch.device) -> tuple[BinaryIO, Tensor]:
         """A segment that no version names and no process reads, locked exclusively; a new one if there is none."""
-        named = {json.loads(path.read_text())["segment"] for path in self._manifests()}
+        in_use = {json.loads(path.read_text())["segment"] for path in self._manifests()}
         for segment in self.folder.glob("*.segment"):
-            if segment.name in named:
+            if segment.name in in_use:
                 continue
             lock = segment.open("rb")
             if not _try_lock(lock, fcntl.LOCK_EX):
@@ -201,7 +201,7 @@ class SegmentStore(WeightStore):
         try:
             segment.touch(0o600)
         except FileNotFoundError:
-            raise ServiceError(f"there is no weight store{self._closed()}") from None
+            raise ServiceError(f"there is no weight store{self._why_missing()}") from None
         lock = segment.open("rb")
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

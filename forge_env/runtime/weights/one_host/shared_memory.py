@@ -12,7 +12,7 @@ from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.pinned import pin
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
-from forge_env.runtime.weights.store import StoreRequest, in_words, refused
+from forge_env.runtime.weights.store import StoreRequest, in_words, refusal_text
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +36,13 @@ class SharedMemoryStore(SegmentStore):
 
     @classmethod
     def refusal(cls, request: StoreRequest, instead: str) -> str:
-        needed = SNAPSHOTS * request.size
-        if (refusal := super().refusal(request, instead)) or has_room(needed):
+        size = SNAPSHOTS * request.size
+        if (refusal := super().refusal(request, instead)) or has_room(size):
             return refusal
         problem = (
-            f"and {SHARED_MEMORY} has {in_words(room())} free of the {in_words(needed)} that {SNAPSHOTS} snapshots take"
+            f"and {SHARED_MEMORY} has {in_words(room())} free of the {in_words(size)} that {SNAPSHOTS} snapshots take"
         )
-        return refused(problem, "make it larger (docker run --shm-size)", instead)
+        return refusal_text(problem, "make it larger (docker run --shm-size)", instead)
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)

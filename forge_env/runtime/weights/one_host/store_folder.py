@@ -38,10 +38,10 @@ class StoreFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=path.parent))
-        self._descriptor = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
+        new_folder = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=path.parent))
+        self._descriptor = os.open(new_folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        unnamed.rename(path)  # it gets its name after it is locked
+        new_folder.rename(path)  # it gets its name after it is locked
         # In a session of its own, so that Ctrl-C at the terminal does not reach it.
         command = [sys.executable, "-I", "-S", __file__, str(path)]
         silent = subprocess.DEVNULL
@@ -126,13 +126,13 @@ def _read_own(name: str, folder: int) -> str:
         return file.read(_LONGEST_PATH)
 
 
-def _remove_beside(parent: Path, named: Path) -> None:
+def _remove_beside(parent: Path, file: Path) -> None:
     """Remove a file of this user that lies directly in a folder; a file elsewhere stays."""
-    if named.parent != parent or named.name in ("", ".", ".."):
+    if file.parent != parent or file.name in ("", ".", ".."):
         return
-    info = named.lstat()
+    info = file.lstat()
     if info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode):
-        named.unlink()
+        file.unlink()
 
 
 def _remove_after_maker(folder: Path) -> None:
