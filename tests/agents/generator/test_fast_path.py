@@ -265,7 +265,7 @@ async def test_an_engine_says_the_same_with_and_without_it(tiny_model: Path) -> 
     await engine.start()
     try:
         fast = await engine.generate_batch(requests())
-        assert len(engine._thread.engine.checked) == 3
+        assert len(engine._thread.engine.templates) == 3
         await engine._command(lambda: undress(engine._thread.engine))
         own = await engine.generate_batch(requests())
         stats = engine.stats
