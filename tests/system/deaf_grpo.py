@@ -6,8 +6,8 @@ import sys
 
 from tests.system.breakable import DeafActor
 from trainers import main
-from trainers.run import services
+from trainers.run import start
 
 if __name__ == "__main__":
-    services.PolicyActor = DeafActor  # type: ignore[misc]
+    start.PolicyActor = DeafActor  # type: ignore[misc]
     sys.exit(main("trainers.grpo:GRPO"))

@@ -31,7 +31,7 @@ def plain(tiny_model: Path) -> Renderer:
     """The same without parts: the template renders everything."""
     made = Renderer(tiny_model)
     made._bridges = {}
-    made._first_parts = lambda others, tools: None  # type: ignore[method-assign]
+    made._learn_first_prompt = lambda others, tools: None  # type: ignore[method-assign]
     return made
 
 

@@ -29,9 +29,9 @@ from trainers.run.warmup import (
     kinds_left_out,
     learned_enough,
     overshoot,
-    probed,
     tasks_after_warmup,
     tasks_to_demonstrate,
+    tasks_to_probe,
     warm_up,
     within_limits,
 )
@@ -54,7 +54,7 @@ def test_if_all_other_tasks_are_shown_the_probes_tasks_come_first() -> None:
 def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
     warmup = replace(WarmupConfig(), demonstrations=demonstrations, probe_tasks=probes)
     given, shown = TASKS[:tasks], tasks_to_demonstrate(TASKS[:tasks], warmup)
-    measured = probed(given, warmup)
+    measured = tasks_to_probe(given, warmup)
     assert measured == given[-len(measured) :] and (tasks == 1 or not set(map(id, shown)) & set(map(id, measured)))
     assert len(measured) <= max(1, tasks // 2) and len(shown) >= min(tasks // 2, demonstrations)
     ordered = tasks_after_warmup(warmup, given)
@@ -64,7 +64,7 @@ def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
 
 def test_a_warm_up_that_never_stops_early_shows_the_tasks_of_the_probe_too() -> None:
     warmup = WarmupConfig(until_success=1.0, demonstrations=100, probe_tasks=2)
-    assert tasks_to_demonstrate(TASKS, warmup) == TASKS and not probed(TASKS, warmup)
+    assert tasks_to_demonstrate(TASKS, warmup) == TASKS and not tasks_to_probe(TASKS, warmup)
 
 
 def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:

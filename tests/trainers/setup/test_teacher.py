@@ -40,7 +40,7 @@ def test_it_has_processes_and_memory_of_its_own_model() -> None:
     ]
     memory = next(memory for process, memory in plan.processes if process.service == "teacher")
     assert memory == frozen_memory(plan, plan.config.services.teacher, KNOWN_SHAPES["Qwen/Qwen3-8B"])
-    assert memory.held["weights"] == 4 * KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters / 2
+    assert memory.always["weights"] == 4 * KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters / 2
     assert plan.deadlines == plan.config.deadlines.of(KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters)
     [said] = [text for name, text in describe_plan(plan) if name == "teacher"]
     assert said.endswith("counts 1 times; rewards count as well") and "8,190,735,360 parameters" in said
@@ -54,7 +54,7 @@ def test_several_teachers_have_processes_and_memory_each_and_the_policy_itself_h
     both = ["--env=math", "--env=code_exec", "--model=Qwen/Qwen3-0.6B", "--teacher.num_replicas=2"]
     names = {"math": "Qwen/Qwen3-8B", "code_exec": "Qwen/Qwen3-0.6B"}
     plan = plan_of(*both, *(f"--mixture.{label}.distill.teacher={name}" for label, name in names.items()))
-    memory = {p.replica: found.held["weights"] for p, found in plan.processes if p.service == "teacher" and found}
+    memory = {p.replica: found.always["weights"] for p, found in plan.processes if p.service == "teacher" and found}
     sizes = [4.0 * KNOWN_SHAPES[name].parameters for name in names.values()]
     assert memory == {0: sizes[0], 1: sizes[0], 2: sizes[1], 3: sizes[1]}
     assert {what: (name, model.path) for what, (name, model) in plan.frozen_models.items()} == {

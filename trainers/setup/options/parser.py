@@ -33,7 +33,7 @@ def parse(
     arguments: Sequence[str],
     short: Mapping[str, str],
     *,
-    saved: Mapping[str, Any] | None = None,
+    old_values: Mapping[str, Any] | None = None,
     settings: Sequence[Mapping[str, Any]] = (),
 ) -> C:
     """Build a config from command-line arguments, or from settings in Python.
@@ -45,7 +45,7 @@ def parse(
             refused, for they look like a list. An entry of a dictionary gets a list of all. A file gives each once.
         short: short name -> dotted name of a setting or of a section, for example {"steps": "training.steps",
             "trainer": "services.trainer"}: then `--trainer.procs 2` sets services.trainer.procs.
-        saved: values in the place of defaults, nested as `dataclasses.asdict` returns them.
+        old_values: values in the place of defaults, nested as `dataclasses.asdict` returns them.
         settings: values like those of files, by dotted names, nested, or both.
     """
     config = config_class()
@@ -57,7 +57,7 @@ def parse(
     files = [(path, _read_yaml(path, tree.is_whole)) for path in options.pop("config", ())]
     before, in_python = (
         [_Given(name, value) for items in many for name, value in flatten(items, tree.is_whole)]
-        for many in ([saved or {}], settings)
+        for many in ([old_values or {}], settings)
     )
     for source, items in [("the saved config", before), *files, ("settings", in_python)]:
         tree.check_once(items, source)

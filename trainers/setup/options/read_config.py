@@ -44,7 +44,7 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
         saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
         saved["checkpoint"] |= {"step": 0}
         check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
-        config = read(saved=saved)
+        config = read(old_values=saved)
         check_present(asdict(config), "for example --{} VALUE")
         return config
     check_present(asdict(config), "for example --{} VALUE")
@@ -55,13 +55,13 @@ def read_config(config_class: type[C], arguments: Sequence[str], settings: Seque
     if gpus_available() and not config.training.deterministic:
         services = [n for n in ("generator", "trainer", "ref_model", "teacher") if getattr(config.services, n).procs]
         saved["services"] = {name: {"with_gpus": True} for name in services}
-    config = read(saved=saved)
+    config = read(old_values=saved)
     if not config.services.trainer.with_gpus:
         return config
     # Measured in docs/gpu.md: both save time on a GPU, and neither changes what is computed.
     has_c_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # which Triton needs
     saved["training"] = {"packing": config.training.attention != "sdpa", "compile": bool(has_c_compiler)}
-    return read(saved=saved)
+    return read(old_values=saved)
 
 
 def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:
