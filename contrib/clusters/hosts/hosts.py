@@ -124,7 +124,7 @@ class Hosts(Machines):
     def answer(self, indices: Iterable[int]) -> bool:
         return not any(self._hosts[index].gone for index in indices)
 
-    def lost(self, index: int) -> asyncio.Future[str]:
+    def on_loss(self, index: int) -> asyncio.Future[str]:
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:

@@ -190,7 +190,7 @@ async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer
                     call["id"] = new_id(form.format.answers.dialect, call["function"]["name"], index)
             for index, message in enumerate([message for message in inside if message["role"] == "tool"]):
                 message["tool_call_id"] = inside[1]["tool_calls"][index]["id"]
-            assert ours == form.prepared(inside)
+            assert ours == form.prepare(inside)
 
 
 def test_content_in_parts_and_a_thought_in_another_field_are_those_of_the_run(renderer: Renderer) -> None:

@@ -20,7 +20,7 @@ def asking(text: str, number: int) -> Task:
 
 def test_the_next_message_of_a_solution_is_played() -> None:
     solution = [call("shell", command="true"), say("done")]
-    task = asking("Do nothing.", 0)
+    task = asking("Do nothing at all.", 0)
     note_solution(task, solution)
     messages: list[Message] = [*task.prompt]
     for expected in (*solution, solution[-1]):
