@@ -5,9 +5,9 @@
 # Seen: 1. Bandit-v0 compares the button with the table of all means, so no choice is right. The reward is then the regret: the
 # best button is paid 0.0, and the worst one most of all. A policy learns to find the worst. 2. Countdown, Cryptarithm,
 # Slitherlink and ThreeCardMonte give the reward and the reason in each other's place: the second invalid move in a row is paid
-# with a sentence, and after the first one the model reads "Reason: 0.5680000000000001". 3. Cryptarithm pays a whole mapping that is wrong
-# 0.0, and one that is never finished 0.875, though no letter in it is right. 4. Blackjack counts a draw as half a win only if
-# invalid moves end the game: two of them in the last hand can be worth more than to play it.
+# with a sentence, and after the first one the model reads a number as the reason. 3. Cryptarithm pays a whole mapping that is
+# wrong 0.0, and one that is never finished 0.875, though no letter in it is right. 4. Blackjack counts a draw as half a win only
+# if invalid moves end the game: two of them in the last hand can be worth more than to play it.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
