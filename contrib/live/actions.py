@@ -26,6 +26,8 @@ def act(run: Run, action: str, value: str = "") -> str:
     wants = WANTS.get(action, "")
     if bool(value) != bool(wants):
         raise UserError(f"{action} needs {wants}" if wants else f"{action} takes no value, and {value!r:.80} was given")
+    if action != "stop" and run.plan.is_supervised:
+        raise UserError("the only action on a run of supervised training is stop")
     if action != "stop" and run.plan.config.training.deterministic:
         raise UserError("training.deterministic repeats a run bit by bit, so the only action on it is stop")
     return ACTIONS[action](run, value)
@@ -47,6 +49,8 @@ def _stop(run: Run, _: str) -> str:
     if run.controls.steps_begun and run.controls.queue is None:
         raise UserError("the run has taken its last step, and ends by itself")
     run.caller.stop()
+    if not run.controls.steps_begun:
+        return "stops after the work in progress; without a step of the training there is no checkpoint"
     return "stops after the step in progress, with a checkpoint; --resume goes on with it"
 
 
@@ -83,7 +87,7 @@ def _set(run: Run, value: str) -> str:
 
 def _changed(run: Run, name: str, before: Any, now: Any, plan: Any, when: str) -> str:
     run.change(plan)
-    return f"{name} is {now} {when}, and was {before}; a resumed run has it too"
+    return f"{name} is {now} {when}, and was {before}; later checkpoints have it too"
 
 
 def _requeue(run: Run, value: str) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import base64
+import errno
 import fcntl
 import gc
 import importlib
@@ -171,11 +172,13 @@ class Zygote:
         return None if os.waitpid(child, 0)[1] else "subset=pid"
 
     def _receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
+        data, fds, flags, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
         if not data:
             os._exit(0)  # the owner closed the socket, or died
         message = json.loads(data)
         try:
+            if flags & socket.MSG_CTRUNC:  # the kernel drops what has no number here
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if "kill" in message:
                 run = self._runs.get(message["kill"])
                 if run is not None and run.init:
@@ -355,7 +358,7 @@ def arrange_fds(fds: list[int]) -> None:
 
 def _send(control: socket.socket, message: dict[str, Any]) -> None:
     try:
-        control.send(json.dumps(message).encode())
+        kernel.send(control, message)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import platform
 import resource
@@ -12,9 +13,10 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 NEWCGROUP = 0x2000000
@@ -94,6 +96,19 @@ def end_as(child: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
+
+
+def send(link: socket.socket, message: dict[str, Any]) -> None:
+    """Send a message; it waits while the kernel has no memory."""
+    data = json.dumps(message).encode()
+    while True:
+        try:
+            link.send(data)
+            return
+        except OSError as failure:
+            if failure.errno not in (errno.ENOBUFS, errno.ENOMEM):
+                raise
+            time.sleep(0.01)  # the kernel does not say when it has memory again
 
 
 def be_killed_first() -> None:

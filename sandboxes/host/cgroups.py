@@ -11,6 +11,7 @@ They are removed when the sandbox is closed. Groups of a killed owner are remove
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -62,10 +63,16 @@ class Groups:
         """Return the group of a slot, created at its first use (`keep_open`: see `SlotGroup`). Raises OSError."""
         if number not in self._slots:
             folders = {controller: folder / str(number) for controller, folder in self._folders.items()}
-            if self.version == "cgroup_v1":
-                self._slots[number] = SlotGroupV1(folders, keep_open=keep_open)
-            else:
-                self._slots[number] = SlotGroupV2(folders["memory"], keep_open=keep_open)
+            try:
+                if self.version == "cgroup_v1":
+                    self._slots[number] = SlotGroupV1(folders, keep_open=keep_open)
+                else:
+                    self._slots[number] = SlotGroupV2(folders["memory"], keep_open=keep_open)
+            except OSError:
+                for folder in folders.values():
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                raise
         return self._slots[number]
 
     def drop(self, number: int) -> None:

@@ -28,7 +28,8 @@ START_S = 30.0
 _MAX_MESSAGE = 64 * 2**10
 _EXIT_S = 2.0
 """Seconds that a process may take to end after its socket was closed, for the reason to name its end."""
-_NO_ROOM = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
+NO_ROOM = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
+"""The kernel has no room for a message or its descriptors, for now: nobody at the other end is to blame."""
 _NO_ROOM_S = 0.02
 End = TypeVar("End")
 
@@ -65,8 +66,12 @@ class Controlled(Generic[End]):
     def _spawn(cls) -> Self:
         require_supported_platform()
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with guest_end:
-            process = spawn(cls.program, guest_end.fileno())
+        try:
+            with guest_end:
+                process = spawn(cls.program, guest_end.fileno())
+        except BaseException:
+            host_end.close()
+            raise
         host_end.setblocking(False)
         host_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
         return cls(process, host_end)
@@ -97,10 +102,11 @@ class Controlled(Generic[End]):
         """End the process and everything below it. Idempotent."""
         self._lose(self.closed)
         self._ready.cancel()
-        # It ends at the end of its control socket; its starter ends after all processes below it.
-        await exited(self._process, self.close_s)
-        self._process.kill()
-        self._process.wait()
+        try:  # it ends at the end of its control socket; its starter ends after all processes below it
+            await exited(self._process, self.close_s)
+        finally:
+            self._process.kill()
+            self._process.wait()
 
     def _refusal(self, answer: dict[str, Any]) -> UserError:
         raise NotImplementedError
@@ -149,7 +155,7 @@ class Controlled(Generic[End]):
         except (BrokenPipeError, ConnectionResetError):
             self._receive(self._control, self._on_death)
         except OSError as error:
-            if error.errno in _NO_ROOM:  # the kernel does not say when there is room again
+            if error.errno in NO_ROOM:  # the kernel does not say when there is room again
                 self._loop.call_later(_NO_ROOM_S, self._send_rest)
                 return False
             self._fail(number, error)

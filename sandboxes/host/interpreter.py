@@ -16,6 +16,7 @@ from typing import Any
 
 from forge_env.core.sandbox import Limits
 from sandboxes.host.cgroup_slots import GroupUsage, SlotGroup
+from sandboxes.host.controlled import NO_ROOM
 from sandboxes.host.streams import CappedPipe, sealed_file, sealed_files
 from sandboxes.host.zygote import Driver, ExitReport, encode_body, guest_limits, whole_cpu_s
 
@@ -242,8 +243,8 @@ class Interpreter:
     def _send(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
-        except OSError:  # it has just died, or untrusted code has closed its end
-            self.kill()
+        except OSError as error:  # it has just died, or untrusted code has closed its end or does not read
+            self.kill(f"the session cannot be told: {error.strerror}" if error.errno in NO_ROOM else "")
 
     def _receive(self) -> None:
         """Read one frame; further data stays in the socket, which has a limited size."""

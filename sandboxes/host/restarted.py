@@ -48,11 +48,11 @@ class Restarted(Generic[Process]):
             if self._closed:
                 raise SandboxError(self._closed_sentence)
             if not self.process.alive:
-                await self.process.close()
-                self._require_rarely()
                 try:
+                    await self.process.close()
+                    self._require_rarely()
                     self.process = await self._start()
-                except SandboxUnavailable as error:  # it was available before
+                except (SandboxUnavailable, OSError) as error:  # it was available before
                     raise SandboxError(str(error)) from error
             return self.process
 

@@ -17,6 +17,7 @@ from forge_env.core.sandbox import ExecResult, ExecStatus, SessionFileError
 from forge_env.utils.deadlines import queued
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.interpreter import Answer, Interpreter, Spec
+from sandboxes.host.streams import machine_faults
 from sandboxes.host.zygote import Driver, ExitReport
 
 _MAX_PATH_BYTES = 1024
@@ -122,7 +123,8 @@ class NamespaceSession:
                 await self._at_once.acquire()
             try:
                 self._require_open()
-                yield
+                with machine_faults():
+                    yield
             finally:
                 self._at_once.release()
 

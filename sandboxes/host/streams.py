@@ -8,9 +8,22 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from forge_env.core.errors import SandboxError
+
 _CHUNK = 64 * 2**10
 _MAX_PIPE_CHUNKS = 64  # more than the largest pipe that the kernel grants to an ordinary user
 _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF  # F_SEAL_SEAL | SHRINK | GROW | WRITE
+
+
+@contextmanager
+def machine_faults() -> Iterator[None]:
+    """Raise SandboxError for what this machine refuses, such as another descriptor: no code in a sandbox did it."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise SandboxError(f"this machine has no room for what a sandbox needs: {error.strerror or error}") from error
 
 
 def sealed_file(data: bytes) -> int:

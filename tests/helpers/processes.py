@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -28,6 +31,17 @@ def descriptors() -> list[str]:
     """Return what the open descriptors of this process lead to."""
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return sorted(os.readlink(link) for link in links if os.path.lexists(link))  # not that of listdir itself
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """This process can open no file in the block."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def control_groups(pid: int) -> list[str]:

@@ -169,6 +169,7 @@ async def restore(run: Run, checkpoint: Checkpoint) -> Mapping[str, Any]:
     trainer = run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "loading the checkpoint")
     await trainer.call_one(TrainerActor.load, str(checkpoint.path))
     clean(run.record.folder, checkpoint.step)
+    run.caller.from_step = 0
     run.record.go_back(extra["report"])
     run.record.begin(run)
     run.warmup_steps = extra["warmup_steps"]

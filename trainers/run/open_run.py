@@ -77,7 +77,7 @@ async def open_run(
     folder = Path(config.output or new_folder(algorithm.name, config.env.name))
     new_folders = [] if checkpoint else claim_folder(str(folder))
     caller = caller or TrainingRun()
-    caller.folder = folder.absolute()
+    caller.folder, caller.from_step = folder.absolute(), checkpoint.step if checkpoint else 0
     state = _FolderState(folder, caller, new_folders if config.output else [folder], is_empty=checkpoint is None)
     with _with_remedies(state, algorithm.command):
         async with AsyncExitStack() as stack:
@@ -159,7 +159,8 @@ def _open_record(plan: RunPlan, stack: AsyncExitStack, state: _FolderState, star
     record = stack.enter_context(RunRecord(folder, asdict(plan.config), startup))
     record.add(state.caller)
     if restarts := state.caller.restarts:
-        record.warn(f"{restarts[-1]}, restart {len(restarts)} of {plan.restarts}")
+        paused = "; it stays paused" * state.caller.controls.is_paused
+        record.warn(f"{restarts[-1]}, restart {len(restarts)} of {plan.restarts}{paused}")
     stack.enter_context(_with_what_is_kept(record, command))
     return record
 

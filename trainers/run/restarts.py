@@ -32,15 +32,16 @@ async def with_restarts(
                 raise
             if not steps and not is_free(run.folder):  # a new beginning would remove the record of the steps
                 raise
-            plan = _again(plan, run, death, max(steps, default=0))
+            plan = _again(plan, run, death, run.from_step or max(steps, default=0))
 
 
 def _again(plan: RunPlan, run: TrainingRun, death: ProcessDied, step: int) -> RunPlan:
     """The plan to go on with after `step`, or to begin anew with 0."""
     begin_now()
-    changes = {"output": plan.config.output or str(run.folder), "resume": step > 0, "checkpoint.step": 0}
+    changes = {"output": plan.config.output or str(run.folder), "resume": step > 0, "checkpoint.step": run.from_step}
+    run.controls.steps_begun = 0
     try:
-        again = make_plan(with_values(plan.config, changes), plan.algorithm)
+        again = make_plan(with_values(run.changed or plan.config, changes), plan.algorithm)
         again.check()
     except ForgeError as error:
         raise ServiceError(f"{death}, and the run cannot start again: {error}") from death

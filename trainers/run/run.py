@@ -64,8 +64,6 @@ class Run:
     """Supervised steps that the run has taken before reinforcement learning."""
     caller: TrainingRun = field(default_factory=TrainingRun)
     """Hears of the run, and may stop it."""
-    controls: Controls = field(default_factory=Controls)
-    """What may be asked of its loop while it trains."""
     train_tasks: Mapping[str, Sequence[Task]]
     """Of each environment, by its label."""
     cheats: Cheats = field(default_factory=Cheats)
@@ -74,6 +72,11 @@ class Run:
     """The checkpoint that the run resumes from; None for a new run."""
     demonstrations: Sequence[Episode] = ()
     """The expert's episodes for a warm-up that is to come; empty without one."""
+
+    @property
+    def controls(self) -> Controls:
+        """What may be asked of its loop while it trains."""
+        return self.caller.controls
 
     @property
     def kinds(self) -> Kinds:
@@ -92,6 +95,7 @@ class Run:
     def change(self, plan: RunPlan) -> None:
         """Go on with another plan, which a resumed run has too. Groups that begin later have its limits."""
         self.plan = self.rollouts.plan = plan
+        self.caller.changed = plan.config
         if plan.environments and not plan.has_several:
             self.rollouts.limits = plan.environments[0].config.env.limits()
         replace_file(self.record.folder / CONFIG, config_text(asdict(plan.config)))

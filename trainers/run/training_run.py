@@ -16,6 +16,7 @@ from agents.model_folder import trained_model
 from forge_env.core.errors import UserError, first_error
 from forge_env.records.run_files import SUMMARY, metrics_of, read_object, steps_of
 from forge_env.records.run_weights import best_step, success_by_step
+from trainers.run.controls import Controls
 
 STEP, EVALUATION = "on_step", "on_evaluation"
 
@@ -74,6 +75,12 @@ class TrainingRun:
         self.is_stopping = False
         self.restarts: list[Restart] = []
         """The starts after the first one that the run made by itself."""
+        self.controls = Controls()
+        """What was asked of it while it went on; a restart keeps that."""
+        self.changed: Any = None
+        """The settings, once a limit was changed; a restart has them."""
+        self.from_step = 0
+        """The checkpoint that it goes on from, until newer ones are removed; 0 is the newest one."""
         self.methods = {"train": STEP, "evaluation": EVALUATION}
         """The methods of callbacks by the phases of metrics; supervised training on demonstrations is a warm-up."""
         self._callbacks = callbacks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from rich import box
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agents.generator.engine_args import approximations
 from agents.served_tokenizer import PLAIN
+from forge_env.registry.contrib import rows
 from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.settings import BY_CASE, leaves
 from trainers.algorithm import kl_warning
@@ -95,6 +96,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         *(("template", text) for text in plan.model.template),
         *(("environment", _describe_env(share, plan)) for share in plan.environments),
         *(("data", text) for text in plan.about_data),
+        *(("audit", text) for text in _describe_audit(plan)),
         *_describe_steps(plan),
         ("cost of a step", describe_cost(plan)),
         ("weights", plan.store_reason if plan.has_engine else ""),
@@ -140,6 +142,21 @@ def _describe_env(share: EnvShare, plan: RunPlan) -> str:
     most = "all" if data.path and not data.streaming else f"at most {TRAIN_TASKS:,}"
     source = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
     return f"{name}, {data.tasks or most} of {source}, {data.held_out or f'at most {HELD_OUT_TASKS}'} held out"
+
+
+def _describe_audit(plan: RunPlan) -> Iterator[str]:
+    """Yield what is attacked before the first step; nothing of a run that goes on, which has done it."""
+    for share in () if plan.is_supervised or plan.config.resume else plan.environments:
+        settings = share.config.audit
+        for row in rows("audits").values():
+            count = row.load()(share.factory).tasks_by_default if settings.tasks == BY_CASE else settings.tasks
+            if count:
+                yield from share.about(
+                    [
+                        f"known cheats attack at most {count:,} training tasks before the first step, within "
+                        f"{settings.seconds:g} s; a task that rewards one in full is left out"
+                    ]
+                )
 
 
 def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:

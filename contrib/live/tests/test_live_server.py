@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,6 @@ from forge_env.core.errors import UserError
 from forge_env.utils.yaml_text import read_yaml
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
-from trainers.run.controls import Controls
 from trainers.run.run import Run
 from trainers.run.run_record import add_fact, write_facts
 from trainers.run.training_run import TrainingRun
@@ -37,7 +36,8 @@ class Served:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.said = folder, list[str]()
         self.plan = plan_of(*options)
-        self.controls, self.caller = Controls(), TrainingRun()
+        self.caller = TrainingRun()
+        self.controls = self.caller.controls
         self.controls.steps, self.controls.steps_begun = 20, 3
         self.controls.queue = lambda: {"steps_done": 2}
         self.rollouts = SimpleNamespace(envs={}, in_flight={}, plan=self.plan, limits=None, requeue=self.requeue)
@@ -114,11 +114,11 @@ async def test_limits_change_for_the_run_and_for_its_resumption(serve: Callable[
     run = serve()
     before = run.plan.config.env.max_turns
     assert await run.ask("set", "env.max_turns=1") == (
-        f"env.max_turns is 1 of groups that begin from now on, and was {before}; a resumed run has it too"
+        f"env.max_turns is 1 of groups that begin from now on, and was {before}; later checkpoints have it too"
     )
     assert run.rollouts.limits.max_turns == 1 and run.rollouts.plan is run.plan
     assert await run.ask("set", "training.steps=12") == (
-        "training.steps is 12 from the next step on, and was 20; a resumed run has it too"
+        "training.steps is 12 from the next step on, and was 20; later checkpoints have it too"
     )
     assert run.controls.steps == run.plan.steps == 12
     config = read_yaml((tmp_path / "config.yaml").read_text())
@@ -146,6 +146,21 @@ async def test_a_mistake_is_a_sentence(
     run = serve()
     assert (await run.ask(action, value)).startswith(f"refused: {sentence}")
     assert not (tmp_path / ACTIONS_FILE).exists() and run.said == []
+
+
+async def test_a_supervised_run_can_only_be_stopped(serve: Callable[..., Served]) -> None:
+    run = serve()
+    run.plan, run.controls.steps_begun, run.controls.queue = replace(run.plan, objective=None), 0, None
+    assert await run.ask("pause") == "refused: the only action on a run of supervised training is stop"
+    assert await run.ask("stop") == (
+        "stops after the work in progress; without a step of the training there is no checkpoint"
+    )
+
+
+async def test_a_run_that_starts_again_has_its_changed_settings(serve: Callable[..., Served]) -> None:
+    run = serve()
+    await run.ask("set", "training.steps=12")
+    assert run.caller.changed is run.plan.config
 
 
 async def test_a_run_that_repeats_bit_by_bit_can_only_be_stopped(serve: Callable[..., Served]) -> None:

@@ -100,6 +100,21 @@ class _Base:
     making: asyncio.Task[BuiltImage]
     users: int = 0
 
+    @property
+    def image(self) -> BuiltImage | None:
+        """None while it is made, and if it could not be made."""
+        is_made = self.making.done() and not self.making.cancelled() and self.making.exception() is None
+        return self.making.result() if is_made else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no workspace can begin from it: it could not be made, or its files are lost."""
+        return self.making.done() and (self.image is None or self.image.is_lost)
+
+    async def close(self) -> None:
+        if self.image is not None:
+            await self.image.close()
+
 
 class Bases:
     """Prepared images by their keys. From `open_bases`.
@@ -121,10 +136,13 @@ class Bases:
     async def lease(
         self, key: Hashable, make: Callable[[], Coroutine[Any, Any, BuiltImage]]
     ) -> AsyncIterator[BuiltImage]:
-        """Give a base, which stays open during the block; `make` prepares it if it is not there."""
-        if key not in self._bases:
-            self._bases[key] = _Base(asyncio.create_task(make()))
-        base = self._bases[key]
+        """Give a base, which stays open during the block; `make` prepares it if it is not there, or is lost."""
+        base = self._bases.get(key)
+        if base is None or base.is_lost:
+            lost, base = base, _Base(asyncio.create_task(make()))
+            self._bases[key] = base
+            if lost is not None and not lost.users:
+                await lost.close()
         base.users += 1
         try:
             with task_faults():
@@ -133,26 +151,26 @@ class Bases:
             yield image
         finally:
             base.users -= 1
+            if self._bases.get(key) is base and base.is_lost:
+                del self._bases[key]
             if self._bases.get(key) is base:
                 self._bases.move_to_end(key)
-                if base.making.done() and (base.making.cancelled() or base.making.exception()):
-                    del self._bases[key]
+            elif not base.users:
+                await base.close()
             await self._close_idle()
 
     async def close(self) -> None:
         bases, self._bases = list(self._bases.values()), OrderedDict()
         for base in bases:
             base.making.cancel()
-        done = await asyncio.gather(*(base.making for base in bases), return_exceptions=True)
-        for image in done:
-            if isinstance(image, BuiltImage):
-                await image.close()
+        await asyncio.gather(*(base.making for base in bases), return_exceptions=True)
+        for base in bases:
+            await base.close()
 
     async def _close_idle(self) -> None:
         idle = [key for key, base in self._bases.items() if not base.users and base.making.done()]
         for key in idle[: max(len(idle) - self._most_idle, 0)]:
-            base = self._bases.pop(key)
-            await base.making.result().close()
+            await self._bases.pop(key).close()
 
 
 @asynccontextmanager

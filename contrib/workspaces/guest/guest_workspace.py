@@ -366,17 +366,8 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _send(link: socket.socket, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
-    while True:
-        try:
-            link.send(data)
-            return
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the end of the owner shows in the next message
-        except OSError as failure:
-            if failure.errno not in (errno.ENOBUFS, errno.ENOMEM):
-                raise
-            time.sleep(0.01)  # the kernel does not say when it has memory again
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the end of the owner shows in the next message
+        kernel.send(link, message)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,11 @@ class BuiltImage:
     workdir: str = "/"
     user: str = ""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether no workspace can be opened from it any more."""
+        return not isinstance(self.files, UnpackedImage) and self.files.is_lost
+
     async def close(self) -> None:
         if not isinstance(self.files, UnpackedImage):
             await self.files.close()

@@ -1,11 +1,13 @@
 """What all backends of workspaces have in common. A backend starts a pid 1 of ours, and says what it has done.
 
 A new backend is a subclass of `Workspaces` with five methods, and a function that opens it and tests that it
-isolates: `namespace.py`, `docker.py`.
+isolates: `namespace.py`, and contrib/docker/workspace.py.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -27,7 +29,7 @@ from contrib.workspaces.images.cache import ImagesInUse, in_use
 from contrib.workspaces.machines.box import order_of
 from contrib.workspaces.machines.command import Watched
 from contrib.workspaces.machines.pool import Pool
-from contrib.workspaces.machines.proxy import PORT, allowlist_of, mirror_variables, open_proxies, ports_of
+from contrib.workspaces.machines.proxy import PORT, allowlist_of, mirror_variables, open_proxies
 from contrib.workspaces.machines.snapshot import Origin, Snapshot, Started
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import SandboxError, UserError
@@ -174,6 +176,10 @@ class Workspaces(ABC):
         try:
             started.watched = Watched(started.group, limits)
             failed = await started.box.begin(order)
+            if not failed and len(started.box.listeners) < len(order["listeners"]):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what has no number here
+            if not failed and network.mode is NetworkMode.ALLOWLIST:
+                await open_proxies(network, started.box.listeners, started.proxies)
         except OSError as error:
             await started.stop()
             raise SandboxError(f"a workspace could not be started: {error}") from error
@@ -183,16 +189,15 @@ class Workspaces(ABC):
         if failed:
             await started.stop()
             raise self._start_error(failed, image)
-        if network.mode is NetworkMode.ALLOWLIST:
-            listeners = started.box.listeners
-            first = len(listeners) - len(ports_of(network))
-            listeners[first:], served = [], listeners[first:]
-            started.proxies = await open_proxies(network, served)
 
     async def _freeze(self, workspace: Workspace) -> Snapshot:
         order = self._order(workspace.origin, workspace.limits, workspace.network)
         origin, workspace.started = await self._keep(workspace, order)
-        return Snapshot(self, origin, lambda: self._release(origin))
+        return Snapshot(self, origin, lambda: self._release(origin), lambda: self._has_lost(origin))
+
+    def _has_lost(self, origin: Origin) -> bool:
+        """Whether the layers of an origin are not there any more, although they are held."""
+        return False
 
     def _origin_of(self, snapshot: Snapshot) -> Origin:
         if not isinstance(snapshot, Snapshot) or snapshot.backend is not self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -183,8 +184,9 @@ class Box:
             socket.send_fds(self._link, [json.dumps(message).encode()], list(fds))
         except BlockingIOError:
             raise SandboxError("the workspace does not read its requests; close it") from None
-        except OSError:
-            pass  # it has just ended: `_on_end` answers
+        except OSError as error:  # of one that has just ended, `_on_end` answers
+            if self._is_open and error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise SandboxError(f"the workspace cannot be told: {error.strerror}") from error
 
     def _receive_rest(self) -> None:
         """Read the answers that came before the end."""

@@ -143,6 +143,9 @@ class NamespaceWorkspaces(Workspaces):
     def _server(self) -> Server:
         return self._servers.process
 
+    def _has_lost(self, origin: Origin) -> bool:
+        return origin.family > 0 and (origin.family <= self._lost[0] or not self._server.alive)
+
     async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         layer = next(self._numbers)
         below, origin = workspace.origin, above(workspace.origin, layer)

@@ -114,14 +114,20 @@ def _mirror_hosts(network: Network) -> list[str]:
     return ["{}:{}".format(*address_of(url)) for kind, url in network.mirrors if kind != APT]
 
 
-async def open_proxies(network: Network, listeners: Sequence[socket.socket]) -> list[Service]:
-    """Serve the ports of `ports_of`. Args: listeners: theirs, in the same order."""
+async def open_proxies(network: Network, listeners: list[socket.socket], opened: list[Service]) -> None:
+    """Serve the ports of `ports_of`.
+
+    Args:
+        listeners: the last ones are those of the ports, in the same order; they are taken off.
+        opened: gets each service, which the caller closes, before it starts.
+    """
     *forwards, _ = ports_of(network)
     upstream = next((address_of(url) for kind, url in network.mirrors if kind == APT), None)
     proxies = [*(Forward(("127.0.0.1", port)) for port in forwards), Proxy(allowlist_of(network), upstream)]
-    for proxy, listener in zip(proxies, listeners, strict=True):
-        await proxy.start(listener)
-    return proxies
+    first = len(listeners) - len(proxies)
+    for proxy in proxies:
+        opened.append(proxy)
+        await proxy.start(listeners.pop(first))
 
 
 class Service(ABC):

@@ -8,6 +8,7 @@ import shlex
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from contrib.workspaces.machines.box import GRACE_S, Answer, Box
 from contrib.workspaces.machines.command import OnOutput, Outputs, Watched, result_of
 from forge_env.core.errors import SandboxError
 from forge_env.core.sandbox import ExecStatus
+from sandboxes.host.streams import machine_faults
 
 SHELLS = [["/bin/bash", "--noprofile", "--norc"], ["/bin/sh"]]
 _REPORT_FD = 3
@@ -91,7 +93,9 @@ class Shell:
             return False
         if self._process is not None:
             await self._process.close()
-        self._process = _Process(await self._live_box(), self._request, self._limits, self._on_output)
+        box = await self._live_box()
+        with machine_faults():
+            self._process = _Process(box, self._request, self._limits, self._on_output)
         lost, self._started = self._started, True
         return lost
 
@@ -104,17 +108,20 @@ class _Process:
     ) -> None:
         self._box, self._loop = box, asyncio.get_running_loop()
         self._is_killed = False
-        self._outputs = Outputs(limits, self._kill, on_output)
-        self._stdin, guest_stdin = socket.socketpair()
-        self._stdin.setblocking(False)
-        self._report, guest_report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(guest_report, True)
-        fds = [guest_stdin.fileno(), self._outputs.stdout.write_fd, self._outputs.stderr.write_fd, guest_report]
-        try:
+        with ExitStack() as undo, ExitStack() as sent:
+            self._outputs = Outputs(limits, self._kill, on_output)
+            undo.callback(self._outputs.close)
+            self._stdin, guest_stdin = socket.socketpair()
+            undo.callback(self._stdin.close)
+            sent.callback(guest_stdin.close)
+            self._stdin.setblocking(False)
+            self._report, guest_report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            undo.callback(os.close, self._report)
+            sent.callback(os.close, guest_report)
+            os.set_blocking(guest_report, True)
+            fds = [guest_stdin.fileno(), self._outputs.stdout.write_fd, self._outputs.stderr.write_fd, guest_report]
             self._number, self._answered = box.start(request, fds)
-        finally:
-            guest_stdin.close()
-            os.close(guest_report)
+            undo.pop_all()
         self._outputs.close_write_ends()
         self._text = b""
         self._nonce = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -29,12 +30,17 @@ class Snapshot:
 
     It holds what was written, until it is closed and every workspace opened from it is closed, too.
 
-    Args: release: lets go of the snapshot's resources.
+    Args:
+        release: lets go of the snapshot's resources.
+        is_lost: whether the backend has lost its files.
     """
 
-    def __init__(self, backend: object, origin: Origin, release: Callable[[], None]) -> None:
+    def __init__(
+        self, backend: object, origin: Origin, release: Callable[[], None], is_lost: Callable[[], bool]
+    ) -> None:
         self.backend, self.origin = backend, origin
         self._release: Callable[[], None] | None = release
+        self._is_lost = is_lost
 
     @property
     def image(self) -> UnpackedImage:
@@ -44,6 +50,11 @@ class Snapshot:
     @property
     def closed(self) -> bool:
         return self._release is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its files went with the server that held them: take another one."""
+        return self._is_lost()
 
     async def close(self) -> None:
         """Idempotent. Workspaces that were opened from it go on."""
@@ -68,7 +79,13 @@ class Started:
         self.proxies: list[Service] = []
 
     async def stop(self, *, keep: int = 0) -> None:
-        """End the box. Raises SandboxError if its files should become the layer `keep`, and have not."""
+        """End the box, also if the caller is cancelled meanwhile.
+
+        Raises SandboxError if its files should become the layer `keep`, and have not.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._stop(keep)))
+
+    async def _stop(self, keep: int) -> None:
         for proxy in self.proxies:
             await proxy.close()
         end = await self.box.end(keep=keep)

@@ -1,4 +1,4 @@
-"""A workspace whose pid 1 is ours (`contrib.workspaces.contract.Workspace`), whichever backend has started it."""
+"""A workspace whose pid 1 is ours, whichever backend has started it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from contrib.workspaces.machines.shell import Shell
 from contrib.workspaces.machines.snapshot import Origin, Snapshot, Started
 from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
 from forge_env.core.errors import SandboxError, UserError
-from sandboxes.host.streams import CappedPipe, sealed_file
+from sandboxes.host.streams import CappedPipe, machine_faults, sealed_file
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_EXPORTED = 2_000_000
@@ -129,7 +129,8 @@ class Workspace:
         data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         seconds = self.limits.wall_s if timeout_s is None else timeout_s
         box, watched = await self._live_box(), self.started.watched
-        return await run_command(box, request, data, seconds, self.limits, watched, on_output, script)
+        with machine_faults():
+            return await run_command(box, request, data, seconds, self.limits, watched, on_output, script)
 
     async def open_shell(
         self,
@@ -160,7 +161,8 @@ class Workspace:
             SandboxError: the workspace failed, or is closed.
         """
         self._check_size(len(data), path)
-        fd = sealed_file(data)
+        with machine_faults():
+            fd = sealed_file(data)
         try:
             await self._on_files("put", path, [fd], {"mode": mode & 0o7777}, user)
         finally:
@@ -172,7 +174,8 @@ class Workspace:
         Raises: as `put`; WorkspaceFileError also for more than `max_bytes`, by default `transfer_bytes`.
         """
         most = self.limits.transfer_bytes if max_bytes is None else max_bytes
-        pipe = CappedPipe(most, most, lambda: None)
+        with machine_faults():
+            pipe = CappedPipe(most, most, lambda: None)
         try:
             await self._on_files("get", path, [pipe.write_fd], {"max_bytes": most}, None, pipe.close_write_end)
         finally:
@@ -324,11 +327,18 @@ class Workspace:
         """
         async with self._one_at_a_time:
             await self._live_box()
+            freezing = asyncio.ensure_future(self._freeze(self))
             try:
-                return await self._freeze(self)
+                return await asyncio.shield(freezing)
             except BaseException:
                 self._closed = True
-                self._on_close(self)
+                await asyncio.wait([freezing])  # a cancellation waits: what is half done can be neither used nor freed
+                if not freezing.exception():
+                    await freezing.result().close()
+                try:
+                    await self.started.stop()
+                finally:
+                    self._on_close(self)
                 raise
 
     def listener(self, port: int) -> socket.socket:

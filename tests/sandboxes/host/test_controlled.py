@@ -184,9 +184,10 @@ async def test_a_dead_process_is_started_again_once_for_all(monkeypatch: pytest.
     assert len(started) == 3 and started[2].closed
 
 
-async def test_a_start_that_fails_is_a_fault() -> None:
+@pytest.mark.parametrize("error", [SandboxUnavailable("no room"), OSError(errno.EMFILE, "no room")])
+async def test_a_start_that_fails_is_a_fault(error: Exception) -> None:
     async def start() -> Process:
-        raise SandboxUnavailable("no room")
+        raise error
 
     kept = Restarted(Process(), start, closed="it is closed")
     kept.process.alive = False

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,7 +23,9 @@ from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
 from sandboxes import open_sandbox
 from sandboxes.host import interpreter
-from tests.helpers.processes import descendants, descriptors
+from sandboxes.host.namespace import NamespaceSandbox
+from sandboxes.host.zygote import Zygote
+from tests.helpers.processes import descendants, descriptors, without_descriptors
 from tests.helpers.waiting import is_alive, until
 
 if sys.platform != "linux":
@@ -583,3 +588,43 @@ async def test_an_answer_out_of_range_is_none(number: int, cpu_s: float, peak: i
     frame = interpreter._ANSWER.pack(number, 0, b"M", cpu_s, peak)
     assert (interpreter._parse(frame, 3) is not None) is is_taken
     assert interpreter._parse(frame + b"x", 3) is None
+
+
+async def test_what_the_machine_refuses_is_a_fault(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await opened()
+    await run(session, "x = 7")
+    for attempt in (lambda: session.run("x"), lambda: session.put("f", b"1"), lambda: session.get("f")):
+        with pytest.raises(SandboxError, match="needs: Too many open files"), without_descriptors():
+            await attempt()
+    assert await printed(session, "print(x)") == "7\n"
+    send, refusals = socket.send_fds, [OSError(errno.ETOOMANYREFS, "too many references")]
+
+    def refuse_one(*arguments: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return send(*arguments)
+
+    monkeypatch.setattr(socket, "send_fds", refuse_one)
+    result = await session.run("x")
+    assert (
+        result.status is ExecStatus.SANDBOX_ERROR and result.error == "the session cannot be told: too many references"
+    )
+
+
+async def test_a_zygote_without_room_for_files_refuses_and_goes_on(opened: Opener, shared: NamespaceSandbox) -> None:
+    zygote = shared._zygote.process
+    assert isinstance(zygote, Zygote)
+    (pid,) = (Path(f"/proc/{zygote.pid}/task/{zygote.pid}/children")).read_text().split()
+    session, usual = await opened(), resource.prlimit(int(pid), resource.RLIMIT_NOFILE)
+    used = len(os.listdir(f"/proc/{pid}/fd"))
+    refusals = list[str]()
+    for most in range(used - 2, used + 8):
+        resource.prlimit(int(pid), resource.RLIMIT_NOFILE, (most, usual[1]))
+        try:
+            await opened()
+        except SandboxError as error:
+            refusals.append(str(error))
+    resource.prlimit(int(pid), resource.RLIMIT_NOFILE, usual)
+    assert "the zygote could not start it: Too many open files" in refusals
+    assert await printed(session, "print(1)") == await printed(await opened(), "print(1)") == "1\n"
+    assert shared._zygote.process is zygote and zygote.alive

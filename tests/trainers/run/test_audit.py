@@ -18,6 +18,7 @@ from trainers.grpo import GRPO, Config
 from trainers.run import audit
 from trainers.run.audit import Hole, audit_tasks
 from trainers.run.run_record import RunRecord
+from trainers.setup import describe
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_tasks import RunTasks
@@ -84,3 +85,19 @@ async def test_a_run_of_holes_is_refused_unless_the_audit_is_off(tmp_path: Path,
 async def test_without_a_part_that_attacks_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "rows", lambda table: {})
     assert (await audited(tmp_path))[:2] == ([0, 1, 2, 3, 4, 5], {})
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ([], ["known cheats attack at most 6 training tasks before the first step, within 120 s"]),
+        (["--audit.tasks=2", "--audit.seconds=5"], ["known cheats attack at most 2 training tasks before the first"]),
+        (["--audit.tasks=0"], []),
+        (["--env=code_exec:0.5"], ["math: known cheats attack at most 6", "code_exec: known cheats attack at most 6"]),
+    ],
+)
+def test_the_plan_says_what_is_attacked(monkeypatch: pytest.MonkeyPatch, options: list[str], lines: list[str]) -> None:
+    monkeypatch.setattr(describe, "rows", lambda table: {"tasks": Row("tasks", f"{__name__}:Numbers")})
+    plan = make_plan(read_config(Config, ["--env=math", *options]), GRPO)
+    said = [text for name, text in describe.describe_plan(plan) if name == "audit"]
+    assert len(said) == len(lines) and all(map(str.startswith, said, lines))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
+from forge_env.utils.settings import with_values
 from trainers.grpo import GRPO, Config
 from trainers.run import restarts
 from trainers.run.restarts import with_restarts
@@ -88,3 +89,24 @@ async def test_it_ends(tmp_path: Path, case: str) -> None:
     with pytest.raises(ServiceError, match="go on"):
         await with_restarts(dies(1, seen, error), plan, run)
     assert len(seen) == 1 and not run.restarts
+
+
+async def test_it_keeps_what_was_asked_while_it_went_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, run = begun(tmp_path, "--steps=3")
+    monkeypatch.setattr(restarts, "steps_of", lambda folder: {2: folder, 4: folder})
+    made: list[Config] = []
+
+    def make(config: Config, algorithm: Any) -> RunPlan:
+        made.append(config)
+        return plan
+
+    monkeypatch.setattr(restarts, "make_plan", make)
+    run.changed, run.controls.is_paused, run.controls.steps_begun = (
+        with_values(plan.config, {"training.steps": 9}),
+        True,
+        5,
+    )
+    run.from_step = 2  # it has not loaded that checkpoint yet
+    await with_restarts(dies(1, []), plan, run)
+    assert [(config.training.steps, config.checkpoint.step) for config in made] == [(9, 2)]
+    assert run.restarts[0].step == 2 and run.controls.is_paused and run.controls.steps_begun == 0

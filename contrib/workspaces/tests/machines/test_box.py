@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from contrib.workspaces.contract import WorkspaceLimits
 from contrib.workspaces.machines.box import Box, BoxEnd
 from contrib.workspaces.machines.command import Watched
+from forge_env.core.errors import SandboxError
 from tests.sandboxes.host.test_cgroups import FILES_V2, MEGABYTE, slot_v2
 
 
@@ -47,6 +49,16 @@ async def test_a_pid_1_that_breaks_the_protocol_is_killed(message: bytes) -> Non
         async with asyncio.timeout(WorkspaceLimits().wall_s):
             assert await answered is None
         assert not box.alive and ours.fileno() < 0
+
+
+async def test_a_request_that_cannot_be_sent_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        box = Box(ours, Keeper())
+        monkeypatch.setattr(socket, "send_fds", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOBUFS, "no room")))
+        with pytest.raises(SandboxError, match="the workspace cannot be told: no room"):
+            box.start({"argvs": [["true"]]}, [])
+        await box.end()
 
 
 async def test_a_link_that_ends_is_the_end() -> None:

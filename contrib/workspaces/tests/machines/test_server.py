@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage
+from contrib.workspaces.env.prepared_env import Bases
+from contrib.workspaces.images.dockerfile import BuiltImage
 from contrib.workspaces.machines.namespace import NamespaceWorkspaces, ServedBox, Server
+from contrib.workspaces.machines.proxy import Service
 from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.tests.machines.conftest import opened_or_skipped
 from forge_env.core.errors import SandboxError
-from tests.helpers.processes import control_groups, descendants, descriptors
+from tests.helpers.processes import control_groups, descendants, descriptors, without_descriptors
 from tests.helpers.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -158,3 +161,103 @@ async def test_a_server_that_hangs_is_killed_and_replaced(
         opened = await workspaces.open(small_image)
         assert await works(opened)
         await opened.close()
+
+
+async def test_what_tasks_begin_from_is_prepared_again_after_a_death(small_image: UnpackedImage) -> None:
+    async with namespace(spares=0) as workspaces:
+        bases = Bases(workspaces)
+
+        async def make() -> BuiltImage:
+            workspace = await workspaces.open(small_image)
+            try:
+                return BuiltImage(files=await workspace.snapshot())
+            finally:
+                await workspace.close()
+
+        async def begins(base: BuiltImage) -> bool:
+            workspace = await workspaces.open(base.files)
+            try:
+                return await works(workspace)
+            finally:
+                await workspace.close()
+
+        async def kill_server() -> None:
+            server = workspaces._server
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: not server.alive)
+
+        async with bases.lease("a", make) as first:
+            assert await begins(first)
+            await kill_server()
+            async with bases.lease("a", make) as second:  # while the first one is in use
+                assert second is not first and await begins(second)
+        await kill_server()
+        async with bases.lease("a", make) as third:
+            assert await begins(third)
+        await bases.close()
+        assert not workspaces._layers and not workspaces._families
+
+
+@pytest.mark.parametrize("method", ["close", "snapshot"])
+async def test_a_cancellation_leaves_nothing(small_image: UnpackedImage, method: str) -> None:
+    network = Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=("example.org",))
+    async with namespace(spares=0) as workspaces:
+        await (await workspaces.open(small_image, network=network)).close()
+        before = held()
+        for turns in range(1, 12):
+            workspace = await workspaces.open(small_image, network=network)
+            work = asyncio.create_task(getattr(workspace, method)())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+            await workspace.close()
+        await until(lambda: held() == before)
+        assert not workspaces._layers and not workspaces._families and not workspaces._open
+
+
+async def test_a_machine_without_descriptors_is_a_fault(small_image: UnpackedImage) -> None:
+    async with namespace(spares=0) as workspaces:
+        workspace = await workspaces.open(small_image)
+        shell = await workspace.open_shell()
+        before = held()
+        for attempt in (
+            lambda: workspace.exec("true"),
+            workspace.open_shell,
+            lambda: workspace.put("/x", b"x"),
+            lambda: workspace.get("/bin/sh"),
+            lambda: workspaces.open(small_image),
+        ):
+            with pytest.raises(SandboxError, match="Too many open files"), without_descriptors():
+                await attempt()
+        assert held() == before and await works(workspace) and (await shell.run("true")).ok
+        await workspace.close()
+
+
+@pytest.mark.parametrize("fails", ["a listener", "a proxy"])
+async def test_a_workspace_whose_ports_are_not_served_is_ended(
+    small_image: UnpackedImage, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    async with namespace(spares=0) as workspaces:
+        await (await workspaces.open(small_image)).close()
+        before, receive = held(), socket.recv_fds
+
+        def without_files(*arguments: int) -> object:
+            data, fds, flags, address = receive(*arguments)  # type: ignore[arg-type]
+            for fd in fds:
+                os.close(fd)
+            return data, [], flags, address
+
+        async def refuse(*_: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        if fails == "a listener":
+            monkeypatch.setattr(socket, "recv_fds", without_files)
+        else:
+            monkeypatch.setattr(Service, "start", refuse)
+        with pytest.raises(SandboxError, match="could not be started: .*Too many open files"):
+            await workspaces.open(
+                small_image, network=Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=("example.org",))
+            )
+        assert held() == before
