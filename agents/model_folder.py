@@ -14,7 +14,7 @@ from typing import Any
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import read_object
 from forge_env.records.run_weights import RunWeights, run_of, run_weights
-from forge_env.utils.staging import Target
+from forge_env.utils.atomic import Target
 
 INITIAL = "initial_model"
 """The folder of a model that was made for a run, in the run's folder."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.task_splits import bucket, check_split
 from forge_env.core.errors import TooFewTasks, UserError
-from forge_env.core.message_shape import json_problem, kind_problem, messages_problem
+from forge_env.core.plain_value import json_problem, kind_problem, messages_problem
 from forge_env.core.types import Message, Task
 from forge_env.data.rows import BadRow, Data, NumberText, Row, open_data, shuffled, text_problem
 from forge_env.data.tasks import DataTasks, RowCount

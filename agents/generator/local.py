@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from agents.folder_checks import check_folder
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model, has_linear_attention, split_adapter, trained_model
-from agents.served_tokenizer import REMEDY
+from agents.served_tokenizer import REMEDY, check_folder
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent, Conversation

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 ENCODER = """
 def _plain(value):

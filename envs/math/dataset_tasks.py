@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.data_tasks import data_tasks, message_prompt
 from envs.math.answers import last_boxed
-from envs.task_kinds import kind_of_row
+from envs.task_splits import kind_of_row
 from forge_env.core.types import Task
 from forge_env.data.rows import BadRow, field_of, find_file
 from forge_env.data.tasks import DataTasks

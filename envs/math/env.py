@@ -22,7 +22,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Message, Task
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,

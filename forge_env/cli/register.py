@@ -10,7 +10,7 @@ import typer
 
 from forge_env.cli.output import Json, emit, say, stdout_to_stderr
 from forge_env.core.errors import UserError
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 if TYPE_CHECKING:
     from forge_env.registry.registry_file import RegistryFile

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from forge_env.core.episode import Turn
-from forge_env.core.own_copies import own_copy
+from forge_env.core.plain_value import own_copy
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, Message, Sampling, ToolSpec
 

@@ -31,8 +31,7 @@ from pydantic_core import PydanticSerializationError
 
 from forge_env.core.errors import UserError
 from forge_env.core.json_text import ARGUMENTS
-from forge_env.core.message_shape import json_problem
-from forge_env.core.plain_value import plain
+from forge_env.core.plain_value import json_problem, plain
 from forge_env.core.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -37,7 +37,7 @@ from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
 
-GIVEN = "agents.factories:open_scripted"
+GIVEN = "agents.scripted:open_scripted"
 """Opens a function or an Agent of Python's code: forge_env does not import agents."""
 SINK_OPTION = "--sink"
 GREEDY = "greedy"

@@ -30,10 +30,9 @@ import yaml
 
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error, nearest
 from forge_env.core.protocols import Agent
-from forge_env.evaluation.api import EvalResult, evaluate_async
+from forge_env.evaluation.api import EvalResult, evaluate_async, warn_each_time
 from forge_env.evaluation.compare import Comparison, compare_all_success, finite
 from forge_env.evaluation.folder import open_locked
-from forge_env.evaluation.notes import warn_each_time
 from forge_env.evaluation.plan import LOCAL
 from forge_env.evaluation.progress import LiveProgress
 from forge_env.evaluation.settings import EvalSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from forge_env.core.episode import Turn
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Lineage, Turn
 from forge_env.core.protocols import Conversation, NextTurn, RowBegan
 from forge_env.core.types import EpisodeLimits, Message
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from forge_env.core.env import Env
+from forge_env.core.env import Env, check_instance
 from forge_env.core.errors import TooFewTasks, UserError, nearest
-from forge_env.core.members import check_instance
-from forge_env.core.own_copies import own_containers
+from forge_env.core.plain_value import own_containers
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
 from forge_env.registry.registry import env_class, is_of_process, load

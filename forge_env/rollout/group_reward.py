@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import EnvError, InfraError, first_error
-from forge_env.core.own_copies import own_copy, own_task
+from forge_env.core.plain_value import own_copy, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.core.usage import INFO_KEY, recording

@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.core.message_shape import kind_problem, messages_problem, record_problem
-from forge_env.core.own_copies import own_task
+from forge_env.core.plain_value import kind_problem, messages_problem, own_task, record_problem
 from forge_env.core.types import Task
 from forge_env.core.user_code import NOT_CAUGHT, describe
 

@@ -12,9 +12,10 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
 from forge_env.runtime.calls.answers import quietly, unless_gone, within
@@ -22,10 +23,53 @@ from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.machines import Machines
 from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
 from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
-from forge_env.runtime.process.network import LOOPBACK
-from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
-from forge_env.runtime.spawned import Spawned
+from forge_env.runtime.process.ranks import LOOPBACK, AllRanks, RankRendezvous, log_of_rank
 from forge_env.utils.exits import exit_code, how_it_ended
+
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(eq=False, kw_only=True)
+class Spawned:
+    """An actor and its processes, one for each rank."""
+
+    name: str
+    """Unique in its launcher."""
+    caller: str
+    """Unique among all actors that were ever spawned: the caller's name in calls of its processes."""
+    log: Path
+    mesh: Any
+    actor: Any
+    rendezvous: RankRendezvous | None
+    dead: asyncio.Future[str]
+    """Done when one of its processes has died, with a sentence about it."""
+    on_death: Callable[[str], None] | None
+    pids: set[int] = field(default_factory=set)
+    """Process ids of its processes on this machine."""
+    host_of_rank: list[int] = field(default_factory=list)
+    """The host of each rank, if there are hosts."""
+    far: list[tuple[int, int]] = field(default_factory=list)
+    """Host and process id of the watched processes on other machines."""
+
+    @property
+    def handle(self) -> Any:
+        """The object with its endpoints: Monarch's handle, or all ranks at once."""
+        return AllRanks(self.actor) if self.rendezvous else self.actor
+
+    @overload
+    def call_one(self, endpoint: Endpoint[Any, P, None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]: ...
+    @overload
+    def call_one(self, endpoint: Endpoint[Any, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def call_one(self, endpoint: Endpoint[Any, P, Any], *args: P.args, **kwargs: P.kwargs) -> Awaitable[Any]:
+        """Call an endpoint on the actor; for several ranks see `AllRanks.call_one`."""
+        call: Awaitable[Any] = getattr(self.handle, endpoint.name).call_one(*args, **kwargs)
+        return call
+
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 _DIGEST_BYTES = 8
 _READERS = 4

@@ -72,6 +72,7 @@ from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
 from trainers.titan.optimizer import (
     build_adamw,
+    build_schedule,
     forget_empty_moments,
     forget_moments,
     go_on,
@@ -83,7 +84,6 @@ from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.passes import Passes
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
-from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import RateSettings, TitanSettings
 from trainers.titan.shards import reshard
 from trainers.titan.weight_files import WeightFiles

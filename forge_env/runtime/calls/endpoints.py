@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 import monarch.actor
 
 from forge_env.core.errors import nearest
-from forge_env.runtime.calls.endpoint_table import EndpointTable, UnknownEndpoint
+from forge_env.runtime.calls.client import EndpointTable, UnknownEndpoint
 from forge_env.runtime.calls.errors import answering, make_errors_portable
 
 if TYPE_CHECKING:  # the type checker does not know Monarch's base, and would then accept every attribute and class

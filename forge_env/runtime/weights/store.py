@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor

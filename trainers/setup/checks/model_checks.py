@@ -31,7 +31,9 @@ def check_thinking(plan: RunPlan) -> None:
 def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out."""
     assert plan.shape is not None, "the folder has a config.json"
-    from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
+    from agents.served_tokenizer import (
+        check_folder as check,  # slow import, which a plan without a folder does not need
+    )
     from trainers.model.new_rows import untrained_tokens
 
     model, unread = _check_tensors(folder)

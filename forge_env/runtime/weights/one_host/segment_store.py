@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
 from forge_env.runtime.weights.store import StoreRequest, WeightStore, no_version, published_already, refusal_text
-from forge_env.runtime.weights.tensor_layout import TensorLayout
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import TensorLayout, WeightStream
 
 if TYPE_CHECKING:
     import torch
