@@ -1,4 +1,8 @@
-"""Values of user code as plain JSON data and as text: the same in each process, or one sentence about why not."""
+"""Values of user code: as plain JSON data and as text, the same in each process; their copies; and their shapes.
+
+The rollout gives an environment its own copies of its options, of the task and of every action, and keeps copies of the
+messages that it returns. So what an environment edits is neither in the record nor in a sibling.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Calls of an environment's methods, with a deadline and with its exceptions turned into faults."""
+"""Calls of an environment's methods: their deadlines, their exceptions as faults, and the checks of what they return.
+
+The rollout loop reads nothing else from it.
+"""
 
 from __future__ import annotations
 

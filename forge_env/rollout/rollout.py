@@ -239,7 +239,8 @@ async def _add_final_info(env: Env, seconds: float, info: dict[str, Any]) -> Non
 
 
 def repeated_tokens(turns: Sequence[Turn]) -> int:
-    """Return how many tokens of an episode's rows are a beginning that an earlier row has, too.
+    """Return how many tokens of an episode's rows are a beginning that an earlier row has, too: where a chat template
+    rewrites history, a new row begins with old tokens.
 
     Engine and trainer compute them once more. In the later row they are a prompt, so none of them is a target twice.
     """

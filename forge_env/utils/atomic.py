@@ -1,4 +1,7 @@
-"""Small files that several processes read and write: replaced atomically, by one writer at a time."""
+"""Files that appear whole or not at all: small ones that several processes write, and exports.
+
+An export is written to a hidden folder beside its target, which becomes the target at the end, or goes away.
+"""
 
 from __future__ import annotations
 

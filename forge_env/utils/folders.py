@@ -1,4 +1,4 @@
-"""Folders that a command makes for its result, and takes away again when there is none."""
+"""Folders of results, of the cache and of temporary files, and disks that are full."""
 
 from __future__ import annotations
 

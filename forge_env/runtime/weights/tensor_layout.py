@@ -1,4 +1,5 @@
-"""TensorLayout: the place of each tensor of a state dict in one flat piece of memory, of any kind."""
+"""TensorLayout: the place of each tensor of a state dict in one flat piece of memory. WeightStream: its tensors, one at
+a time."""
 
 from __future__ import annotations
 
