@@ -38,11 +38,7 @@ def find_model(name: str, *, option: str = "--model") -> Path:
 
 
 def trained_model(name: str) -> Path:
-    """The Hugging Face folder of weights of a training run; a checkpoint's is written when it is first asked for.
-
-    Args:
-        name: see `run_weights`.
-    """
+    """The Hugging Face folder of weights of a training run; a checkpoint's is written when it is first asked for."""
     weights = run_weights(name)
     if not weights.is_checkpoint:
         return _complete(weights.folder)
@@ -58,7 +54,6 @@ def export_model(name: str, out: Path) -> RunWeights:
     """Write weights of a training run as a Hugging Face folder, which is there only when it is complete.
 
     Args:
-        name: see `run_weights`.
         out: a folder that does not exist yet, or an empty one.
     """
     weights = run_weights(name)

@@ -38,13 +38,8 @@ def scripted_agent(
     """The scripted agent of a name.
 
     Args:
-        env: the environment with the expert, if the script is "expert".
         script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function" calls a
             function of the conversation.
-        model: folder of a model; with one, the turns hold its tokens.
-        thinking: see `ScriptedAgent`.
-        tools: see `ScriptedAgent`.
-        answer_seconds: see `ScriptedAgent`.
 
     Raises:
         UserError: the environment has no expert, or there is no such function.
@@ -90,13 +85,9 @@ class ScriptedAgent:
     `NextTurn.constraint`, the function's answer is checked.
 
     Args:
-        script: the function.
-        model: folder of a model.
         thinking: whether this model thinks, see `Renderer`. If so, the tokens of an answer begin with the message's
             reasoning_content, or with an empty thought.
-        tools: who describes the tools to this model, see `ToolsForm`.
         name: of the script, for messages; by default the function's.
-        answer_seconds: time limit for an answer, in seconds.
     """
 
     constrains = True

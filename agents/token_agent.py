@@ -25,12 +25,10 @@ class TokenAgent:
 
     Args:
         model: Hugging Face folder with the policy's tokenizer and family.
-        policy: samples the tokens.
-        temperature: sampling temperature; 0 is greedy.
+        temperature: 0 is greedy.
         top_p: see `Sampling`; 1 in training.
         thinking: whether the model thinks before it answers, see `Renderer`. `EpisodeLimits.max_thinking_tokens` limits
             a thought.
-        tools: who describes the tools, see `ToolsForm`.
     """
 
     completes = True

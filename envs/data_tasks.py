@@ -43,12 +43,10 @@ def data_tasks(
     divided already.
 
     Args:
-        source: see `forge_env.data.rows.open_data`.
         count: how many; None is all of them.
         seed: which ones, and in which order; None is the order of the file.
         make: makes a task of a row's values; raises BadRow for a row that is left out.
         streaming: read no more rows than are needed; they are shuffled within a buffer.
-        exact: see `open_data`.
     """
     data = open_data(source, split=split, streaming=streaming, exact=exact)
     if not data.is_divided:

@@ -43,7 +43,6 @@ class LocalPolicy:
 
     Args:
         settings: of the engine; `lora_rank` is the adapter's rank.
-        adapter: computes all requests; None is none.
         deterministic: run one request at a time, without the prefix cache. The other requests of a batch, and cached
             prefixes, change the last bits of sums and sometimes a token.
         answer_seconds: time limit for one answer; None sets none, since the engine ends every request or reports that
@@ -103,12 +102,7 @@ class LocalPolicy:
 
 
 class LocalAgent(TokenAgent):
-    """A TokenAgent that keeps to its model's context length.
-
-    Args:
-        context: the context length, in tokens of prompt and completion.
-        sampling: as for `TokenAgent`.
-    """
+    """A TokenAgent that keeps to its model's context length."""
 
     warning = ""
     """What an evaluation says of the model's folder."""

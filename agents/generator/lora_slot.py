@@ -41,7 +41,6 @@ def slot_arguments(rank: int, num_names: int = 0) -> dict[str, Any]:
 
     Args:
         rank: of the adapters, at most.
-        num_names: number of adapters with a name, at most.
     """
     if not rank:
         return {}
@@ -73,7 +72,6 @@ class AdapterTable:
 
     Args:
         rank: of an adapter, at most; 0 is an engine without adapters.
-        num_names: number of adapters with a name, at most.
     """
 
     def __init__(self, rank: int, num_names: int) -> None:

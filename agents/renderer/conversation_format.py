@@ -109,8 +109,6 @@ def learn_format(
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
-        thinking: one of `Thinking`.
-        tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.
     """
     for name, value, choices in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):

@@ -55,7 +55,6 @@ class AnswerForm:
         of its own, unless a limit has cut the answer.
 
         Args:
-            text: without the token that ended it.
             tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
         """
         thought, rest = self._split(text)

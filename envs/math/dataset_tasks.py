@@ -46,7 +46,6 @@ def load_tasks(
         source: a file, or a hub id; see `forge_env.data.rows.open_data` and `envs.data_tasks.data_tasks`.
         split: "train", "test" or "all"; of a dataset of the hub one that it has.
         count: how many; None is all of them.
-        seed: which ones, and in which order.
         question: name of its column, or of a field in one, as "extra.question"; by default the first that has a usual
             name. It is a text, or a list of messages.
         answer: name of its column. The answer behind `####` or in the last `\\boxed{}` is the target, else

@@ -96,8 +96,6 @@ class Math(ToolEnv):
 
         Args:
             split: "train" or "test"; of `data` any split that it has.
-            count: how many.
-            seed: which ones, and in which order.
             level: 0 has small numbers and one to three steps, 1 is one story of two operations, 2 has two steps, 3
                 exact fractions, 4 algebra.
             data: the source of `envs.math.dataset_tasks.load_tasks`, with the columns `question`, `answer` and `kind`,

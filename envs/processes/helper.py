@@ -37,7 +37,6 @@ class HelperProcess:
     Its methods are thread-safe and block; each wait has a limit.
 
     Args:
-        library_file: what the process runs, see `envs.processes.worker`.
         environment: variables in addition to this process's.
         python: the interpreter, of Python 3.11 or newer; by default this process's.
     """

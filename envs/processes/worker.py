@@ -64,10 +64,8 @@ def run_forked(
     """Run `work` in a fork, and return the JSON values that it wrote and its exit code; a signal's is negative.
 
     Args:
-        work: is given the function that writes a value.
         cpu_seconds: processor time; a fork that needs more ends with SIGPROF.
         wall_seconds: time on the clock, however busy the machine; it ends with SIGALRM.
-        memory_bytes: address space.
         control: the same work without what the model has done, run if `work` raises. If it raises, too, the library is
             broken, which is an error here; else it is the model that the library has failed on.
     """

@@ -31,10 +31,6 @@ def describe(
     A tool without a docstring, or with a parameter without a type, works: the model is told less. Only a target that is
     to be registered is refused for it; it is for others as well.
 
-    Args:
-        entry: target, options and folder; its name may be empty.
-        kind: the kind that it must be; "auto" detects it.
-
     Returns:
         name: the entry's, or the default name of the target.
         kind: "env" or "tools".

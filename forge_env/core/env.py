@@ -134,7 +134,6 @@ class Env:
 
         Args:
             limit: "max_tokens", "max_turns", "step_seconds" or "episode_seconds".
-            reason: details of "max_tokens", if there are any.
         """
         return None
 

@@ -140,7 +140,6 @@ class Episode:
 
         Args:
             logprobs: one for each token, at the sampling temperature.
-            version: of the weights that sampled them.
 
         Raises:
             InvariantError: for several turns, or another number of logprobs.
@@ -300,8 +299,6 @@ def write_jsonl(path: Path, episodes: Iterable[Episode], *, routes: bool = True)
     """Append episodes to a JSON-lines file; their lines are then forgotten, for they are as large as all the rest.
 
     Args:
-        path: of the file.
-        episodes: to write.
         routes: whether to write the experts that an engine chose, if there are any: the most of an episode then.
     """
     with path.open("ab") as file:

@@ -63,12 +63,8 @@ class AnswerForm(Protocol):
 
         Args:
             ask: samples one request; the number is its place in the turn, 0 or 1.
-            prompt: int32, of the turn.
             sampling: `max_tokens` is the limit of the full turn.
-            renderer: of the model.
-            tools: that the answer may name.
             budget: tokens of a thought; 0 means no limit.
-            thinks: whether a thought may come first.
 
         Raises:
             TurnRefused: the model or the policy cannot give an answer of this form.

@@ -253,7 +253,6 @@ def make_tool(
         function: any callable with named parameters; annotations may be builtins, Optional, Literal, Enum, list, dict,
             dataclasses, TypedDicts and pydantic models. A parameter without an annotation accepts anything.
         name: of the tool; the function's name by default.
-        options: the `@tool` mark's by default.
         is_method: whether the first parameter is the instance, which is hidden from the model.
     """
     name = name or getattr(function, "__name__", type(function).__name__)
@@ -403,11 +402,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
 
 
 def _replace_typed_dicts(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
-    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12.
-
-    Args:
-        within: the TypedDicts that the annotation is a part of.
-    """
+    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12."""
     if _PYDANTIC_TAKES_ALL:
         return annotation
     if typing.is_typeddict(annotation):

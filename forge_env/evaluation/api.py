@@ -231,9 +231,7 @@ def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> I
     """Yield the sentences on a result.
 
     Args:
-        result: the content of eval.json, with what `run_evaluation` adds.
         out: the folder, which the same call resumes; None is a temporary one.
-        asked: the number of tasks that were asked for; 0 is any.
     """
     if result["tasks"] < task_count:
         yield f"{task_count} tasks were requested, and {result['env']} has {result['tasks']} different ones"

@@ -76,7 +76,6 @@ async def run_evaluation(
         agent: a function or an Agent of Python's code, for the name in the plan; None opens the agent by its name.
         warn: told what a folder of a model lacks, and where an endpoint renders prompts otherwise than the run in the
             setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
-        progress: see `Progress`.
     """
     _check(plan, settings)
     tasks, earlier = _draw(plan, path, settings, factory)

@@ -108,10 +108,7 @@ async def evaluate_set_async(
     local model and the same settings of its engine share the engine.
 
     Args:
-        file: the YAML file, see `forge_env.evaluation.sets`.
         out: folder of the results; each evaluation has a folder below it, and set.json has all figures.
-        progress: see `evaluate_async`.
-        warn: see `evaluate_async`.
 
     Raises:
         UserError: for a mistake in the file, or a folder that another process uses.

@@ -36,7 +36,6 @@ class Background:
     and counted; a warning says so at the first one and at the end. `log` never waits.
 
     Args:
-        make: makes the sink, in its own thread.
         say: gets the warnings, from any thread.
         backlog: records that may wait for the sink.
         close_seconds: how long `close` waits for it.

@@ -127,7 +127,6 @@ class Conversations:
         the summary, and the last exchange before it, which `Conversation.shorter` leaves out.
 
         Args:
-            summary: the text.
             observation: what the environment has said since the turn before.
         """
         old = self.current

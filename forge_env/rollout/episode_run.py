@@ -162,11 +162,7 @@ class EpisodeRun:
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
-
-        Args:
-            tools: that the model may call.
-        """
+        """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any."""
         if conversation.next_turn is not None:
             self._check_agent(conversation.next_turn)
         self.waits_for, self.since = "act", time.monotonic()

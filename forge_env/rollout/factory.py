@@ -127,9 +127,6 @@ class EnvFactory:
 
         Args:
             split: "train" or "test", or another one that the environment has.
-            count: how many.
-            seed: which ones, and in which order.
-            seconds: time limit of the environment's `tasks`.
             at_most: nobody has named the number: fewer will do, where the environment raises `TooFewTasks`.
 
         Raises:
@@ -197,10 +194,6 @@ class EnvFactory:
     async def construct(self, more: Mapping[str, Any] = {}, *, seconds: float) -> Env:
         """Return a new instance as `make` does, without blocking the event loop: a constructor of a user's class runs
         in a thread, like any plain function of his.
-
-        Args:
-            more: options that override the factory's.
-            seconds: time limit of the constructor.
 
         Raises:
             EnvError: when the constructor raises, or takes longer.

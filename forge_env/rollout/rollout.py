@@ -70,9 +70,6 @@ async def run_group(
     """Run the sibling episodes of a group concurrently.
 
     Args:
-        factory: of the environment.
-        agent: acts in all episodes.
-        spec: the group.
         limits: of each episode; by default those that the environment declares.
         on_fault: decides which episodes without a reward are run again, with the same seed.
         around: entered around each sibling and its repetitions.

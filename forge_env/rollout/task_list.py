@@ -32,7 +32,6 @@ def read_tasks(
     """Call `tasks` and return the checked result: from 1 to `count` tasks.
 
     Args:
-        call: `tasks` with its arguments.
         seconds: time limit of the call. Python code is interrupted; a C call such as time.sleep first returns.
     """
     call_text = f"tasks({split!r}, count={count})"

@@ -166,15 +166,12 @@ class Launcher:
         file of its own. `AllRanks` calls them all at once.
 
         Args:
-            name: of the actor, unique in this launcher.
-            actor_class: a ForgeActor.
             procs: processes, each with a rank.
             environ: variables of every process, in addition to this process's.
             on_death: called with one sentence when a process has died; without it, a death ends the guarded work.
             host: the number of the first host, if there are hosts. If that host was given up, a process that sees no
                 GPU goes to the next one.
             num_hosts: hosts in a row, which share the processes evenly.
-            **kwargs: arguments of the actor's constructor.
 
         Raises:
             ServiceError: a host was given up, and the actor needs its GPUs.
@@ -262,7 +259,6 @@ class Launcher:
         """End one actor. Its name is free at once; when the coroutine returns, its processes are gone.
 
         Args:
-            name: of the actor.
             seconds: for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
         """
         member = self._actors.pop(name)
@@ -325,12 +321,7 @@ class Launcher:
         self._on_end(member, rank, end)
 
     def _on_end(self, member: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
-        """Handle the end of a process.
-
-        Args:
-            end: how it has ended, for the middle of a sentence.
-            has_log: False if its host was lost.
-        """
+        """Handle the end of a process."""
         which = f" of rank {rank}" if member.rendezvous else ""
         log = log_of_rank(member.log, rank)
         if self.hosts:

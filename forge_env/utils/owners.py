@@ -36,7 +36,6 @@ def stat_problem(info: os.stat_result, *, is_folder: bool = False) -> str:
     """Return how others can change what `info` describes, as "belongs to the user 'bob'"; "" if they cannot.
 
     Args:
-        info: the result of `stat`.
         is_folder: in a folder with the sticky bit, others may write: they cannot replace the files of this user.
     """
     if info.st_uid not in _trusted_ids():

@@ -140,9 +140,6 @@ def clustered_share(values: Sequence[float], *, attempts: int, level: float = LE
     quantile t of T - 1 degrees of freedom, since v is estimated from T tasks alone (Korn and Graubard 1998). It is
     never taken below T nor above the number of attempts; with one attempt per task it is T, and the interval is
     Wilson's own. If all tasks agree, the observed variance is 0, and it is T.
-
-    Args:
-        values: one for each task, from 0 to 1.
     """
     tasks = len(values)
     if not tasks:

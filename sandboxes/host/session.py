@@ -36,7 +36,6 @@ class NamespaceSession:
     """A `Session`. Created by `NamespaceSandbox.open_session`.
 
     Args:
-        groups: the control group of the slot, if there is one.
         at_once: limits the cells and one-shot requests that run at once.
         free: called once, when the session is closed and every process of it is gone.
     """

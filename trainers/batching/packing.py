@@ -178,8 +178,6 @@ def plan_packed(
         max_tokens: tokens of a micro-batch, padding included. A row that needs more has one of its own.
         pack_length: tokens of a sequence; a longer row gets what it needs.
         multiple: lengths of sequences are rounded up to it.
-        ranks: how many share the work.
-        crossover: see the head of this file.
 
     Returns:
         For each rank its layouts, in order. All ranks have equally many, except that some may lack the last.

@@ -43,7 +43,6 @@ class Loop:
     Args:
         learner: chooses the tasks, takes optimizer steps on groups, and records them.
         state: from a checkpoint; the loop owns it from now on.
-        controls: what a person asks of it meanwhile.
     """
 
     def __init__(

@@ -33,7 +33,6 @@ async def make_model(folder: Path, *factories: EnvFactory, seed: int, limits: Ep
 
     Args:
         seed: of the weights, and of the tasks for the tokenizer.
-        size: of `MODEL_SIZES`.
     """
     from trainers.model.tiny_model import make_tiny_model
 

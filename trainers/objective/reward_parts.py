@@ -74,7 +74,6 @@ def make_parts(
 
     Args:
         settings_of_parts: the setting: each part is a weight, or has the fields of `Part`.
-        option: its name.
         advantages: of one part in one group.
         others: settings that need a single number as the reward, by option; empty or false where they are not set.
     """

@@ -38,7 +38,6 @@ class Builder:
 
     Args:
         config: Hugging Face's, as `trainers.families.table.read_config` returns it.
-        attention: "sdpa", "flex" or "varlen".
         fuse_qkv: compute queries, keys and values with one matrix.
     """
 

@@ -60,7 +60,6 @@ class TitanModel:
         parallel: TorchTitan's meshes; the process group must be up.
         settings: of the trainer; adapters are in float32. On the CPU there is nothing to offload.
         dtype: "float32", or "bfloat16" to compute in bfloat16 over float32 master weights.
-        attention: "sdpa", "flex" or "varlen".
         weights: "float32", or "bfloat16" for weights that are not trained.
     """
 

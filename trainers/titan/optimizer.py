@@ -55,7 +55,6 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
     """AdamW for all weights of a model.
 
     Args:
-        hyperparameters: lr, betas, eps and weight_decay.
         state: `TrainerSettings.optimizer_state`, after `check_state`.
     """
     config: OptimizersContainer.Config = default_adamw(**hyperparameters)

@@ -53,7 +53,6 @@ class RankBatches:
     """Makes the micro-batches of one rank from the samples of a step. Every rank is given all samples.
 
     Args:
-        parallel: the meshes; the ranks of the mesh "batch" share the samples.
         multiple: the length of a micro-batch is a multiple of this number of tokens.
     """
 
@@ -101,7 +100,6 @@ class RankBatches:
 
         Args:
             samples: of the step; every rank is given all of them, so that what is left out needs no collective.
-            skips_idle: leave out the samples that are idle.
         """
         idle, active = list[Sample](), list[Sample]()
         for sample in samples:

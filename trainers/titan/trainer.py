@@ -427,10 +427,8 @@ class TitanTrainer:
         Every rank calls it. The folder appears complete or not at all: it is written beside its place, then renamed.
 
         Args:
-            folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
             extra: data that `load` returns; must be JSON.
-            texts: further files of the folder, given as lines by file name.
             asynchronous: return once the state is copied, and write while training goes on. The next `train_step`,
                 `save`, `load` or `close` raises its errors. With moments of 8 bits it returns when all is written:
                 torch cannot copy them.

@@ -90,7 +90,6 @@ class AllRanks(Generic[A]):
 
         Args:
             seconds: until the answer; then the call raises a ServiceError.
-            what: the name of the actor or the call, for people.
         """
         return AllRanks(self._actor, seconds, what)
 

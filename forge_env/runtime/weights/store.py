@@ -93,7 +93,6 @@ class WeightStore(ABC):
         """Why this store cannot serve a run, and the remedies, for the end of a sentence; "" if it can.
 
         Args:
-            request: of the run.
             instead: the remedy of another store, as "take NAME"; "" if no store that is here can serve the run.
         """
         return ""

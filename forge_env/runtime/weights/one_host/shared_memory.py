@@ -122,9 +122,7 @@ def pin(mapping: mmap.mmap, flat: Tensor, *, read_only: bool = False) -> None:
     """Register memory with CUDA until it is unmapped. Where CUDA refuses, copies stay slow, and nothing else changes.
 
     Args:
-        mapping: that `flat` is a view of.
         flat: (size,) uint8.
-        read_only: whether the mapping may not be written to.
     """
     runtime, address = _runtime(), flat.data_ptr()
     if runtime is None:
