@@ -31,8 +31,6 @@ def scripted_agent(
     script: str = "expert",
     *,
     model: str = "",
-    thinking: Thinking = "off",
-    tools: ToolsForm = "auto",
     answer_seconds: float = ANSWER_SECONDS,
 ) -> ScriptedAgent:
     """The scripted agent of a name.
@@ -44,7 +42,7 @@ def scripted_agent(
     Raises:
         UserError: the environment has no expert, or there is no such function.
     """
-    settings: dict[str, Any] = {"model": model, "thinking": thinking, "tools": tools, "answer_seconds": answer_seconds}
+    settings: dict[str, Any] = {"model": model, "answer_seconds": answer_seconds}
     if script == "null":
         return ScriptedAgent(say_nothing, **settings)
     if script != "expert":

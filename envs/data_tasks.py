@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.task_splits import bucket, check_split
 from forge_env.core.errors import TooFewTasks, UserError
-from forge_env.core.plain_value import json_problem, kind_problem, messages_problem
+from forge_env.core.plain_value import task_problem
 from forge_env.core.types import Message, Task
 from forge_env.data.rows import BadRow, Data, NumberText, Row, open_data, shuffled, text_problem
 from forge_env.data.tasks import DataTasks, RowCount
@@ -93,8 +93,10 @@ def _tasks(rows: Iterable[Row], row_count: RowCount, make: Callable[[Mapping[str
         row_count.rows += 1
         try:
             task = make(row.read())
-            if problem := _problem(task):
+            if problem := task_problem(task):
                 raise BadRow(problem)
+            if problem := text_problem([task.prompt, task.target, dict(task.metadata)]):
+                raise BadRow(f"it {problem}")
         except BadRow as bad:
             row_count.left_out.add(row.where, str(bad))
             continue
@@ -103,20 +105,6 @@ def _tasks(rows: Iterable[Row], row_count: RowCount, make: Callable[[Mapping[str
             continue
         ids.add(task.id)
         yield task
-
-
-def _problem(task: Task) -> str:
-    """What `EnvFactory.tasks` would refuse of a task."""
-    if problem := messages_problem(task.prompt):
-        return f"in its prompt, {problem}"
-    if problem := kind_problem(task.kind):
-        return f"its kind {problem}"
-    for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
-        if problem := json_problem(value):
-            return f"its {part} {problem}"
-    if problem := text_problem([task.prompt, task.target, dict(task.metadata)]):
-        return f"it {problem}"
-    return ""
 
 
 def _check(tasks: DataTasks, data: Data, split: str, count: int | None) -> None:

@@ -144,6 +144,10 @@ class VLLMEngine:
             raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
         await self._command(self._thread.fall_asleep)
 
+    async def clear_prefix_cache(self) -> None:
+        """Empty the prefix cache. Call it while no request is running."""
+        await self._command(lambda: self._thread.engine.reset_prefix_cache())
+
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
         """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it.
 

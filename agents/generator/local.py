@@ -30,14 +30,6 @@ START_SECONDS = 1800.0
 GATHER_S = 0.015  # seconds, for an engine on CPU; see EngineSettings.gather_s
 
 
-class _Engine(VLLMEngine):
-    """An engine whose prefix cache can be emptied."""
-
-    async def clear_prefix_cache(self) -> None:
-        """Empty the prefix cache. Call it while no request is running."""
-        await self._command(lambda: self._thread.engine.reset_prefix_cache())
-
-
 class LocalPolicy:
     """A policy with its own engine. Use it with `async with`, on one event loop.
 
@@ -59,7 +51,7 @@ class LocalPolicy:
         answer_seconds: float | None = None,
     ) -> None:
         self._model = str(model)
-        self._engine = _Engine(self._model, settings)
+        self._engine = VLLMEngine(self._model, settings)
         self._adapter = adapter
         self._alone = asyncio.Lock() if deterministic else None
         self.answer_seconds = answer_seconds

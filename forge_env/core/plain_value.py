@@ -214,6 +214,20 @@ def record_problem(value: Any) -> str:
     return ""
 
 
+def task_problem(task: Task) -> str:
+    """Check the content of a task."""
+    if problem := messages_problem(task.prompt):
+        return f"in its prompt, {problem}"
+    if not isinstance(task.metadata, Mapping):
+        return f"its metadata is a {type(task.metadata).__name__}; it is a dict"
+    if problem := kind_problem(task.kind):
+        return f"its kind {problem}"
+    for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
+        if problem := record_problem(value):
+            return f"its {part} {problem}"
+    return ""
+
+
 def kind_problem(value: Any) -> str:
     """Check the name of a kind of task: it is a part of the names of metrics, and is printed in tables."""
     if not isinstance(value, str):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -115,7 +116,8 @@ class Tool:
         """Another process makes the tool again of its function."""
         if type(self.arguments) is not _ArgumentModel:
             raise TypeError(f"the tool {self.name} belongs to a connection of this process")
-        return _again, (self.function, self.name, self.options, self.is_method)
+        settings = {"name": self.name, "options": self.options, "is_method": self.is_method}
+        return functools.partial(make_tool, self.function, **settings), ()
 
     @property
     def spec(self) -> ToolSpec:
@@ -298,10 +300,6 @@ def make_tool(
         options=options or getattr(function, _MARK, None) or ToolOptions(),
         is_method=is_method,
     )
-
-
-def _again(function: Callable[..., Any], name: str, options: ToolOptions, is_method: bool) -> Tool:
-    return make_tool(function, name=name, options=options, is_method=is_method)
 
 
 class _Schema(GenerateJsonSchema):

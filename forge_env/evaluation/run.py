@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import PolicyError, UserError
@@ -91,8 +91,10 @@ async def run_evaluation(
                 agent_context = open_agent(plan.agent, of_agent) if agent is None else load(GIVEN)(agent, of_agent)
                 agents.append(await stack.enter_async_context(agent_context))
                 main.folder.begin()
-                otherwise = await _rendered_otherwise(factory, agents[0], tasks[0], settings.like)
-                for warning in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
+                warnings = [getattr(agents[0], "warning", "")]
+                if compare := getattr(agents[0], "compare_rendering", None):
+                    warnings.append(await compare(tasks[0].prompt, factory.make().tools, like=settings.like))
+                for warning in filter(None, warnings):
                     warn(warning)
             return agents[0]
 
@@ -147,35 +149,10 @@ def _draw(
 
 
 def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory) -> AgentSettings:
-    return AgentSettings(
-        env=plan.env,
-        env_class=factory.env_class,
-        temperature=plan.temperature,
-        top_p=plan.top_p,
-        deterministic=plan.deterministic,
-        thinking=plan.thinking,
-        adapter=plan.adapter,
-        max_tokens=plan.limits.max_tokens,
-        concurrency=settings.concurrency,
-        requests_per_minute=settings.requests_per_minute,
-        api_key_env=settings.api_key_env,
-        answer_seconds=plan.answer_seconds,
-        idle_seconds=plan.idle_seconds,
-        seed=plan.seed,
-    )
-
-
-async def _rendered_otherwise(factory: EnvFactory, agent: Agent, task: Task, like: str) -> str:
-    """How an endpoint renders a prompt otherwise than the training did; "" if it does not, or is not an endpoint."""
-    compare = getattr(agent, "compare_rendering", None)
-    difference: str = "" if compare is None else await compare(task.prompt, factory.make().tools, like=like)
-    return difference
-
-
-class _Samples(Protocol):
-    """An agent of a local model."""
-
-    def greedily(self) -> Agent: ...
+    """The settings of an agent: the plan's, and those that only `EvalSettings` has."""
+    names = [field.name for field in dataclasses.fields(AgentSettings)]
+    values = {name: getattr(source, name) for source in (settings, plan) for name in names if hasattr(source, name)}
+    return AgentSettings(**{**values, "env_class": factory.env_class, "max_tokens": plan.limits.max_tokens})
 
 
 @dataclasses.dataclass
@@ -241,7 +218,8 @@ class _Part:
         """Run the attempts at temperature 0 that the folder lacks; returns the figures of all of them."""
         with self.open_folder(extended_from(self.path, self.plan.tasks)) as folder:
             if self.missing:
-                await self.run(factory, cast(_Samples, await opened_agent()).greedily(), concurrency)
+                agent: Any = await opened_agent()  # of a local model
+                await self.run(factory, agent.greedily(), concurrency)
             figures = self.summary(factory, None)
             folder.finish({**folder.plan, **figures})
         return {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}

@@ -72,7 +72,8 @@ class EnvFactory:
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
         check_present(options, "as options of the environment, for example --option {}=VALUE")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
-        self._constructor_options = select_options(env_class.__init__, self.options)
+        self.constructor_options = select_options(env_class.__init__, self.options)
+        """The converted options that the constructor of an instance takes."""
         self._is_instant = is_instant(env_class.__init__)
         self._own = [name for name, kind in option_types(env_class.__init__).items() if is_data(kind)]
         self._shared: dict[str, Any] = {}
@@ -151,11 +152,6 @@ class EnvFactory:
         return MappingProxyType(self._shared)
 
     @property
-    def constructor_options(self) -> dict[str, Any]:
-        """The converted options that the constructor of an instance takes."""
-        return dict(self._constructor_options)
-
-    @property
     def shared_options(self) -> frozenset[str]:
         """Names of the options that the `shared` factories take, set or not."""
         return frozenset(n for target in self.env_class.shared.values() for n in option_types(load(target)))
@@ -221,7 +217,7 @@ class EnvFactory:
 
     def _own_options(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return options for one instance: its own data, and what is not data, as a client, shared by all."""
-        options = {**self._constructor_options, **more}
+        options = {**self.constructor_options, **more}
         return options | {name: own_containers(options[name]) for name in self._own if name in options}
 
 

@@ -196,7 +196,10 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
         info["close_error"] = masked_text(close_error)
     if running := gate_of(env).running:
         info["unstopped"] = running
-    await _add_final_info(env, seconds, info)
+    try:
+        info |= await final_info_of(env, seconds)
+    except ForgeError as error:
+        info["final_info_error"] = error_text(error)
 
 
 async def offers_tools(factory: EnvFactory, task: Task, *, seed: int, env_options: Mapping[str, Any]) -> bool:
@@ -226,13 +229,6 @@ def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:
         run.info["repeated_tokens"] = repeats
     lineage = run.conversations.lineage()
     return lineage if len(lineage) > 1 else ()
-
-
-async def _add_final_info(env: Env, seconds: float, info: dict[str, Any]) -> None:
-    try:
-        info |= await final_info_of(env, seconds)
-    except ForgeError as error:
-        info["final_info_error"] = error_text(error)
 
 
 def repeated_tokens(turns: Sequence[Turn]) -> int:
