@@ -27,11 +27,7 @@ Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitabl
 
 
 def scripted_agent(
-    env: str,
-    script: str = "expert",
-    *,
-    model: str = "",
-    answer_seconds: float = ANSWER_SECONDS,
+    env: str, script: str = "expert", *, model: str = "", answer_seconds: float = ANSWER_SECONDS
 ) -> ScriptedAgent:
     """The scripted agent of a name.
 

@@ -120,8 +120,7 @@ def _check(tasks: DataTasks, data: Data, split: str, count: int | None) -> None:
     if count is not None and len(tasks) < count:
         hint = ', or for the split "all"' if not data.is_divided and split != "all" else ""
         raise TooFewTasks(
-            f"{count:,} {split} tasks were asked for, {name} has {len(tasks):,}: ask for fewer{hint}{also}",
-            len(tasks),
+            f"{count:,} {split} tasks were asked for, {name} has {len(tasks):,}: ask for fewer{hint}{also}", len(tasks)
         )
 
 

@@ -73,13 +73,7 @@ class VLLMEngine:
         await ready
         self._watchdog = asyncio.create_task(self._watch(), name="engine watchdog")
 
-    async def generate(
-        self,
-        prompt_ids: Ids,
-        sampling: Sampling,
-        request_id: str,
-        adapter: str = "",
-    ) -> Completion:
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, request_id: str, adapter: str = "") -> Completion:
         """Sample one completion, however long it takes. For an engine that hangs see `EngineSettings.stall_seconds`.
 
         Cancelling the call aborts the request.

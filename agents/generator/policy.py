@@ -71,12 +71,7 @@ class PolicyActor(ForgeActor):
             await self._relay.close()
 
     @long_endpoint
-    async def generate(
-        self,
-        prompt: str | Ids,
-        sampling: Sampling | None = None,
-        request_id: str = "",
-    ) -> Completion:
+    async def generate(self, prompt: str | Ids, sampling: Sampling | None = None, request_id: str = "") -> Completion:
         """Sample one completion, however long it takes; an engine that hangs is replaced.
 
         Args:

@@ -124,12 +124,7 @@ def _tool_problems(tool: Tool) -> list[str]:
 def _tool_data(tool: Tool) -> dict[str, Any]:
     options = {f.name: getattr(tool.options, f.name) for f in dataclasses.fields(tool.options)}
     options["fatal"] = [error.__name__ for error in tool.options.fatal]
-    return {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-        "options": options,
-    }
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters), "options": options}
 
 
 def _options(env: type[Env]) -> list[dict[str, Any]]:

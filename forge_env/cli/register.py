@@ -56,12 +56,7 @@ def register(
 
 
 def add_to_registry(
-    target: str,
-    *,
-    name: str = "",
-    kind: Kind = "auto",
-    options: dict[str, Any],
-    replace: bool = False,
+    target: str, *, name: str = "", kind: Kind = "auto", options: dict[str, Any], replace: bool = False
 ) -> dict[str, Any]:
     """Describe a target and write its entry; returns both, see `describe` and `as_data`."""
     from forge_env.cli.describe_target import describe
@@ -83,10 +78,7 @@ def add_to_registry(
     return as_data(file.read()[entry.name]) | data
 
 
-def unregister(
-    name: Annotated[str, typer.Argument(help="A name of `forge-env list`.")],
-    as_json: Json = False,
-) -> None:
+def unregister(name: Annotated[str, typer.Argument(help="A name of `forge-env list`.")], as_json: Json = False) -> None:
     """Remove a name from the project's file."""
     from forge_env.registry.registry import find
 
@@ -155,8 +147,7 @@ def list_names(
 
 
 def info(
-    name: Annotated[str, typer.Argument(help="A name of `forge-env list`, or a target.")],
-    as_json: Json = False,
+    name: Annotated[str, typer.Argument(help="A name of `forge-env list`, or a target.")], as_json: Json = False
 ) -> None:
     """Show what a name stands for: its tools, its options, and the place of its definition."""
     from forge_env.cli.describe_target import describe

@@ -158,14 +158,7 @@ async def evaluate_async(
     title = f"{agent_name(plan.agent, plan.adapter)} in {plan.env}"
     with _folder(out) as folder, live.of(title, options.prices):
         figures = await run_evaluation(
-            plan,
-            folder,
-            options,
-            factory,
-            agent=function,
-            open_agent=open_agent,
-            warn=warn,
-            progress=live.update,
+            plan, folder, options, factory, agent=function, open_agent=open_agent, warn=warn, progress=live.update
         )
     task_count = 0 if options.task_ids else options.tasks or 0
     for text in notes(figures, None if out is None else folder, task_count):

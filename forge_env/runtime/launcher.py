@@ -96,11 +96,7 @@ class Launcher:
     """
 
     def __init__(
-        self,
-        log_dir: Path | None = None,
-        *,
-        say: Callable[[str], None] = logger.warning,
-        hosts: Machines | None = None,
+        self, log_dir: Path | None = None, *, say: Callable[[str], None] = logger.warning, hosts: Machines | None = None
     ) -> None:
         self._keeps_logs = log_dir is not None
         self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="forge_env_logs_"))

@@ -62,11 +62,7 @@ class LoopState:
 
     def to_json(self) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
         ready, lines = pack(self.ready)
-        place = {
-            "ledger": self.ledger.state_dict(),
-            "ready": ready,
-            "drops": asdict(self.drops),
-        }
+        place = {"ledger": self.ledger.state_dict(), "ready": ready, "drops": asdict(self.drops)}
         return place, {READY_FILE: lines} if ready else {}
 
     @classmethod

@@ -111,12 +111,7 @@ async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
     run.weights.ages.load_state_dict(place["ages"])
     before = run.record.evaluation("before")
     assert before is not None, "a checkpoint is written after the first evaluation"
-    return _Start(
-        before=before,
-        tool_off=run.record.evaluation("tool_off"),
-        state=state,
-        seconds=place["seconds"],
-    )
+    return _Start(before=before, tool_off=run.record.evaluation("tool_off"), state=state, seconds=place["seconds"])
 
 
 async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
@@ -172,12 +167,7 @@ def _settings(plan: RunPlan) -> LoopSettings:
 
 
 def summarise(
-    run: Run,
-    before: Evaluation,
-    after: Evaluation,
-    tool_off: Evaluation | None,
-    train_seconds: float,
-    mixture: Mixture,
+    run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float, mixture: Mixture
 ) -> None:
     """Write the summary of a run that is done."""
     record, algorithm = run.record, run.plan.algorithm.name
