@@ -13,6 +13,7 @@ The weights are float32 in any case.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,15 +25,11 @@ from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import device  # isort: skip
-import sys
-
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 
 from trainers.titan.settings import TitanSettings
-
-import trainers.titan.device  # noqa: F401  # isort: skip
 
 
 class _Optimizers(OptimizersContainer):

@@ -12,7 +12,7 @@ ranks, the micro-batch size and the packing change the speed and not the result.
 No actor is defined here: the caller decides in which process the trainer runs. Its parts are in these files:
 
 - model.py: the model, which builder.py and its siblings build.
-- settings.py: how to train. schedule.py: the learning rate.
+- settings.py: how to train.
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints. export.py: the weights for other programs.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
@@ -20,7 +20,8 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - context.py: context parallelism, where ranks share a sequence.
 - lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
 - experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
-- optimizer.py: AdamW. wide_head.py: an output layer in float32. sums.py: gradients of several micro-batches.
+- optimizer.py: AdamW, and the learning rate. wide_head.py: an output layer in float32.
+- sums.py: gradients of several micro-batches.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - passes.py: forward passes. backward.py: from logprobs to gradients, also of rows in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
