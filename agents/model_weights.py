@@ -34,7 +34,6 @@ class Place:
 
     file: Path
     name: str
-    """Its name in the file."""
     shape: tuple[int, ...]
 
 

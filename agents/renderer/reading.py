@@ -36,7 +36,6 @@ class AnswerForm:
     """Whether an answer has room for one call only."""
 
     end_thought: ClassVar[str] = END_THINK
-    """What ends a thought."""
     after_thought: ClassVar[str] = "\n\n"
     """What is between the end of a thought and the rest of the answer."""
     close_thought: ClassVar[str] = f"\n{END_THINK}{after_thought}"

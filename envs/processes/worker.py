@@ -29,7 +29,6 @@ from typing import Any, NoReturn
 Request = dict[str, Any]
 Write = Callable[[Any], None]
 RunForked = Callable[..., tuple[list[Any], int]]
-"""The type of `run_forked`."""
 
 
 def main(library_file: str, *, is_trial: bool) -> None:

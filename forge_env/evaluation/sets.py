@@ -60,7 +60,6 @@ class SetRow:
     settings: Mapping[str, Any]
     """The arguments of `evaluate`: the environment, the agent, and all given settings."""
     folder: Path
-    """Of the evaluation."""
     result: EvalResult | None = None
     """None if the evaluation has failed."""
     error: str = ""

@@ -33,7 +33,6 @@ class Estimate:
     low: float
     high: float
     tasks: int
-    """Number of tasks."""
 
     @property
     def interval(self) -> tuple[float, float]:

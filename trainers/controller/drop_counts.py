@@ -52,7 +52,6 @@ class DropCounts:
     unjudged: int = 0
     """Episodes among them without a number."""
     unjudged_error: str = ""
-    """The error of the last one."""
 
     @property
     def silent_in_a_row(self) -> int:

@@ -42,7 +42,6 @@ class LoopSettings:
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
     number: int
-    """Of its prompt."""
     deadline: int
     """The step, from 0, that trains on it at the latest."""
     group: Group

@@ -46,7 +46,6 @@ class RewardParts:
 
     parts: Mapping[str, Part]
     advantages: Advantages
-    """Of one part in one group."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         """The sums of a group's valid episodes, in order. A part that a limit ended before its score counts 0."""

@@ -37,7 +37,6 @@ class StepWork(NamedTuple):
     """What a rank computes in a step."""
 
     samples: Sequence[Sample]
-    """The samples that are computed, by all ranks."""
     batches: list[MicroBatch]
     """This rank's share of them, on the CPU."""
     counts: Counts

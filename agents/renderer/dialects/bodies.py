@@ -226,7 +226,6 @@ class Named:
     """A name, and its arguments: ``NAME[ARGS]{...}``, ``<function=NAME><parameter=P>VALUE</parameter></function>``."""
 
     lead: str = ""
-    """Before the name."""
     sep: str = ""
     """Between the name and the arguments."""
     arguments: Arguments = field(default_factory=JsonArguments)

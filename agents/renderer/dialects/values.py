@@ -22,7 +22,6 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 _NAMES = {type(None): "null", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 ANY: Mapping[str, Any] = {"type": [*_TYPES, "string"]}
-"""The schema of a value of any type."""
 _MOST_LEVELS = 8  # of choices within choices
 
 

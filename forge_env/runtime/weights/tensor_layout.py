@@ -94,7 +94,6 @@ class WeightStream:
 
     layout: TensorLayout
     device: torch.device
-    """The device of the tensors."""
     tensors: Iterable[tuple[str, Tensor]]
     """Every name of the layout once, in any order, with a tensor of the layout's shape and dtype."""
 
