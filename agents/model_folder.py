@@ -33,7 +33,9 @@ def find_model(name: str, *, option: str = "--model") -> Path:
         return trained_model(name)
     folder = Path(name).expanduser()
     if not folder.exists():
-        return _download(name)
+        check_hub_id(name)
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+        return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
     return _complete(folder, option)
 
 
@@ -202,12 +204,6 @@ def _write_model(checkpoint: Path, out: Path) -> None:
     if process.returncode:
         reason = (process.stderr.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
         raise UserError(f"the model of the checkpoint {checkpoint} cannot be written: {reason}")
-
-
-def _download(name: str) -> Path:
-    check_hub_id(name)
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
-    return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
 
 
 def _from_hub(name: str, download: Callable[[Any], str]) -> Path:

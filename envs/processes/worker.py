@@ -37,7 +37,13 @@ def main(library_file: str, *, is_trial: bool) -> None:
         print(json.dumps(_confine(library.PACKAGES)))
         return
     channel = os.fdopen(os.dup(1), "w", buffering=1)
-    _silence()
+    # Keep what the packages print out of the channel.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     try:
         answer = library.open_library(run_forked)
     except BaseException as error:
@@ -118,16 +124,6 @@ def _confine(packages: Sequence[str]) -> dict[str, Any]:
     specs = [importlib.util.find_spec(name) for name in packages]
     denials: dict[str, Any] = guest.confine([spec.origin for spec in specs if spec is not None and spec.origin])
     return denials
-
-
-def _silence() -> None:
-    """Keep what the packages print out of the channel."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.close(null)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
 
 
 def _describe(error: BaseException) -> str:

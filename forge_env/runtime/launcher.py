@@ -327,18 +327,15 @@ class Launcher:
         if member.dead.done() or self.is_stopping:
             return
         member.dead.set_result(str(death))
-        self._end_calls_of(member.caller)
+        # Let all other actors cancel the calls of a dead one.
+        for actor in self.actors():
+            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{member.caller}/")))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
         if member.on_death is not None:
             member.on_death(str(death))
         else:
             self.fail(death)
-
-    def _end_calls_of(self, caller: str) -> None:
-        """Let all other actors cancel the calls of a dead one."""
-        for actor in self.actors():
-            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{caller}/")))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
 
     async def _reap(self, pids: Iterable[int]) -> set[int]:
         """Wait for the ends of killed processes; returns the processes that have not ended in time."""

@@ -204,16 +204,12 @@ def _result(interpreter: Interpreter, answer: Answer | None, wall_s: float) -> E
         wall_s=wall_s,
     )
     if answer is not None:
-        return _answer_result(output, answer)
+        claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
+        status = claims.get(answer.exhausted, ExecStatus.NONZERO) if answer.code else ExecStatus.OK
+        cpu_s, peak = answer.cpu_s, answer.peak_memory_bytes
+        return replace(output, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
     assert end is not None, "an interpreter that does not answer has ended"
     return _end_result(output, interpreter, end)
-
-
-def _answer_result(output: ExecResult, answer: Answer) -> ExecResult:
-    claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
-    status = claims.get(answer.exhausted, ExecStatus.NONZERO) if answer.code else ExecStatus.OK
-    cpu_s, peak = answer.cpu_s, answer.peak_memory_bytes
-    return replace(output, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
 
 
 def _end_result(output: ExecResult, interpreter: Interpreter, end: ExitReport) -> ExecResult:

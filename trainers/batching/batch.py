@@ -366,7 +366,10 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
         own = [_here(reads[s], name, places) for s, places in here.items()]
-        values[name] = _in_loss_layout(own, loss_mask.shape, slots)
+        # Each episode's values of its sampled targets, as (E, T), zero elsewhere.
+        flat = np.zeros(loss_mask.shape[0] * loss_mask.shape[1], dtype=np.float32)
+        flat[slots] = np.concatenate(own)
+        values[name] = tensor_of(flat.reshape(loss_mask.shape))
     targets = np.concatenate([rows.targets.ravel()[slots], rows.seen_ids])
     teacher_ids, teacher_logprobs = _of_teachers(reads, here)
     if teacher_ids.shape[1]:  # at observed targets, which no teacher judges, the target again
@@ -445,13 +448,6 @@ def _of_teacher(read: _Read, targets: np.ndarray, count: int) -> tuple[np.ndarra
 def _is_per_target(values: Any) -> bool:
     """Whether there is one value for each sampled target: neither one for all of them, nor none."""
     return not isinstance(values, float | None) and isinstance(values, Sequence | np.ndarray)  # the latter is slow
-
-
-def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.ndarray) -> Tensor:
-    """Each episode's values of its sampled targets, as (E, T), zero elsewhere."""
-    flat = np.zeros(shape[0] * shape[1], dtype=np.float32)
-    flat[slots] = np.concatenate(values)
-    return tensor_of(flat.reshape(shape))
 
 
 def _advantages(values: list[float | np.ndarray], sampled: np.ndarray) -> Tensor:

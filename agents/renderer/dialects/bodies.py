@@ -145,7 +145,9 @@ class Pairs:
         values: dict[str, Any] = {}
         while scan.text.startswith(self.start, at := scan.space(at)):
             start = at + len(self.start)
-            mark, place = self._key_end(scan, start)
+            marks = [self.key_end.replace("?", word) for word in (("true", "false") if "?" in self.key_end else ("",))]
+            places = [(scan.find(mark, start), mark) for mark in marks]
+            place, mark = min([(place, mark) for place, mark in places if place >= 0], default=(-1, ""))
             key = scan.text[start:place].strip()
             if place < 0 or "\n" in key or "<" in key:
                 return None, at, f"the name of a parameter does not end with {self.key_end.replace('?', 'true')}"
@@ -174,13 +176,6 @@ class Pairs:
         return (
             f"{self.start}{key}{key_end}{self.gap}{self.value_start}{self.pad}{write_value(value)}{self.pad}{self.end}"
         )
-
-    def _key_end(self, scan: Scan, at: int) -> tuple[str, int]:
-        """The nearest mark that ends a name, and its place; -1 if there is none."""
-        marks = [self.key_end.replace("?", word) for word in (("true", "false") if "?" in self.key_end else ("",))]
-        places = [(scan.find(mark, at), mark) for mark in marks]
-        place, mark = min([(place, mark) for place, mark in places if place >= 0], default=(-1, ""))
-        return mark, place
 
 
 @dataclass(frozen=True, kw_only=True)
