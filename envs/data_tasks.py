@@ -15,8 +15,8 @@ from envs.task_splits import bucket, check_split
 from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.plain_value import task_problem
 from forge_env.core.types import Message, Task
+from forge_env.data.row import DataTasks, RowCount
 from forge_env.data.rows import BadRow, Data, NumberText, Row, open_data, shuffled, text_problem
-from forge_env.data.tasks import DataTasks, RowCount
 
 TEST_SHARE = 10
 """One task in this number is a test task."""

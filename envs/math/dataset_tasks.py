@@ -13,8 +13,8 @@ from envs.data_tasks import data_tasks, message_prompt
 from envs.math.answers import last_boxed
 from envs.task_splits import kind_of_row
 from forge_env.core.types import Task
+from forge_env.data.row import DataTasks
 from forge_env.data.rows import BadRow, field_of, find_file
-from forge_env.data.tasks import DataTasks
 
 QUESTIONS = ("question", "problem", "prompt", "input", "query")
 ANSWERS = (

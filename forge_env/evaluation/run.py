@@ -14,7 +14,7 @@ from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
-from forge_env.data.tasks import DataTasks
+from forge_env.data.row import DataTasks
 from forge_env.evaluation.digests import GIVEN_NOT_COVERED
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, extended_from, fault_class
@@ -29,7 +29,7 @@ from forge_env.evaluation.plan import (
 )
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.evaluation.summary import summarise
-from forge_env.records.background import Background, open_sinks
+from forge_env.records.sinks import Background, open_sinks
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.group_reward import with_group_rewards, without_group_rewards

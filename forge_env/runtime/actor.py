@@ -19,7 +19,7 @@ from monarch.actor import ActorError, current_rank
 from forge_env.runtime.calls.client import Members, update_client
 from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
 from forge_env.runtime.calls.gathered import Answer, Call
-from forge_env.runtime.process.lifetime import die_with, process_began
+from forge_env.runtime.process.children import die_with, process_began
 from forge_env.runtime.process.ranks import log_of_rank
 from forge_env.runtime.service import ActorOptions, make_options
 from forge_env.utils.folders import cache_folder

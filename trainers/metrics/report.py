@@ -16,8 +16,7 @@ import numpy as np
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.records.background import open_sinks
-from forge_env.records.sinks import Reversible, Sink, TakesEpisodes
+from forge_env.records.sinks import Reversible, Sink, TakesEpisodes, open_sinks
 from forge_env.registry.contrib import rows
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import Metrics, Trained
