@@ -357,7 +357,9 @@ def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Ma
 
 
 def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBatch:
-    rows_of = _rows_of_each(layout)
+    rows_of: dict[int, list[int]] = {}  # by sample; both in order
+    for sample, row in sorted(place for sequence in layout for place in sequence):
+        rows_of.setdefault(sample, []).append(row)
     rows = _write(reads, layout, format_, rows_of)
     # If the generator logprob of a sampled token is not finite, it has no ratio: it leaves the mask and every count.
     loss_mask = rows.sampled & np.isfinite(rows.generator_logprobs)
@@ -403,14 +405,6 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         rows_read=(0, 0) if rows.routes is None else (read, rows.holes),
         **values,
     )
-
-
-def _rows_of_each(layout: Layout) -> dict[int, list[int]]:
-    """The rows of each sample in a layout; both in order."""
-    by_sample: dict[int, list[int]] = {}
-    for sample, row in sorted(place for sequence in layout for place in sequence):
-        by_sample.setdefault(sample, []).append(row)
-    return by_sample
 
 
 def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:

@@ -183,7 +183,10 @@ def plan_packed(
         For each rank its layouts, in order. All ranks have equally many, except that some may lack the last.
     """
     items = _items(episodes, crossover)
-    length = _sequence_length(items, max_tokens=max_tokens, pack_length=pack_length, multiple=multiple)
+    # `pack_length` within the limit, or what the longest row needs that is still within the limit.
+    length = min(pack_length, max_tokens) // multiple * multiple
+    longest = (round_up(item.lengths[0], multiple) for item in items)
+    length = max(length, multiple, *(need for need in longest if need <= max_tokens))
     most = max(1, max_tokens // length)
 
     def fits(item: _Item) -> bool:
@@ -256,13 +259,6 @@ class _Packed:
     @property
     def is_part(self) -> bool:
         return self.items[0].is_part
-
-
-def _sequence_length(items: Iterable[_Item], *, max_tokens: int, pack_length: int, multiple: int) -> int:
-    """`pack_length` within the limit, or what the longest row needs that is still within the limit."""
-    length = min(pack_length, max_tokens) // multiple * multiple
-    longest = (round_up(item.lengths[0], multiple) for item in items)
-    return max(length, multiple, *(need for need in longest if need <= max_tokens))
 
 
 def _alone(item: _Item, length: int) -> _Packed:
