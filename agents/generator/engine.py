@@ -12,9 +12,8 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.answers import Answers
 from agents.generator.engine_thread import STOP, EngineThread
-from agents.generator.requests import Batch, Command, SampleRequest
+from agents.generator.requests import Answers, Batch, Command, SampleRequest
 from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
 from forge_env.core.errors import PolicyError
