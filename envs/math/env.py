@@ -117,9 +117,7 @@ class Math(ToolEnv):
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str]:
-        """Return final answers that must earn nothing: guesses, echoes, text that is hard to grade, and a right value with
-        a hedge.
-        """
+        """Return final answers that must earn nothing: guesses, echoes, hostile text, a right value with a hedge."""
         target = str(task.target)
         number = parse_number(target)
         texts = [*_EMPTY, *_HOSTILE, *_hedges(target, "0" if number is None or number.value != 0 else "1")]
@@ -129,9 +127,8 @@ class Math(ToolEnv):
             texts += [f"\\boxed{{{value} + 0}}", f"\\boxed{{{value - 1} + 1}}", str(value + 1), str(value * 10 + 1)]
         question = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
         last = parse_number(last_number(question) or "")
-        if (
-            number is None or last is None or not last.equals(number)
-        ):  # else to name the question's last number is right
+        # When they are equal, to name the question's last number is right.
+        if number is None or last is None or not last.equals(number):
             texts += [question, f"<answer>{question}</answer>"]
         return [*texts, f"\\boxed{{{question}}}"]
 
