@@ -32,8 +32,7 @@ class Env:
     Subclasses write `reset` and `step`, sync or async. Randomness comes from `self.np_random`, which `reset` seeds, so
     the same seed gives the same episode however many run at once.
 
-    A subclass with a tool, a reward or an attribute that breaks a member of the contract is refused with a UserError,
-    see `forge_env.core.env`.
+    A subclass with a tool, a reward or an attribute that breaks a member of the contract is refused with a UserError.
     """
 
     shared: ClassVar[Mapping[str, str]] = {}

@@ -83,7 +83,10 @@ class EndpointError(Exception):
 
 
 def portable(error: BaseException) -> Exception:
-    """Return an exception that reaches the caller: the same ForgeError, or one of its kind, or an EndpointError."""
+    """Return an exception that reaches the caller: the same ForgeError, or one of its kind, or an EndpointError.
+
+    Monarch sends the exception itself. If it cannot be pickled, its caller waits for ever.
+    """
     if isinstance(error, EndpointError):
         return error
     if not isinstance(error, ForgeError):
