@@ -31,7 +31,7 @@ OURS = {
 ROOMS = {
     "forge_env": "core utils data registry tool_env rollout records evaluation runtime cli __main__",
     "forge_env.runtime": "calls process host_settings machines weights launcher service actor",
-    "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice",
+    "forge_env.runtime.weights": "tensor_layout store one_host choice",
     "agents": """model_folder model_weights thought_budget renderer served_tokenizer
         token_agent scripted generator""",
     "sandboxes": "settings guest host",

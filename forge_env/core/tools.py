@@ -116,8 +116,8 @@ class Tool:
         """Another process makes the tool again of its function."""
         if type(self.arguments) is not _ArgumentModel:
             raise TypeError(f"the tool {self.name} belongs to a connection of this process")
-        settings = {"name": self.name, "options": self.options, "is_method": self.is_method}
-        return functools.partial(make_tool, self.function, **settings), ()
+        name, options, is_method = self.name, self.options, self.is_method
+        return functools.partial(make_tool, self.function, name=name, options=options, is_method=is_method), ()
 
     @property
     def spec(self) -> ToolSpec:
