@@ -26,19 +26,17 @@ Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitabl
 """Reads a whole conversation and returns the next assistant message, as a plain function or as a coroutine."""
 
 
-def scripted_agent(
-    env: str, script: str = "expert", *, model: str = "", answer_seconds: float = ANSWER_SECONDS
-) -> ScriptedAgent:
+def scripted_agent(env: str, script: str = "expert", **settings: Any) -> ScriptedAgent:
     """The scripted agent of a name.
 
     Args:
         script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function" calls a
             function of the conversation.
+        settings: of `ScriptedAgent`, such as `model`.
 
     Raises:
         UserError: the environment has no expert, or there is no such function.
     """
-    settings: dict[str, Any] = {"model": model, "answer_seconds": answer_seconds}
     if script == "null":
         return ScriptedAgent(say_nothing, **settings)
     if script != "expert":

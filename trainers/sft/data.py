@@ -85,6 +85,8 @@ class SFTData:
         from trainers.model.tiny_model import make_tiny_model
 
         examples = list(itertools.islice((e for _, e in self.source if isinstance(e, Example)), CORPUS))
+        if not examples:
+            raise UserError(self._nothing_left())
         tools = {tool["function"]["name"]: tool for example in examples for tool in example.tools}
         size = MODEL_SIZES[self._model_size]
         length = max(size.max_position_embeddings, self._training.seq_len)
@@ -238,8 +240,16 @@ class SFTData:
 
     def _open(self, model: Path) -> None:
         self._maker = RowMaker(model, thinking=self._env.thinking, tools=self._tools_form)
-        most = min(context_length(model) or sys.maxsize, self._training.max_tokens_per_micro_batch)
-        self._limit = self._training.seq_len or most  # `check_length` has compared it with the context
+        self._limit = self._row_limit(model)
+
+    def _row_limit(self, model: Path) -> int:
+        training, context = self._training, context_length(model)
+        if context and training.seq_len > context:
+            raise UserError(
+                f"--training.seq_len is {training.seq_len}, and the model in {model} reads {context} tokens at most: "
+                f"set it to {context} or less"
+            )
+        return training.seq_len or min(context or sys.maxsize, training.max_tokens_per_micro_batch)
 
     def _nothing_left(self) -> str:
         return f"nothing of {self._sft.data} is left to train on: {self.left_out}"
