@@ -14,7 +14,7 @@ from typing import Any
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import read_object
 from forge_env.records.run_weights import RunWeights, run_of, run_weights
-from forge_env.utils.staging import Target
+from forge_env.utils.atomic import Target
 
 INITIAL = "initial_model"
 """The folder of a model that was made for a run, in the run's folder."""
@@ -33,16 +33,14 @@ def find_model(name: str, *, option: str = "--model") -> Path:
         return trained_model(name)
     folder = Path(name).expanduser()
     if not folder.exists():
-        return _download(name)
+        check_hub_id(name)
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+        return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
     return _complete(folder, option)
 
 
 def trained_model(name: str) -> Path:
-    """The Hugging Face folder of weights of a training run; a checkpoint's is written when it is first asked for.
-
-    Args:
-        name: see `run_weights`.
-    """
+    """The Hugging Face folder of weights of a training run; a checkpoint's is written when it is first asked for."""
     weights = run_weights(name)
     if not weights.is_checkpoint:
         return _complete(weights.folder)
@@ -58,7 +56,6 @@ def export_model(name: str, out: Path) -> RunWeights:
     """Write weights of a training run as a Hugging Face folder, which is there only when it is complete.
 
     Args:
-        name: see `run_weights`.
         out: a folder that does not exist yet, or an empty one.
     """
     weights = run_weights(name)
@@ -207,12 +204,6 @@ def _write_model(checkpoint: Path, out: Path) -> None:
     if process.returncode:
         reason = (process.stderr.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
         raise UserError(f"the model of the checkpoint {checkpoint} cannot be written: {reason}")
-
-
-def _download(name: str) -> Path:
-    check_hub_id(name)
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
-    return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
 
 
 def _from_hub(name: str, download: Callable[[Any], str]) -> Path:

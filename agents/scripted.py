@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from agents.renderer.dialects import from_openai
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.core.own_copies import own_copy
-from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation
+from forge_env.core.plain_value import own_copy
+from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.turn import Turn
 from forge_env.core.types import Action, Message, ToolSpec
@@ -19,35 +20,23 @@ from forge_env.utils.threads import call_alone
 if TYPE_CHECKING:
     from agents.renderer.conversation_format import Thinking, ToolsForm
     from agents.renderer.rendering import Renderer
+    from forge_env.registry.agent_spec import AgentSettings
 
 Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitable[Message]]
 """Reads a whole conversation and returns the next assistant message, as a plain function or as a coroutine."""
 
 
-def scripted_agent(
-    env: str,
-    script: str = "expert",
-    *,
-    model: str = "",
-    thinking: Thinking = "off",
-    tools: ToolsForm = "auto",
-    answer_seconds: float = ANSWER_SECONDS,
-) -> ScriptedAgent:
+def scripted_agent(env: str, script: str = "expert", **settings: Any) -> ScriptedAgent:
     """The scripted agent of a name.
 
     Args:
-        env: the environment with the expert, if the script is "expert".
         script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function" calls a
             function of the conversation.
-        model: folder of a model; with one, the turns hold its tokens.
-        thinking: see `ScriptedAgent`.
-        tools: see `ScriptedAgent`.
-        answer_seconds: see `ScriptedAgent`.
+        settings: of `ScriptedAgent`, such as `model`.
 
     Raises:
         UserError: the environment has no expert, or there is no such function.
     """
-    settings: dict[str, Any] = {"model": model, "thinking": thinking, "tools": tools, "answer_seconds": answer_seconds}
     if script == "null":
         return ScriptedAgent(say_nothing, **settings)
     if script != "expert":
@@ -88,13 +77,9 @@ class ScriptedAgent:
     `NextTurn.constraint`, the function's answer is checked.
 
     Args:
-        script: the function.
-        model: folder of a model.
         thinking: whether this model thinks, see `Renderer`. If so, the tokens of an answer begin with the message's
             reasoning_content, or with an empty thought.
-        tools: who describes the tools to this model, see `ToolsForm`.
         name: of the script, for messages; by default the function's.
-        answer_seconds: time limit for an answer, in seconds.
     """
 
     constrains = True
@@ -193,3 +178,40 @@ def _renderer(model: str, thinking: Thinking, tools: ToolsForm) -> Renderer:
     from agents.renderer.rendering import Renderer  # needs the tokenizer packages; text agents do not
 
     return Renderer(model, thinking=thinking, tools=tools)
+
+
+@asynccontextmanager
+async def open_scripted(script: str | Script | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
+    """Open scripted:expert, scripted:null or scripted:module:function, or a function; an Agent stays as it is."""
+    if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
+        raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
+    check_no_adapter(settings)
+    if settings.thinking is not None:
+        raise UserError(f"thinking is {settings.thinking!r}, and a scripted agent has none: leave --thinking out")
+    if settings.idle_seconds is not None:
+        raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
+    seconds, name = ANSWER_SECONDS if settings.answer_seconds is None else settings.answer_seconds, ""
+    if script == "expert":
+        script, name = getattr(settings.env_class or env_class(settings.env), "expert", ""), f"expert of {settings.env}"
+        if not script:
+            raise UserError(
+                f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
+                "scripted:FILE.py:FUNCTION, or give the environment a staticmethod expert(messages)"
+            )
+    if isinstance(script, str):
+        yield scripted_agent(settings.env, script, answer_seconds=seconds)
+    elif not hasattr(script, "act"):
+        yield ScriptedAgent(script, name=name, answer_seconds=seconds)
+    elif settings.answer_seconds is None:
+        yield script
+    else:
+        raise UserError(f"answer_seconds is {seconds:g}, and an Agent that is given has its own: leave it out")
+
+
+def check_no_adapter(settings: AgentSettings) -> None:
+    """Refuse settings that only a model in an engine of ours has."""
+    if settings.adapter:
+        raise UserError(
+            f"the adapter is {settings.adapter}, and only the engines of local models, vllm: and checkpoint:, compute "
+            "with one: leave --adapter out"
+        )

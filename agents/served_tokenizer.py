@@ -10,16 +10,20 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
+from agents.model_weights import check_head
 from agents.renderer.chat_template import read_tokenizer_config
+from agents.renderer.conversation_format import Thinking, ToolsForm
+from agents.renderer.rendering import Renderer
 from forge_env.core.errors import UserError
 from forge_env.utils.atomic import hold_lock, replace_file
-from forge_env.utils.cache_folder import cache_folder
 from forge_env.utils.digests import files_digests, value_digest
+from forge_env.utils.folders import cache_folder
 
 PLAIN = "PreTrainedTokenizerFast"
 """The class of transformers that keeps to tokenizer.json."""
@@ -180,3 +184,18 @@ def _part(ids: Sequence[int], others: Sequence[int]) -> list[int]:
     """A few tokens from the first difference on."""
     first = next((i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), min(len(ids), len(others)))
     return list(ids[first : first + 6])
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFolder:
+    renderer: Renderer
+    tokenizer: str
+    """How programs that serve the folder tokenise otherwise, see `ServedTokenizer.check`; "" if they do not."""
+
+
+def check_folder(folder: Path, thinking: Thinking, tools: ToolsForm = "auto") -> CheckedFolder:
+    """Check the template, the tokenizer, the thinking and the output layer of a Hugging Face folder."""
+    check_head(folder)
+    with ServedTokenizer(folder) as tokenizer:  # its process works meanwhile
+        renderer = Renderer(folder, thinking=thinking, tools=tools)
+        return CheckedFolder(renderer, tokenizer.check())

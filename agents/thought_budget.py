@@ -53,7 +53,6 @@ def context_digest(prompts: Sequence[np.ndarray], versions: Sequence[tuple[int, 
     """The `Turn.context_digest` of a turn.
 
     Args:
-        prompts: the prompt of each request.
         versions: of the turn's tokens; a stop string may have cut off the versions of the second request.
     """
     if len(prompts) == 1:

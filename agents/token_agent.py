@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
-from agents.stop_strings import truncate_at_stop
 from agents.thought_budget import context_digest, sample_within
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy, PromptCounted
 from forge_env.core.tokens import IDS, array_of, join_arrays
@@ -26,12 +25,10 @@ class TokenAgent:
 
     Args:
         model: Hugging Face folder with the policy's tokenizer and family.
-        policy: samples the tokens.
-        temperature: sampling temperature; 0 is greedy.
+        temperature: 0 is greedy.
         top_p: see `Sampling`; 1 in training.
         thinking: whether the model thinks before it answers, see `Renderer`. `EpisodeLimits.max_thinking_tokens` limits
             a thought.
-        tools: who describes the tools, see `ToolsForm`.
     """
 
     completes = True
@@ -178,3 +175,24 @@ def _turn_seed(seed: int, turn: int, number: int) -> int:
     """A seed for each request of a turn. Equal episode seeds give equal turns, and different requests have different
     seeds."""
     return (seed * 1_000_003 + turn * 7_919 + number * 104_729) % 2**31
+
+
+def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:
+    """The completion up to and with the token that completes the first stop string.
+
+    The decision to stop depends only on the tokens before it. So the remaining tokens were sampled as if generation had
+    ended there, and their logprobs stay valid.
+    """
+    ids = completion.token_ids.tolist()
+
+    def stops(count: int) -> bool:
+        text = decode(ids[:count])
+        return any(string in text for string in stop)
+
+    if not stops(len(ids)):
+        return completion
+    low, high = 1, len(ids)  # the smallest count that stops; decoding more tokens never removes text
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if stops(middle) else (middle + 1, high)
+    return replace(completion.first(low), finish_reason="stop")

@@ -63,8 +63,7 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer import Trainer
-from trainers.run.weight_ages import WeightAges
-from trainers.run.weight_sync import WeightSync
+from trainers.run.weight_sync import WeightAges, WeightSync
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 

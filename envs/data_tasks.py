@@ -13,10 +13,10 @@ from typing import Any
 
 from envs.task_splits import bucket, check_split
 from forge_env.core.errors import TooFewTasks, UserError
-from forge_env.core.message_shape import json_problem, kind_problem, messages_problem
+from forge_env.core.plain_value import task_problem
 from forge_env.core.types import Message, Task
+from forge_env.data.row import DataTasks, RowCount
 from forge_env.data.rows import BadRow, Data, NumberText, Row, open_data, shuffled, text_problem
-from forge_env.data.tasks import DataTasks, RowCount
 
 TEST_SHARE = 10
 """One task in this number is a test task."""
@@ -43,12 +43,10 @@ def data_tasks(
     divided already.
 
     Args:
-        source: see `forge_env.data.rows.open_data`.
         count: how many; None is all of them.
         seed: which ones, and in which order; None is the order of the file.
         make: makes a task of a row's values; raises BadRow for a row that is left out.
         streaming: read no more rows than are needed; they are shuffled within a buffer.
-        exact: see `open_data`.
     """
     data = open_data(source, split=split, streaming=streaming, exact=exact)
     if not data.is_divided:
@@ -95,8 +93,10 @@ def _tasks(rows: Iterable[Row], row_count: RowCount, make: Callable[[Mapping[str
         row_count.rows += 1
         try:
             task = make(row.read())
-            if problem := _problem(task):
+            if problem := task_problem(task):
                 raise BadRow(problem)
+            if problem := text_problem([task.prompt, task.target, dict(task.metadata)]):
+                raise BadRow(f"it {problem}")
         except BadRow as bad:
             row_count.left_out.add(row.where, str(bad))
             continue
@@ -105,20 +105,6 @@ def _tasks(rows: Iterable[Row], row_count: RowCount, make: Callable[[Mapping[str
             continue
         ids.add(task.id)
         yield task
-
-
-def _problem(task: Task) -> str:
-    """What `EnvFactory.tasks` would refuse of a task."""
-    if problem := messages_problem(task.prompt):
-        return f"in its prompt, {problem}"
-    if problem := kind_problem(task.kind):
-        return f"its kind {problem}"
-    for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
-        if problem := json_problem(value):
-            return f"its {part} {problem}"
-    if problem := text_problem([task.prompt, task.target, dict(task.metadata)]):
-        return f"it {problem}"
-    return ""
 
 
 def _check(tasks: DataTasks, data: Data, split: str, count: int | None) -> None:
@@ -134,8 +120,7 @@ def _check(tasks: DataTasks, data: Data, split: str, count: int | None) -> None:
     if count is not None and len(tasks) < count:
         hint = ', or for the split "all"' if not data.is_divided and split != "all" else ""
         raise TooFewTasks(
-            f"{count:,} {split} tasks were asked for, {name} has {len(tasks):,}: ask for fewer{hint}{also}",
-            len(tasks),
+            f"{count:,} {split} tasks were asked for, {name} has {len(tasks):,}: ask for fewer{hint}{also}", len(tasks)
         )
 
 

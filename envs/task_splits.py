@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from forge_env.core.errors import TooFewTasks, UserError, nearest
 from forge_env.core.types import Task
+from forge_env.data.rows import field_of
 
 C = TypeVar("C", bound=Hashable)
 
@@ -70,3 +71,13 @@ def draw_tasks(
         text = f"{count} distinct {split} tasks were asked for, {len(contents)} were found: ask for fewer"
         raise TooFewTasks(text, len(contents))
     return [make(content) for content in contents]
+
+
+def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
+    """Return the `Task.kind` of a row: its value in `column`, as a text; by default in "kind", if there is that column.
+
+    Args:
+        column: name of the column, or of a field as `field_of` has it; "" is "kind", which a row may lack.
+    """
+    kind = field_of(row, column, what="kind") if column else row.get("kind")
+    return "" if kind is None else str(kind).strip()

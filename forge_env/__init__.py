@@ -3,6 +3,8 @@
 Importing this package loads neither torch nor vllm, monarch or docker, and a name's module only when it is used.
 """
 
+# ruff: noqa: F401 (the imports are for type checkers and readers)
+
 from __future__ import annotations
 
 from forge_env.utils.interrupts import leave_at_once
@@ -64,60 +66,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "COMPACT_PROMPT",
-    "Action",
-    "Agent",
-    "Completion",
-    "Conversation",
-    "Entry",
-    "Env",
-    "EnvError",
-    "EnvFactory",
-    "Episode",
-    "EpisodeLimits",
-    "EvalResult",
-    "FaultPolicy",
-    "ForgeError",
-    "Group",
-    "GroupSpec",
-    "InfraError",
-    "InvariantError",
-    "Message",
-    "NextTurn",
-    "Outcome",
-    "Policy",
-    "Row",
-    "Sampling",
-    "SetResult",
-    "Task",
-    "TooFewTasks",
-    "Tool",
-    "ToolCall",
-    "ToolEnv",
-    "ToolOptions",
-    "ToolSpec",
-    "ToolUse",
-    "Turn",
-    "UserError",
-    "entries",
-    "env_class",
-    "env_names",
-    "evaluate",
-    "evaluate_async",
-    "evaluate_set",
-    "evaluate_set_async",
-    "group_reward",
-    "make",
-    "pairwise",
-    "register",
-    "reward",
-    "run_episode",
-    "run_group",
-    "tool",
-    "tool_names",
-    "tools_of",
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,7 @@ from forge_env.utils.settings import read_value
 
 Opener = Callable[..., Awaitable[Any]]
 
-BACKENDS = {
-    "namespace": Row("namespace", "sandboxes.host.namespace:open_namespace_sandbox"),
-    **rows("sandboxes"),
-}
+BACKENDS = {"namespace": Row("namespace", "sandboxes.host.namespace:open_namespace_sandbox"), **rows("sandboxes")}
 AUTO = tuple(name for name, row in BACKENDS.items() if row.after or name == "namespace")
 """Backends that "auto" tries, in order; never one without isolation, which comes behind no other."""
 WORKSPACE_BACKENDS = dict(sorted(rows("workspaces").items(), key=lambda item: item[1].after))

@@ -19,7 +19,6 @@ from agents.renderer import dialects, model_json
 from agents.renderer.rendering import Renderer
 from envs.code_exec import env as code_exec
 from envs.code_exec import grading, values
-from envs.math import answer_forms as forms
 from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
 from envs.math.shapes import read as read_shape
@@ -43,9 +42,9 @@ def call_of(text: str) -> dict[str, Any]:
 
 def form_of(text: str) -> object:
     return (
-        forms.stated_values(f"{text}=x", "x"),
-        forms.separate_cases(text, "x+X"),
-        forms.computes_more(text, "x"),
+        answers.stated_values(f"{text}=x", "x"),
+        answers.separate_cases(text, "x+X"),
+        answers.computes_more(text, "x"),
     )
 
 

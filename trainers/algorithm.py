@@ -106,8 +106,6 @@ def make_objective(
     """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
 
     Args:
-        config: with the algorithm's section.
-        loss: see `Objective`, as `parts`.
         addition: what the algorithm adds to an episode's reward.
         baseline: what is subtracted from the rewards of a group. `section.normalization` says what divides the
             difference.

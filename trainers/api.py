@@ -73,7 +73,6 @@ def train(
             level=2)`. A class may be defined in a notebook or in the script. Or several of them: a list as a file has
             it, `["math", {"name": "code_exec", "weight": 0.5}]`.
         algorithm: its name, or the target of your own, "my_file.py:MINE".
-        **options: see `Options`.
 
     Raises:
         UserError: a mistake in one sentence, such as an unknown setting, or a callback that raised.

@@ -51,7 +51,6 @@ class CISPOLoss(RatioLoss):
     Args:
         clip_low: how far below 1 the weight may go, within [0, 1]; 1 means no lower bound.
         clip_high: how far above 1.
-        beta: see `PolicyLoss`; likewise `aggregation` and `options`.
     """
 
     policy_term_vanishes = True

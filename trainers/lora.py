@@ -126,7 +126,6 @@ class Lora(LoraConfig):
     """The adapters of a trainer, for example `Lora(rank=16, alpha=32.0)`: the section `lora`, resolved."""
 
     targets: Sequence[str] = TARGETS  # type: ignore[assignment]
-    """Names of `TARGETS`."""
     publish: Literal["auto", "merged", "adapter"] = "merged"
 
     @property

@@ -54,7 +54,6 @@ class ReinforceLoss(PolicyLoss):
 
     Args:
         clip_ratio: the weight may differ from 1 by this at most, within (0, 1]; None for no weight.
-        beta: see `PolicyLoss`; likewise `aggregation` and `options`.
 
     Raises:
         UserError: `forward` is not given the logprobs that the weight needs.

@@ -50,7 +50,6 @@ class SAPOLoss(RatioLoss):
     Args:
         tau_pos: temperature of the gate for positive advantages, above 0: the larger, the faster the decay.
         tau_neg: temperature of the gate for all other advantages.
-        beta: see `PolicyLoss`; likewise `aggregation` and `options`.
     """
 
     policy_term_vanishes = True

@@ -65,11 +65,7 @@ class AdapterFolder:
 
 
 def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> AdapterFolder:
-    """Check an adapter's folder against its model.
-
-    Args:
-        option: the option that named the folder, for error messages.
-    """
+    """Check an adapter's folder against its model."""
     if not path.is_dir():
         raise UserError(f"{option} is {path}, which is no folder: name one in PEFT's format, with {CONFIG}")
     config = read_config(path, option=option)

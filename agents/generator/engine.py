@@ -12,9 +12,8 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.answers import Answers
 from agents.generator.engine_thread import STOP, EngineThread
-from agents.generator.requests import Batch, Command, SampleRequest
+from agents.generator.requests import Answers, Batch, Command, SampleRequest
 from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
 from forge_env.core.errors import PolicyError
@@ -73,13 +72,7 @@ class VLLMEngine:
         await ready
         self._watchdog = asyncio.create_task(self._watch(), name="engine watchdog")
 
-    async def generate(
-        self,
-        prompt_ids: Ids,
-        sampling: Sampling,
-        request_id: str,
-        adapter: str = "",
-    ) -> Completion:
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, request_id: str, adapter: str = "") -> Completion:
         """Sample one completion, however long it takes. For an engine that hangs see `EngineSettings.stall_seconds`.
 
         Cancelling the call aborts the request.
@@ -143,6 +136,10 @@ class VLLMEngine:
         if not self._settings.sleep:
             raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
         await self._command(self._thread.fall_asleep)
+
+    async def clear_prefix_cache(self) -> None:
+        """Empty the prefix cache. Call it while no request is running."""
+        await self._command(lambda: self._thread.engine.reset_prefix_cache())
 
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
         """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it.

@@ -85,7 +85,6 @@ def refusal(error: Exception, args: Mapping[str, Any]) -> UserError | None:
 
     Args:
         error: of vLLM. It names the setting, or its value.
-        args: the result of `read_engine_args`.
     """
     message = _letters(str(error))
     argument = next((name for name in args if _letters(name) in message), "") or next(

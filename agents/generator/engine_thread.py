@@ -17,13 +17,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.answers import Answer, Answers
 from agents.generator.batch_delay import BatchDelay
 from agents.generator.fast_path.install import hand_over
 from agents.generator.grammars import Grammars, open_grammars
 from agents.generator.lora_slot import PUBLISHED, AdapterTable, drop_adapter, load_adapter
 from agents.generator.process_group import group
 from agents.generator.requests import (
+    Answer,
+    Answers,
     Batch,
     Command,
     SampleRequest,

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import ModuleType
 from typing import Any
 
-from forge_env.runtime.process.lifetime import die_with
+from forge_env.runtime.process.children import die_with
 
 logger = logging.getLogger(__name__)
 _NOT_INITIALIZED = 3

@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from agents.folder_checks import check_folder
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model, has_linear_attention, split_adapter, trained_model
-from agents.served_tokenizer import REMEDY
+from agents.served_tokenizer import REMEDY, check_folder
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent, Conversation
@@ -31,20 +30,11 @@ START_SECONDS = 1800.0
 GATHER_S = 0.015  # seconds, for an engine on CPU; see EngineSettings.gather_s
 
 
-class _Engine(VLLMEngine):
-    """An engine whose prefix cache can be emptied."""
-
-    async def clear_prefix_cache(self) -> None:
-        """Empty the prefix cache. Call it while no request is running."""
-        await self._command(lambda: self._thread.engine.reset_prefix_cache())
-
-
 class LocalPolicy:
     """A policy with its own engine. Use it with `async with`, on one event loop.
 
     Args:
         settings: of the engine; `lora_rank` is the adapter's rank.
-        adapter: computes all requests; None is none.
         deterministic: run one request at a time, without the prefix cache. The other requests of a batch, and cached
             prefixes, change the last bits of sums and sometimes a token.
         answer_seconds: time limit for one answer; None sets none, since the engine ends every request or reports that
@@ -61,7 +51,7 @@ class LocalPolicy:
         answer_seconds: float | None = None,
     ) -> None:
         self._model = str(model)
-        self._engine = _Engine(self._model, settings)
+        self._engine = VLLMEngine(self._model, settings)
         self._adapter = adapter
         self._alone = asyncio.Lock() if deterministic else None
         self.answer_seconds = answer_seconds
@@ -104,12 +94,7 @@ class LocalPolicy:
 
 
 class LocalAgent(TokenAgent):
-    """A TokenAgent that keeps to its model's context length.
-
-    Args:
-        context: the context length, in tokens of prompt and completion.
-        sampling: as for `TokenAgent`.
-    """
+    """A TokenAgent that keeps to its model's context length."""
 
     warning = ""
     """What an evaluation says of the model's folder."""

@@ -41,7 +41,6 @@ def slot_arguments(rank: int, num_names: int = 0) -> dict[str, Any]:
 
     Args:
         rank: of the adapters, at most.
-        num_names: number of adapters with a name, at most.
     """
     if not rank:
         return {}
@@ -73,7 +72,6 @@ class AdapterTable:
 
     Args:
         rank: of an adapter, at most; 0 is an engine without adapters.
-        num_names: number of adapters with a name, at most.
     """
 
     def __init__(self, rank: int, num_names: int) -> None:
@@ -89,7 +87,7 @@ class AdapterTable:
         """The number of the slot for an adapter; its own slot if it is replaced."""
         if not re.fullmatch(_NAME, name):
             raise PolicyError(f"an adapter is named {name!r}; a name is letters, digits and . _ -, 64 at most")
-        wrong = next((key for key in tensors if not _is_half(key)), "")
+        wrong = next((key for key in tensors if not (key.startswith(PREFIX) and key.endswith((_A, _B)))), "")
         if wrong or not tensors:
             raise PolicyError(f"adapter {name} has {wrong or 'no tensors'}: it needs lora_A and lora_B by PEFT's names")
         rank = max(len(tensor) for key, tensor in tensors.items() if key.endswith(_A))
@@ -210,7 +208,3 @@ def _find_places(manager: Any, number: int, tensors: Mapping[str, Tensor]) -> di
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _is_half(name: str) -> bool:
-    return name.startswith(PREFIX) and name.endswith((_A, _B))

@@ -71,12 +71,7 @@ class PolicyActor(ForgeActor):
             await self._relay.close()
 
     @long_endpoint
-    async def generate(
-        self,
-        prompt: str | Ids,
-        sampling: Sampling | None = None,
-        request_id: str = "",
-    ) -> Completion:
+    async def generate(self, prompt: str | Ids, sampling: Sampling | None = None, request_id: str = "") -> Completion:
         """Sample one completion, however long it takes; an engine that hangs is replaced.
 
         Args:
@@ -146,10 +141,6 @@ class PolicyActor(ForgeActor):
         """Load a published snapshot into the live engine, and wake it.
 
         Returns the seconds of fetching, of swapping, and of waking, which is a part of swapping.
-
-        Args:
-            version: of the snapshot.
-            seconds: time limit for the engine's worker processes, if it has any.
         """
         if self._store is None:
             raise UserError("this policy has no weight store to pull from: give PolicyActor store=")

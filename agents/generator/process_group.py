@@ -64,4 +64,3 @@ def _is_up() -> bool:
 
 
 group = EngineGroup()
-"""The group of this process."""

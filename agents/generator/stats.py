@@ -35,11 +35,7 @@ class EngineStats:
 
 
 class CacheCounters:
-    """Counts the work of vLLM's cache manager. The statistics of the full engine would cost time in every step.
-
-    Args:
-        engine: vLLM's `LLMEngine`, in this process.
-    """
+    """Counts the work of vLLM's cache manager. The statistics of the full engine would cost time in every step."""
 
     def __init__(self, engine: Any) -> None:
         from vllm.v1.metrics.stats import PrefixCacheStats

@@ -17,7 +17,7 @@ from agents.generator.expert_weights import check_complete, forget_kernels, one_
 from agents.generator.lora_slot import PUBLISHED, is_adapter, load_adapter
 from agents.model_weights import EMBEDDING, HEAD
 from forge_env.core.errors import PolicyError
-from forge_env.runtime.process.lifetime import die_with
+from forge_env.runtime.process.children import die_with
 
 if TYPE_CHECKING:
     from torch import Tensor

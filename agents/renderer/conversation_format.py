@@ -109,8 +109,6 @@ def learn_format(
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
-        thinking: one of `Thinking`.
-        tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.
     """
     for name, value, choices in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
@@ -220,7 +218,10 @@ class _Learner:
         before, mark, after = text.partition(_MARK)
         if not mark:
             raise self._refuse("does not write the content of an answer", "take a template for conversations")
-        opening = _opening(prompt)
+        # What a prompt of the question begins of an answer: from the marks of a thought on.
+        tail = prompt.rpartition(_USER["content"])[2]
+        places = [tail.index(mark) for mark in (THINK, END_THINK) if mark in tail]
+        opening = tail[min(places) :] if places else ""
         base = prompt.removesuffix(opening)
         rest = before.removeprefix(base)
         self._has_empty_thoughts = END_THINK in rest
@@ -320,13 +321,6 @@ def _renders(template: ChatTemplate, messages: Sequence[Message]) -> bool:
         return messages[0]["content"] in template.render(messages, add_generation_prompt=True)
     except TemplateError:
         return False
-
-
-def _opening(prompt: str) -> str:
-    """What a prompt of the question begins of an answer: from the marks of a thought on."""
-    tail = prompt.rpartition(_USER["content"])[2]
-    places = [tail.index(mark) for mark in (THINK, END_THINK) if mark in tail]
-    return tail[min(places) :] if places else ""
 
 
 def _first_token(text: str, special: set[str]) -> str:

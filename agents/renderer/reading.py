@@ -36,7 +36,6 @@ class AnswerForm:
     """Whether an answer has room for one call only."""
 
     end_thought: ClassVar[str] = END_THINK
-    """What ends a thought."""
     after_thought: ClassVar[str] = "\n\n"
     """What is between the end of a thought and the rest of the answer."""
     close_thought: ClassVar[str] = f"\n{END_THINK}{after_thought}"
@@ -55,7 +54,6 @@ class AnswerForm:
         of its own, unless a limit has cut the answer.
 
         Args:
-            text: without the token that ended it.
             tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
         """
         thought, rest = self._split(text)

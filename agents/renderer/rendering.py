@@ -39,10 +39,8 @@ class Renderer:
     """Renders conversations for the model in a Hugging Face folder, by its chat template.
 
     Args:
-        model: the folder.
         thinking: whether the model thinks before it answers. The thoughts of earlier turns are kept or dropped as the
             template does: Qwen3 keeps those since the last message of a user, so they stay through a loop of calls.
-        tools: who describes the tools, see `ToolsForm`.
         template: a file with another chat template than the folder's, as an adapter has it.
 
     Raises:
@@ -234,9 +232,7 @@ class Renderer:
         """Parse sampled tokens into an action, see `AnswerForm.read`. No sampled text raises.
 
         Args:
-            token_ids: of the turn.
             finish_reason: "length" if a limit has cut it.
-            tools: what may be called; None if that is not known.
         """
         ids = as_list(token_ids)
         end = min([ids.index(stop) for stop in self.stop_token_ids if stop in ids], default=len(ids))

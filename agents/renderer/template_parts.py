@@ -49,7 +49,6 @@ def learn_template_parts(tokenizer: FastTokenizer, render: Render, *, most: int 
     """Learn the parts of a template; None if no fixed parts reproduce it.
 
     Args:
-        render: the template with a number of contents filled in.
         most: the largest number of contents; above 1, the tokens between two contents are learnt, too.
     """
     alone = render([MARK])

@@ -22,7 +22,7 @@ from envs.task_splits import bucket, check_split
 from forge_env.core.errors import ForgeError, TooFewTasks, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task, ToolCall
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 
 SECONDS = 300.0  # limit for making all tasks
 _PROMPT = "Call {name} with {arguments} and answer with what it returns."

@@ -14,7 +14,7 @@ from contrib.apis.shop.task_kinds import KINDS
 from contrib.apis.shop.tasks import LEVELS, shop_tasks
 from contrib.apis.tool_names import ToolNames
 from envs.data_tasks import data_tasks, message_prompt
-from envs.task_kinds import kind_of_row
+from envs.task_splits import kind_of_row
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.core.types import Task

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.factories import check_no_adapter
+from agents.scripted import check_no_adapter
 from contrib.chat.agent import OPENAI, TIMEOUT, ChatAgent
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent

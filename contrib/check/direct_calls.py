@@ -12,7 +12,7 @@ from contrib.check.context import LIMITS, CheckContext
 from contrib.check.strategies import Strategy
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
-from forge_env.core.own_copies import own_copy, own_task
+from forge_env.core.plain_value import own_copy, own_task
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
 from forge_env.core.user_code import guard

@@ -24,8 +24,8 @@ from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.types import Action, ToolSpec
 from forge_env.rollout.env_calls import HELD_SECONDS, close_env
 from forge_env.rollout.rollout import run_episode
+from forge_env.utils.folders import temporary_files_in
 from forge_env.utils.gates import gate_of
-from forge_env.utils.temporary import temporary_files_in
 
 SETTLE_SECONDS = 1.0  # how long threads and processes that were told to end may take
 POLL_SECONDS = 0.1

@@ -12,8 +12,7 @@ from typing import Any
 
 from contrib.check.context import shorten
 from forge_env.core.errors import EnvError
-from forge_env.core.message_shape import json_problem, messages_problem
-from forge_env.core.plain_value import ADDRESS
+from forge_env.core.plain_value import ADDRESS, json_problem, messages_problem
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Outcome
 

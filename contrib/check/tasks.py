@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from contrib.check.context import CheckContext, CheckFailed
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.evaluation.profile import digest_of
 from forge_env.rollout.task_list import TASKS_SECONDS, BadTasks
 
 
@@ -69,19 +69,15 @@ def _check_disjoint(train: Sequence[Task], test: Sequence[Task]) -> int:
     """
     if shared := {task.id for task in train} & {task.id for task in test}:
         raise CheckFailed(f"train and test share {len(shared)} tasks, {min(shared)!r} among them: split by content")
-    contents = {_content_id(task) for task in train}
+    contents = {digest_of(task) for task in train}
     for task in test:
-        if _content_id(task) in contents:
+        if digest_of(task) in contents:
             raise CheckFailed(
                 f"the test task {task.id!r} has the prompt of a train task, with the same target and metadata: split "
                 "by content, as another id does not make it another task"
             )
     prompts = {_prompt(task) for task in train}
     return sum(_prompt(task) in prompts for task in test)
-
-
-def _content_id(task: Task) -> str:
-    return replace(task, id="").id
 
 
 def _prompt(task: Task) -> str:

@@ -18,8 +18,7 @@ from contrib.clusters.torchstore_compat import import_torchstore
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.shared_memory import SHARED_MEMORY, SNAPSHOTS, room
 from forge_env.runtime.weights.store import StoreRequest, WeightStore, in_words, published_already
-from forge_env.runtime.weights.tensor_layout import TensorLayout
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import TensorLayout, WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from contrib.common.json_text import read
 from envs.task_splits import check_split
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolCall
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.tool_env import answer_to
 
 
 def json_object(value: str | Mapping[str, Any], option: str, example: str) -> dict[str, Any]:

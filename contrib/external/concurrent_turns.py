@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 from forge_env.core.env import Env, StepResult
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, TurnRefused, first_error
-from forge_env.core.own_copies import own_action
+from forge_env.core.plain_value import own_action
 from forge_env.core.protocols import ContextFull, Conversation, PromptCounted
 from forge_env.core.types import Action, Outcome, Task, ToolSpec
-from forge_env.rollout.env_results import StepResult as ReadStep
-from forge_env.rollout.env_results import read_step
+from forge_env.rollout.env_calls import StepResult as ReadStep
+from forge_env.rollout.env_calls import read_step
 from forge_env.rollout.episode_run import MAX_FULL_PROMPTS, End, EpisodeRun, LimitReached, cut_end
 
 

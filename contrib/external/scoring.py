@@ -13,7 +13,7 @@ from typing import Any
 from contrib.common.http_clients import decoded
 from contrib.common.json_text import read, write
 from forge_env.core.errors import EnvError
-from forge_env.core.own_copies import own_task
+from forge_env.core.plain_value import own_task
 from forge_env.core.reward_value import is_within, reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.rollout.env_calls import close_env

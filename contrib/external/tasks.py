@@ -8,7 +8,7 @@ from typing import Any
 
 from contrib.external.rooms import Options, has_workspaces, task_factory
 from envs.data_tasks import data_tasks, message_prompt
-from envs.task_kinds import kind_of_row
+from envs.task_splits import kind_of_row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
 from forge_env.data.rows import BadRow

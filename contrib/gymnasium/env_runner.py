@@ -12,11 +12,10 @@ import gymnasium.logger
 from contrib.common.loop_thread import LoopThread
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, ForgeError, InfraError
-from forge_env.core.own_copies import own_containers, own_task
+from forge_env.core.plain_value import own_containers, own_task
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 from forge_env.core.user_code import error_text, guard
-from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
-from forge_env.rollout.env_results import read_reset, read_step
+from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import call_on

@@ -29,7 +29,7 @@ from forge_env.core.errors import EnvError, UserError
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.tools import Tool
 from forge_env.core.types import Action, Message, Task, ToolFailure
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 
 
 class OpenEnv(Env):

@@ -11,7 +11,7 @@ from typing import Any
 
 from contrib.openenv.session import Observed
 from forge_env.core.errors import ServiceError
-from forge_env.core.message_shape import messages_problem
+from forge_env.core.plain_value import messages_problem
 from forge_env.core.types import Action, Message, Outcome, ToolSpec
 
 _ACTION = {"content", "tool_calls"}

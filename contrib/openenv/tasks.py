@@ -10,7 +10,7 @@ from contrib.common.adapters import draw_seeds
 from contrib.openenv.description import HttpApi, Split
 from envs.task_splits import bucket
 from forge_env.core.errors import TooFewTasks, UserError
-from forge_env.core.message_shape import kind_problem, messages_problem
+from forge_env.core.plain_value import kind_problem, messages_problem
 from forge_env.core.types import Message, Task
 
 SOURCES = ("auto", "seeds", "server")

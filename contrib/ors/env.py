@@ -22,7 +22,7 @@ from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.core.reward_value import reward_value
 from forge_env.core.tools import Tool, ToolOptions
 from forge_env.core.types import Action, Message, Task, ToolFailure
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 
 START_SECONDS = 300.0
 CALL_SECONDS = 120.0

@@ -30,8 +30,7 @@ from contrib.common.programs import stop
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import MANIFEST, step_of, trained_config
 from forge_env.records.run_weights import run_of
-from forge_env.runtime.process.children import kill_group
-from forge_env.runtime.process.lifetime import die_with
+from forge_env.runtime.process.children import die_with, kill_group
 from forge_env.utils.exits import how_it_ended
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"

@@ -16,8 +16,15 @@ from forge_env.core.errors import EnvError, InfraError, UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.core.usage import INFO_KEY, recording
 from forge_env.core.user_code import fault
-from forge_env.rollout.env_calls import close_instance, final_info_of, is_timeout, success_of
-from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
+from forge_env.rollout.env_calls import (
+    close_instance,
+    final_info_of,
+    is_timeout,
+    read_on_limit,
+    read_reset,
+    read_step,
+    success_of,
+)
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import gate_of

@@ -35,8 +35,6 @@ class EnvActor(ForgeActor):
 
     Args:
         env: a registered name, or a "module:Class".
-        options: of the environment.
-        agents: by name.
         limits: of each episode, unless its group has its own.
         on_fault: which episodes that failed are run again.
         label: names the environment in episodes, in the place of its own name.

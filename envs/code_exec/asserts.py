@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 CallTest = dict[str, Any]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from envs.code_exec.asserts import NotCalls, read_asserts, read_check
 from envs.data_tasks import message_prompt
-from envs.task_kinds import kind_of_row
+from envs.task_splits import kind_of_row
 from forge_env.core.types import Message, Task
 from forge_env.data.rows import BadRow, field_of
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 Row = Mapping[str, Any]
 Tests = list[dict[str, Any]]

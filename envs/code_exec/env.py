@@ -91,8 +91,6 @@ class CodeExec(ToolEnv):
 
         Args:
             split: "train" or "test"; of `data` also "all".
-            count: how many.
-            seed: which ones, and in which order.
             level: 1 has one look-up, 2 two look-ups or texts, 3 lists and programs that read and print, 4 a file to
                 explore.
             data: a file or a hub id, with rows in the format of HumanEval, MBPP, APPS, LiveCodeBench or verl; see

@@ -91,7 +91,7 @@ def _make_task(content: Content) -> Task:
     orders += [(place, rng.randint(100, 9999)) for _ in range(2)]  # so that there are orders of the place
     value = _MEASURES[measure].value([amount for other, amount in orders if other == place])
     arguments = rng.sample(range(1000, 10_000), 3)
-    results = [_apply(operation, x, value) + constant for x in arguments]
+    results = [{"plus": x + value, "minus": x - value, "times": x * value}[operation] + constant for x in arguments]
     name = f"orders_{number}.txt"
     question = (
         f"The orders are in the file {name}. Write f(x): x {operation} {_MEASURES[measure].text} of the orders from "
@@ -113,10 +113,6 @@ def _make_task(content: Content) -> Task:
         },
         kind=measure,
     )
-
-
-def _apply(operation: str, x: int, value: int) -> int:
-    return {"plus": x + value, "minus": x - value, "times": x * value}[operation]
 
 
 def _file(rng: random.Random, orders: Sequence[tuple[str, int]]) -> str:

@@ -155,7 +155,8 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
 
 def _why_not(test: Test, result: ExecResult) -> str:
     if result.status is not ExecStatus.OK:
-        return _ending(result)
+        last = result.stderr.strip().rpartition("\n")[2]
+        return f"{result.status.value.replace('_', ' ')}: {last}"[:300].rstrip(": ")
     if test["type"] == "stdin":
         right = not result.truncated_stdout and same_output(result.stdout, test["stdout"])
         return "" if right else f"printed {result.stdout!r:.100} for the input {test['stdin']!r:.100}"
@@ -174,11 +175,6 @@ def _show(value: Any) -> str:
         return f"{value!r:.100}"
     except RecursionError:
         return "a value that is nested too deeply"
-
-
-def _ending(result: ExecResult) -> str:
-    last = result.stderr.strip().rpartition("\n")[2]
-    return f"{result.status.value.replace('_', ' ')}: {last}"[:300].rstrip(": ")
 
 
 def _same_line(output: str, expected: str) -> bool:

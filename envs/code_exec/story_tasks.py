@@ -21,10 +21,7 @@ Content = tuple[str, tuple[int, ...]]  # name of the story, its numbers in the o
 Inputs = Callable[[random.Random, Sequence[int], Sequence[str]], list[Any]]
 """Makes the inputs of the tests from the numbers of the text and the values that were looked up."""
 
-_SYSTEM = {
-    2: "Only python knows t and w. Answer with code.",
-    3: "Try code with python. Answer with code.",
-}
+_SYSTEM = {2: "Only python knows t and w. Answer with code.", 3: "Try code with python. Answer with code."}
 _READ_AND_PRINT = "\nimport sys\nprint(solve(sys.stdin.read()))"
 
 

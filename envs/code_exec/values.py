@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 ENCODER = """
 def _plain(value):
@@ -71,21 +71,17 @@ def accepts(test: Mapping[str, Any], value: Any) -> bool:
     "set", whether the tuple or set of the value is equal; "close", within `rel_tol` and `abs_tol`.
     """
     try:
-        return _accepts(test, value)
+        how = test.get("compare", "exact")
+        results = [ast.literal_eval(parse_python(text.lstrip(" \t"), mode="eval")) for text in test["accepted"]]
+        if how == "truth":
+            return bool(value) is results[0]
+        if how == "close":
+            return _is_close(value, results[0], test)
+        if how == "json":
+            value = _lists(value)
+        return any(same(value, other) if how == "exact" else value == other for other in results)
     except RecursionError:  # nested more deeply than the accepted value
         return False
-
-
-def _accepts(test: Mapping[str, Any], value: Any) -> bool:
-    how = test.get("compare", "exact")
-    results = [ast.literal_eval(parse_python(text.lstrip(" \t"), mode="eval")) for text in test["accepted"]]
-    if how == "truth":
-        return bool(value) is results[0]
-    if how == "close":
-        return _is_close(value, results[0], test)
-    if how == "json":
-        value = _lists(value)
-    return any(same(value, other) if how == "exact" else value == other for other in results)
 
 
 def same(value: Any, expected: Any) -> bool:

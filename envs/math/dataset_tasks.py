@@ -11,10 +11,10 @@ from typing import Any
 
 from envs.data_tasks import data_tasks, message_prompt
 from envs.math.answers import last_boxed
-from envs.task_kinds import kind_of_row
+from envs.task_splits import kind_of_row
 from forge_env.core.types import Task
+from forge_env.data.row import DataTasks
 from forge_env.data.rows import BadRow, field_of, find_file
-from forge_env.data.tasks import DataTasks
 
 QUESTIONS = ("question", "problem", "prompt", "input", "query")
 ANSWERS = (
@@ -46,7 +46,6 @@ def load_tasks(
         source: a file, or a hub id; see `forge_env.data.rows.open_data` and `envs.data_tasks.data_tasks`.
         split: "train", "test" or "all"; of a dataset of the hub one that it has.
         count: how many; None is all of them.
-        seed: which ones, and in which order.
         question: name of its column, or of a field in one, as "extra.question"; by default the first that has a usual
             name. It is a text, or a list of messages.
         answer: name of its column. The answer behind `####` or in the last `\\boxed{}` is the target, else

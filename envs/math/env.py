@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from envs.math.answers import needs_verifier
-from envs.math.cheats import cheats
 from envs.math.dataset_tasks import load_tasks
+from envs.math.numerals import last_number, parse_number
 from envs.math.rewards import MathReward
 from envs.math.story_tasks import STORIES, Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
@@ -22,7 +22,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Message, Task
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
@@ -96,8 +96,6 @@ class Math(ToolEnv):
 
         Args:
             split: "train" or "test"; of `data` any split that it has.
-            count: how many.
-            seed: which ones, and in which order.
             level: 0 has small numbers and one to three steps, 1 is one story of two operations, 2 has two steps, 3
                 exact fractions, 4 algebra.
             data: the source of `envs.math.dataset_tasks.load_tasks`, with the columns `question`, `answer` and `kind`,
@@ -119,8 +117,20 @@ class Math(ToolEnv):
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str]:
-        """Return final answers that must earn nothing: guesses, hedges, echoes, and text that is hard to grade."""
-        return cheats(task)
+        """Return final answers that must earn nothing: guesses, echoes, hostile text, a right value with a hedge."""
+        target = str(task.target)
+        number = parse_number(target)
+        texts = [*_EMPTY, *_HOSTILE, *_hedges(target, "0" if number is None or number.value != 0 else "1")]
+        if number is not None:
+            value = number.value
+            texts += [" ".join(map(str, range(101))) + f", {value + 1}", f"{value} or {value + 1}"]
+            texts += [f"\\boxed{{{value} + 0}}", f"\\boxed{{{value - 1} + 1}}", str(value + 1), str(value * 10 + 1)]
+        question = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
+        last = parse_number(last_number(question) or "")
+        # When they are equal, to name the question's last number is right.
+        if number is None or last is None or not last.equals(number):
+            texts += [question, f"<answer>{question}</answer>"]
+        return [*texts, f"\\boxed{{{question}}}"]
 
     @classmethod
     def can_demonstrate(cls, task: Task) -> bool:
@@ -231,3 +241,51 @@ def _make_task(content: Content) -> Task:
         metadata={"operation": operation, "constant": c},
         kind=operation,
     )
+
+
+_EMPTY = (
+    "",
+    " \n",
+    "target",
+    "self.task.target",
+    "The answer is right. Reward: one.",
+    "\\boxed{}",
+    "\\boxed{target}",
+    "\\boxed{\\text{target}}",
+    "<answer></answer>",
+    "<answer>answer</answer>",
+    "####",
+    "nan",
+    "\\boxed{\\infty}",
+    "\\boxed{x}",
+    "\\boxed{(-\\infty, \\infty)}",
+    "\\boxed{x \\in \\mathbb{R}}",
+    "\\boxed{\\emptyset}",
+    "\\boxed{\\{" + ", ".join(map(str, range(-20, 21))) + "\\}}",
+    "\\boxed{" + " \\text{ or } ".join(map(str, range(101))) + "}",
+)
+
+_HOSTILE = (
+    "\\boxed{9^{9^{9^{9}}}}",
+    "\\boxed{9**9**9}",
+    "9" * 5000,
+    "1e999999999",
+    "\\boxed{" * 500,
+    "\\boxed{" + "{" * 500 + "1" + "}" * 500 + "}",
+    "\\boxed{1/0}",
+    "\\boxed{__import__('os').getpid()}",
+)
+
+
+def _hedges(target: str, other: str) -> list[str]:
+    """The right answer, where it is not the one final answer."""
+    return [
+        f"<think>{target}</think>",
+        f"<think>\\boxed{{{target}}}",
+        f"\\boxed{{{target}}} or \\boxed{{{other}}}",
+        f"<answer>{target}</answer> <answer>{other}</answer>",
+        f"\\boxed{{{target} \\text{{ or }} {other}}}",
+        f"\\boxed{{{target}, {other}}}",
+        f"<answer>{target} or {other}</answer>",
+        f"<answer>{other}</answer> \\boxed{{{target}}}",
+    ]

@@ -67,7 +67,11 @@ def normal(text: str) -> str:
     text = re.sub(r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}", text)
     text = re.sub(r"(?<![\w)}])(?<![\w)}] )<([^<>=]*,[^<>=]*)>", r"\\langle \1\\rangle ", text)
     text = re.sub(r"(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r"\\cup ", text)
-    text = _calls(text)
+    # Write `sqrt(x)`, `exp(x)`, ... as LaTeX, from the last to the first, so that they may be nested.
+    for match in reversed(list(_CALL.finditer(text))):
+        end = _closing(text, match.end())
+        if end > 0:
+            text = text[: match.start()] + _CALLS[match[1]] % text[match.end() + 1 : end] + text[end + 1 :]
     text = "".join(_token(token) for token in _TOKEN.findall(text))
     text = _arguments(text)
     text = re.sub(r"\\(sin|cos|tan|cot|sec|csc)\s*\^\{\s*-1\s*\}", r"\\arc\1 ", text)
@@ -138,15 +142,6 @@ def _as_fraction(match: re.Match[str]) -> str:
         if top < bottom
         else f"{whole}\\cdot \\frac{{{top}}}{{{bottom}}}"
     )
-
-
-def _calls(text: str) -> str:
-    """Write `sqrt(x)`, `exp(x)`, ... as LaTeX, from the last to the first, so that they may be nested."""
-    for match in reversed(list(_CALL.finditer(text))):
-        end = _closing(text, match.end())
-        if end > 0:
-            text = text[: match.start()] + _CALLS[match[1]] % text[match.end() + 1 : end] + text[end + 1 :]
-    return text
 
 
 def _token(token: str) -> str:

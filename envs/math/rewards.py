@@ -78,7 +78,6 @@ class ThinkingReward:
         """Set the tags and the rewards.
 
         Args:
-            tag: name of the tags.
             full_reward: of non-empty thinking between both tags that an answer follows.
             partial_reward: of a response with any other use of a tag.
         """

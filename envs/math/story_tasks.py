@@ -84,10 +84,7 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
             metadata["format"] = "boxed"
         question = story.text.format(*numbers, **dict(zip(story.words, words, strict=True)))
         return Task(
-            prompt=({"role": "user", "content": question},),
-            target=story.solve(*numbers),
-            metadata=metadata,
-            kind=name,
+            prompt=({"role": "user", "content": question},), target=story.solve(*numbers), metadata=metadata, kind=name
         )
 
     return draw_tasks(

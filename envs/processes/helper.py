@@ -37,7 +37,6 @@ class HelperProcess:
     Its methods are thread-safe and block; each wait has a limit.
 
     Args:
-        library_file: what the process runs, see `envs.processes.worker`.
         environment: variables in addition to this process's.
         python: the interpreter, of Python 3.11 or newer; by default this process's.
     """
@@ -80,7 +79,15 @@ class HelperProcess:
         """
         with self._turn():
             try:
-                return self._respond(request, time.monotonic() + seconds)
+                deadline = time.monotonic() + seconds
+                if self._process is not None and _is_over(self._process.pid):
+                    self._stop()  # it ended while idle
+                if self._process is None:
+                    self._start()
+                if self._request:
+                    self._read(deadline)  # the response for an interrupted thread
+                self._send(request)
+                return self._read(deadline)
             except ServiceError:
                 self._stop()
                 raise
@@ -148,16 +155,6 @@ class HelperProcess:
                 self._lock.release()
             except RuntimeError:
                 pass  # interrupted before it had the lock
-
-    def _respond(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
-        if self._process is not None and _is_over(self._process.pid):
-            self._stop()  # it ended while idle
-        if self._process is None:
-            self._start()
-        if self._request:
-            self._read(deadline)  # the response for an interrupted thread
-        self._send(request)
-        return self._read(deadline)
 
     def _send(self, request: Mapping[str, object]) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -29,7 +29,6 @@ from typing import Any, NoReturn
 Request = dict[str, Any]
 Write = Callable[[Any], None]
 RunForked = Callable[..., tuple[list[Any], int]]
-"""The type of `run_forked`."""
 
 
 def main(library_file: str, *, is_trial: bool) -> None:
@@ -38,7 +37,13 @@ def main(library_file: str, *, is_trial: bool) -> None:
         print(json.dumps(_confine(library.PACKAGES)))
         return
     channel = os.fdopen(os.dup(1), "w", buffering=1)
-    _silence()
+    # Keep what the packages print out of the channel.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     try:
         answer = library.open_library(run_forked)
     except BaseException as error:
@@ -64,10 +69,8 @@ def run_forked(
     """Run `work` in a fork, and return the JSON values that it wrote and its exit code; a signal's is negative.
 
     Args:
-        work: is given the function that writes a value.
         cpu_seconds: processor time; a fork that needs more ends with SIGPROF.
         wall_seconds: time on the clock, however busy the machine; it ends with SIGALRM.
-        memory_bytes: address space.
         control: the same work without what the model has done, run if `work` raises. If it raises, too, the library is
             broken, which is an error here; else it is the model that the library has failed on.
     """
@@ -121,16 +124,6 @@ def _confine(packages: Sequence[str]) -> dict[str, Any]:
     specs = [importlib.util.find_spec(name) for name in packages]
     denials: dict[str, Any] = guest.confine([spec.origin for spec in specs if spec is not None and spec.origin])
     return denials
-
-
-def _silence() -> None:
-    """Keep what the packages print out of the channel."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.close(null)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
 
 
 def _describe(error: BaseException) -> str:

@@ -31,10 +31,6 @@ def describe(
     A tool without a docstring, or with a parameter without a type, works: the model is told less. Only a target that is
     to be registered is refused for it; it is for others as well.
 
-    Args:
-        entry: target, options and folder; its name may be empty.
-        kind: the kind that it must be; "auto" detects it.
-
     Returns:
         name: the entry's, or the default name of the target.
         kind: "env" or "tools".
@@ -128,12 +124,7 @@ def _tool_problems(tool: Tool) -> list[str]:
 def _tool_data(tool: Tool) -> dict[str, Any]:
     options = {f.name: getattr(tool.options, f.name) for f in dataclasses.fields(tool.options)}
     options["fatal"] = [error.__name__ for error in tool.options.fatal]
-    return {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-        "options": options,
-    }
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters), "options": options}
 
 
 def _options(env: type[Env]) -> list[dict[str, Any]]:

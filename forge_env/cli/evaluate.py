@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, last_words, note, stdout_to_stderr
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.utils.run_async import run_async
-from forge_env.utils.settings import kinds_of, texts_of
+from forge_env.utils.secret_values import masked
+from forge_env.utils.settings import kinds_of, texts_of, with_entries
 
 if TYPE_CHECKING:
     from forge_env.evaluation.progress import LiveProgress
@@ -161,3 +161,26 @@ def _resumable(out: Path, progress: LiveProgress | None) -> Iterator[None]:
         note = f"{there} are in {out}; the same command resumes from there"
         last_words(note if is_begun else "interrupted before the end of the first episode")
         raise
+
+
+def parse_options(option: Sequence[str], tools: Sequence[str] = (), command: str = "") -> dict[str, Any]:
+    """Parse name=value pairs; `tools` and `command` are options that have a command-line option of their own.
+
+    The name "headers.a" is the entry a of the dictionary that is the option headers.
+    """
+    pairs: list[tuple[str, Any]] = []
+    for text in option:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UserError(f"--option {text!r} is not of the form name=value, for example --option level=2")
+        pairs.append((name, value))
+    if tools:
+        pairs.append(("tools", tools[0] if len(tools) == 1 else list(tools)))  # one text may be a list with commas
+    if command:
+        pairs.append(("command", command))
+    options = dict(reversed(pairs))
+    for name, value in pairs:
+        if options[name] != value:
+            first, second = masked({name: options[name]}), masked({name: value})
+            raise UserError(f"the option {name} is given twice, {first[name]!r} and {second[name]!r}: give one")
+    return with_entries({}, dict(sorted(pairs, key=lambda pair: pair[0].count("."))))

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from forge_env import __version__
-from forge_env.cli import diff, evaluate, export_model, list_info, new, output, register
+from forge_env.cli import diff, evaluate, export_model, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from forge_env.registry.contrib import Row, rows
 from forge_env.utils.exits import Terminated, show_crashes
@@ -34,8 +34,8 @@ app = typer.Typer(
 COMMANDS: dict[str, Any] = {
     "register": register.register,
     "unregister": register.unregister,
-    "list": list_info.list_names,
-    "info": list_info.info,
+    "list": register.list_names,
+    "info": register.info,
     "new": new.new,
     "eval": evaluate.evaluate,
     "profile": evaluate.profile,

@@ -29,7 +29,12 @@ def new(
     from forge_env.cli.register import add_to_registry
     from forge_env.registry.registry import find
 
-    _check_name(name)
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise UserError(f"{name!r} cannot be the name of a module: use small letters, digits and _, as in my_env")
+    if name in sys.stdlib_module_names:
+        raise UserError(
+            f"{name!r} is a module of the standard library, which the new one would hide: choose another name"
+        )
     if find(name) is not None:
         raise UserError(f"the name {name!r} is taken: `forge-env info {name}` says by what; choose another one")
     folder = (path.expanduser() / name).resolve()
@@ -42,15 +47,6 @@ def new(
     for file in files:
         say(str(folder / file))
     say(f"{name} is registered in {data['registry']}; next: forge-env check {name}")
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise UserError(f"{name!r} cannot be the name of a module: use small letters, digits and _, as in my_env")
-    if name in sys.stdlib_module_names:
-        raise UserError(
-            f"{name!r} is a module of the standard library, which the new one would hide: choose another name"
-        )
 
 
 @contextmanager

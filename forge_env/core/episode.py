@@ -20,13 +20,37 @@ from typing import Any
 import numpy as np
 
 from forge_env.core.errors import UserError
-from forge_env.core.lineage import Lineage
 from forge_env.core.routes import Routes
 from forge_env.core.tokens import FLOATS, IDS, Ids, array_of, json_list
 from forge_env.core.turn import Row, Turn, TurnKind, digest, join, require, violation
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
 __all__ = ["Episode", "Group", "Row", "Turn", "TurnKind", "digest", "read_jsonl", "write_jsonl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The origin of one row of an episode, and the reason for it. Turns are numbered as in `Episode.turns`, from 0 on.
+
+    Example: ``Lineage(turn=4, parent=1, known_by="call", kind="sub_agent", why="its text is an argument of a call")``
+    """
+
+    turn: int
+    """The row's first turn."""
+    parent: int | None = None
+    """The turn of another row that it branches from: the last one that both have, or that asked for an agent; the first
+    turn of the other row, if they share a prompt and no answer. None for a row without a parent."""
+    known_by: str = ""
+    """What the parent is known by: the field in which the client named it, "call" for a call that holds the request's
+    text, "messages" for equal messages, "template" or "summary" for a row of the same conversation. "" without a
+    parent."""
+    agent: str = ""
+    """The client's own name for the agent, thread or session; "" if it gives none."""
+    kind: str = ""
+    """Why it began, as a word for counting, such as "edited_message"; "" for the row that began first."""
+    why: str = ""
+    """What differs from an earlier row, in a sentence that lets a user mend his agent."""
+
 
 SCHEMA_VERSION = 2
 
@@ -116,7 +140,6 @@ class Episode:
 
         Args:
             logprobs: one for each token, at the sampling temperature.
-            version: of the weights that sampled them.
 
         Raises:
             InvariantError: for several turns, or another number of logprobs.
@@ -276,8 +299,6 @@ def write_jsonl(path: Path, episodes: Iterable[Episode], *, routes: bool = True)
     """Append episodes to a JSON-lines file; their lines are then forgotten, for they are as large as all the rest.
 
     Args:
-        path: of the file.
-        episodes: to write.
         routes: whether to write the experts that an engine chose, if there are any: the most of an episode then.
     """
     with path.open("ab") as file:

@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 MARK = f"<number {secrets.token_hex(8)} "  # nobody can guess it, so no text of a model or a service is taken for one
@@ -25,6 +25,11 @@ class Exact:
 
     text: str
 
+    def __new__(cls, text: str) -> Self:
+        number = super().__new__(cls, text)  # type: ignore[call-arg]  # of float or int
+        number.text = text
+        return number
+
     def __str__(self) -> str:
         return self.text
 
@@ -32,18 +37,10 @@ class Exact:
         return type(self), (self.text,)
 
 
-class ExactFloat(Exact, float):
-    def __new__(cls, text: str) -> ExactFloat:
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
+class ExactFloat(Exact, float): ...
 
 
-class ExactInt(Exact, int):
-    def __new__(cls, text: str) -> ExactInt:
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
+class ExactInt(Exact, int): ...
 
 
 def read_float(text: str) -> float:

@@ -1,17 +1,24 @@
-"""Values of user code as plain JSON data and as text: the same in each process, or one sentence about why not."""
+"""Values of user code: as plain JSON data and as text, the same in each process; their copies; and their shapes.
+
+The rollout gives an environment its own copies of its options, of the task and of every action, and keeps copies of the
+messages that it returns. So what an environment edits is neither in the record nor in a sibling.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import json
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
+from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_env.core.errors import EnvError
+from forge_env.core.types import Action, Task, ToolCall
 
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}\b")
 """An address in memory, as the usual repr() of an object shows it."""
@@ -102,3 +109,129 @@ def _own_text(value: Any) -> str:
     if ADDRESS.search(text):
         raise ValueError(f"{name} with an address in memory as its text")
     return text
+
+
+T = TypeVar("T")
+
+
+def _deep(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # of a lock, for example
+        return value
+
+
+def own_copy(value: T, other: Callable[[Any], Any] = _deep) -> T:
+    """Return a deep copy of messages and other data; an object that cannot be copied is shared.
+
+    Args:
+        value: copied several times as fast as by `copy.deepcopy`, if it consists of what JSON has.
+        other: copies what is neither a container nor text.
+    """
+    data: Any = value
+    kind = type(data)
+    if kind is dict:
+        copy_of_data: Any = data.copy()
+        for key, item in data.items():
+            if type(item) is not str:  # a call for each text would take most of the time
+                copy_of_data[key] = own_copy(item, other)
+        return copy_of_data
+    if kind is not list and kind is not tuple:
+        return value if kind is str else other(value)
+    copy_of_data = [item if type(item) is str else own_copy(item, other) for item in data]
+    return copy_of_data if kind is list else kind(copy_of_data)
+
+
+def own_containers(value: T) -> T:
+    """Copy containers only: an object in them, as a client, is shared."""
+    return own_copy(value, lambda other: other)
+
+
+def own_task(task: Task) -> Task:
+    return replace(
+        task, prompt=own_copy(task.prompt), target=own_copy(task.target), metadata=own_copy(dict(task.metadata))
+    )
+
+
+def own_action(action: Action) -> Action:
+    # By name: `replace` takes as long as a call of a tool.
+    calls = [
+        ToolCall(id=c.id, name=c.name, arguments=own_copy(c.arguments), raw=c.raw, error=c.error)
+        for c in action.tool_calls
+    ]
+    return Action(
+        message=own_copy(action.message),
+        tool_calls=tuple(calls),
+        finish_reason=action.finish_reason,
+        usage=action.usage,
+        logprobs=action.logprobs,
+    )
+
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_KIND = 64
+"""Characters of the name of a kind of task."""
+
+
+def messages_problem(messages: Any) -> str:
+    """Check a sequence of OpenAI-shaped messages."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        return f"the messages are a {type(messages).__name__}; return a list of messages"
+    for i, message in enumerate(messages):
+        if problem := _message_problem(message):
+            return f"message {i} {problem}"
+    return ""
+
+
+def _message_problem(message: Any) -> str:
+    if not isinstance(message, Mapping):
+        return f"is a {type(message).__name__}; a message is a dict with role and content"
+    if message.get("role") not in ROLES:
+        return f"has the role {message.get('role')!r}; it is one of {', '.join(ROLES)}"
+    if not isinstance(message.get("content"), str):
+        return f"has the content {message.get('content')!r}; content is text"
+    if message["role"] == "tool" and not isinstance(message.get("tool_call_id"), str):
+        return "has the role 'tool' and no tool_call_id; give it the id of the call that it answers"
+    return json_problem(message)
+
+
+def json_problem(value: Any) -> str:
+    """Check that a value can be written as JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = str(error).partition(": ")[0]  # from Python 3.12 on a number follows; the sentence is the same for all
+        return f"cannot be written as JSON ({reason}); keep to dicts, lists, text, finite numbers, booleans and None"
+    return ""
+
+
+def record_problem(value: Any) -> str:
+    """Check that JSON holds a value as it is, so that a record of it is graded as the value itself."""
+    if problem := json_problem(value):
+        return problem
+    if json.loads(json.dumps(value)) != value:
+        return "holds a tuple, or a dict with a key that is no text, which a record cannot keep: use lists and text"
+    return ""
+
+
+def task_problem(task: Task) -> str:
+    """Check the content of a task."""
+    if problem := messages_problem(task.prompt):
+        return f"in its prompt, {problem}"
+    if not isinstance(task.metadata, Mapping):
+        return f"its metadata is a {type(task.metadata).__name__}; it is a dict"
+    if problem := kind_problem(task.kind):
+        return f"its kind {problem}"
+    for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
+        if problem := record_problem(value):
+            return f"its {part} {problem}"
+    return ""
+
+
+def kind_problem(value: Any) -> str:
+    """Check the name of a kind of task: it is a part of the names of metrics, and is printed in tables."""
+    if not isinstance(value, str):
+        return f"is a {type(value).__name__}; it is a text"
+    if len(value) > MAX_KIND or not value.isprintable() or "[" in value or value != value.strip():
+        return f"is {value!r:.80}; it is a text of at most {MAX_KIND} printable characters, without [ and outer spaces"
+    return ""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from forge_env.core.episode import Turn
-from forge_env.core.own_copies import own_copy
+from forge_env.core.plain_value import own_copy
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, Message, Sampling, ToolSpec
 
@@ -63,12 +63,8 @@ class AnswerForm(Protocol):
 
         Args:
             ask: samples one request; the number is its place in the turn, 0 or 1.
-            prompt: int32, of the turn.
             sampling: `max_tokens` is the limit of the full turn.
-            renderer: of the model.
-            tools: that the answer may name.
             budget: tokens of a thought; 0 means no limit.
-            thinks: whether a thought may come first.
 
         Raises:
             TurnRefused: the model or the policy cannot give an answer of this form.

@@ -33,7 +33,6 @@ class Routes:
         """Pack an array.
 
         Args:
-            start: number of tokens of the row before the first one.
             experts: (tokens, layers, active) uint8 or uint16.
         """
         _, layers, active = experts.shape

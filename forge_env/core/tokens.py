@@ -34,12 +34,7 @@ _EXAMPLES = {"i": "integers from -2^31 to 2^31 - 1, such as (9, 2)", "?": "boole
 
 
 def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
-    """Return numbers as an array that cannot be written to; one that is such an array already is returned itself.
-
-    Args:
-        values: a sequence of numbers, or a one-dimensional array.
-        kind: IDS, FLOATS or MASK.
-    """
+    """Return numbers as an array that cannot be written to; one that is such an array already is returned itself."""
     if type(values) is _ARRAY and values.ndim == 1:
         if values.dtype == kind:
             is_made = type(values.base) is bytes and len(values.base) == values.nbytes

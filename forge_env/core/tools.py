@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -31,8 +32,7 @@ from pydantic_core import PydanticSerializationError
 
 from forge_env.core.errors import UserError
 from forge_env.core.json_text import ARGUMENTS
-from forge_env.core.message_shape import json_problem
-from forge_env.core.plain_value import plain
+from forge_env.core.plain_value import json_problem, plain
 from forge_env.core.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,7 +116,8 @@ class Tool:
         """Another process makes the tool again of its function."""
         if type(self.arguments) is not _ArgumentModel:
             raise TypeError(f"the tool {self.name} belongs to a connection of this process")
-        return _again, (self.function, self.name, self.options, self.is_method)
+        name, options, is_method = self.name, self.options, self.is_method
+        return functools.partial(make_tool, self.function, name=name, options=options, is_method=is_method), ()
 
     @property
     def spec(self) -> ToolSpec:
@@ -254,7 +255,6 @@ def make_tool(
         function: any callable with named parameters; annotations may be builtins, Optional, Literal, Enum, list, dict,
             dataclasses, TypedDicts and pydantic models. A parameter without an annotation accepts anything.
         name: of the tool; the function's name by default.
-        options: the `@tool` mark's by default.
         is_method: whether the first parameter is the instance, which is hidden from the model.
     """
     name = name or getattr(function, "__name__", type(function).__name__)
@@ -300,10 +300,6 @@ def make_tool(
         options=options or getattr(function, _MARK, None) or ToolOptions(),
         is_method=is_method,
     )
-
-
-def _again(function: Callable[..., Any], name: str, options: ToolOptions, is_method: bool) -> Tool:
-    return make_tool(function, name=name, options=options, is_method=is_method)
 
 
 class _Schema(GenerateJsonSchema):
@@ -404,11 +400,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
 
 
 def _replace_typed_dicts(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
-    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12.
-
-    Args:
-        within: the TypedDicts that the annotation is a part of.
-    """
+    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12."""
     if _PYDANTIC_TAKES_ALL:
         return annotation
     if typing.is_typeddict(annotation):

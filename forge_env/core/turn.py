@@ -90,7 +90,6 @@ class Completion(TokenRecord):
 
         Args:
             inserted: tokens that nobody sampled, between the two completions.
-            rest: the completion of the second request.
 
         Raises:
             InvariantError: when the engine has seen another prompt there than the tokens so far.

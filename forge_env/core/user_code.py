@@ -45,7 +45,11 @@ def describe(part: str, error: BaseException) -> str:
 
 def type_and_text(error: BaseException) -> str:
     """Return "TYPE: TEXT" of any exception, the text cut to 4,000 characters; of a group with those in it."""
-    text = _text(error)
+    try:
+        text = str(error)
+    except Exception as second:  # an exception with a __str__ that raises
+        text = f"(its text cannot be read: {type(second).__name__})"
+    text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
     if isinstance(error, BaseExceptionGroup):
         text = f"{text}: {'; '.join(map(type_and_text, error.exceptions))}"[:_MAX_CHARACTERS]
     return f"{type(error).__name__}{f': {text}' if text else ''}"
@@ -108,14 +112,6 @@ def error_text(error: ForgeError) -> str:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as second:  # an exception with a __str__ that raises
-        text = f"(its text cannot be read: {type(second).__name__})"
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 def _with_place(part: str, location: str) -> str:

@@ -61,7 +61,6 @@ def read_hub(name: str, *, split: str, streaming: bool, exact: bool = False) -> 
 
     Args:
         streaming: download rows as they are read, and not all of them at first.
-        exact: numbers of JSON files become `NumberText`.
     """
     try:
         import datasets

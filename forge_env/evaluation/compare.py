@@ -117,9 +117,6 @@ def compare_results(
 ) -> list[Comparison]:
     """Compare what two runs measured, of all tasks and then of each kind of task.
 
-    Args:
-        first: the name of a run, and its results.
-
     Raises:
         UserError: when they have no attempt in common, or different tasks with the same id.
     """

@@ -40,9 +40,7 @@ def depends_on(
     """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
     Args:
-        agent: name of the agent, as on the command line.
-        adapter: the folder of its adapter; "" is none.
-        given: the function or the Agent itself, if Python's code has given it.
+        agent_object: the function or the Agent itself, if Python's code has given it.
     """
     kind, argument = split_agent(agent)
     if kind == "vllm":

@@ -54,9 +54,7 @@ class EvalPlan:
     env: str
     agent: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the environment."""
     group_reward: str = ""
-    """See `EvalSettings`."""
     split: str = "test"
     tasks: int = SEARCHED[0]
     task_ids: tuple[str, ...] = ()

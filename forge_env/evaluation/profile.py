@@ -27,7 +27,6 @@ class Profile:
     """How often an agent solved each of some tasks. A fault is not an attempt; a time-out is one without success."""
 
     facts: Mapping[str, Any]
-    """See `FACTS`."""
     tasks: Mapping[str, Mapping[str, Any]]
     """By id: the digest of the task's content; the attempts, those that solved it, and those that faults ended."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, Self
 
 from forge_env.core.episode import Episode
@@ -10,7 +11,6 @@ from forge_env.core.types import Outcome
 from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.summary import tokens_of
-from forge_env.utils.periodic_lines import PeriodicLines
 
 
 def agent_name(agent: str, adapter: str) -> str:
@@ -90,3 +90,19 @@ def _bar() -> Any:
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+INTERVAL_SECONDS = 10.0
+
+
+class PeriodicLines:
+    """Writes a line to stderr, unless the last one was written less than INTERVAL_SECONDS ago."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def write(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._last > INTERVAL_SECONDS:
+            self._last = now
+            sys.stderr.write(f"{text}\n")

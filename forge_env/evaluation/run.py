@@ -7,14 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
-from forge_env.data.tasks import DataTasks
+from forge_env.data.row import DataTasks
 from forge_env.evaluation.digests import GIVEN_NOT_COVERED
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, extended_from, fault_class
@@ -29,7 +29,7 @@ from forge_env.evaluation.plan import (
 )
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.evaluation.summary import summarise
-from forge_env.records.background import Background, open_sinks
+from forge_env.records.sinks import Background, open_sinks
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.group_reward import with_group_rewards, without_group_rewards
@@ -37,7 +37,7 @@ from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
 
-GIVEN = "agents.factories:open_scripted"
+GIVEN = "agents.scripted:open_scripted"
 """Opens a function or an Agent of Python's code: forge_env does not import agents."""
 SINK_OPTION = "--sink"
 GREEDY = "greedy"
@@ -76,7 +76,6 @@ async def run_evaluation(
         agent: a function or an Agent of Python's code, for the name in the plan; None opens the agent by its name.
         warn: told what a folder of a model lacks, and where an endpoint renders prompts otherwise than the run in the
             setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
-        progress: see `Progress`.
     """
     _check(plan, settings)
     tasks, earlier = _draw(plan, path, settings, factory)
@@ -92,8 +91,10 @@ async def run_evaluation(
                 agent_context = open_agent(plan.agent, of_agent) if agent is None else load(GIVEN)(agent, of_agent)
                 agents.append(await stack.enter_async_context(agent_context))
                 main.folder.begin()
-                otherwise = await _rendered_otherwise(factory, agents[0], tasks[0], settings.like)
-                for warning in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
+                warnings = [getattr(agents[0], "warning", "")]
+                if compare := getattr(agents[0], "compare_rendering", None):
+                    warnings.append(await compare(tasks[0].prompt, factory.make().tools, like=settings.like))
+                for warning in filter(None, warnings):
                     warn(warning)
             return agents[0]
 
@@ -148,35 +149,10 @@ def _draw(
 
 
 def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory) -> AgentSettings:
-    return AgentSettings(
-        env=plan.env,
-        env_class=factory.env_class,
-        temperature=plan.temperature,
-        top_p=plan.top_p,
-        deterministic=plan.deterministic,
-        thinking=plan.thinking,
-        adapter=plan.adapter,
-        max_tokens=plan.limits.max_tokens,
-        concurrency=settings.concurrency,
-        requests_per_minute=settings.requests_per_minute,
-        api_key_env=settings.api_key_env,
-        answer_seconds=plan.answer_seconds,
-        idle_seconds=plan.idle_seconds,
-        seed=plan.seed,
-    )
-
-
-async def _rendered_otherwise(factory: EnvFactory, agent: Agent, task: Task, like: str) -> str:
-    """How an endpoint renders a prompt otherwise than the training did; "" if it does not, or is not an endpoint."""
-    compare = getattr(agent, "compare_rendering", None)
-    difference: str = "" if compare is None else await compare(task.prompt, factory.make().tools, like=like)
-    return difference
-
-
-class _Samples(Protocol):
-    """An agent of a local model."""
-
-    def greedily(self) -> Agent: ...
+    """The settings of an agent: the plan's, and those that only `EvalSettings` has."""
+    names = [field.name for field in dataclasses.fields(AgentSettings)]
+    values = {name: getattr(source, name) for source in (settings, plan) for name in names if hasattr(source, name)}
+    return AgentSettings(**{**values, "env_class": factory.env_class, "max_tokens": plan.limits.max_tokens})
 
 
 @dataclasses.dataclass
@@ -242,7 +218,8 @@ class _Part:
         """Run the attempts at temperature 0 that the folder lacks; returns the figures of all of them."""
         with self.open_folder(extended_from(self.path, self.plan.tasks)) as folder:
             if self.missing:
-                await self.run(factory, cast(_Samples, await opened_agent()).greedily(), concurrency)
+                agent: Any = await opened_agent()  # of a local model
+                await self.run(factory, agent.greedily(), concurrency)
             figures = self.summary(factory, None)
             folder.finish({**folder.plan, **figures})
         return {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}

@@ -30,10 +30,9 @@ import yaml
 
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error, nearest
 from forge_env.core.protocols import Agent
-from forge_env.evaluation.api import EvalResult, evaluate_async
+from forge_env.evaluation.api import EvalResult, evaluate_async, warn_each_time
 from forge_env.evaluation.compare import Comparison, compare_all_success, finite
 from forge_env.evaluation.folder import open_locked
-from forge_env.evaluation.notes import warn_each_time
 from forge_env.evaluation.plan import LOCAL
 from forge_env.evaluation.progress import LiveProgress
 from forge_env.evaluation.settings import EvalSettings
@@ -61,7 +60,6 @@ class SetRow:
     settings: Mapping[str, Any]
     """The arguments of `evaluate`: the environment, the agent, and all given settings."""
     folder: Path
-    """Of the evaluation."""
     result: EvalResult | None = None
     """None if the evaluation has failed."""
     error: str = ""
@@ -109,10 +107,7 @@ async def evaluate_set_async(
     local model and the same settings of its engine share the engine.
 
     Args:
-        file: the YAML file, see `forge_env.evaluation.sets`.
         out: folder of the results; each evaluation has a folder below it, and set.json has all figures.
-        progress: see `evaluate_async`.
-        warn: see `evaluate_async`.
 
     Raises:
         UserError: for a mistake in the file, or a folder that another process uses.

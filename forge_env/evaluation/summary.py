@@ -42,7 +42,7 @@ def summarise(
     Args:
         faults: the episodes that ended by a fault. The last fault of an attempt without an episode is counted by its
             class, all other faults as retried.
-        unscored: why the rewards of the episodes say nothing; "" if they do.
+        why_no_score: why the rewards of the episodes say nothing; "" if they do.
     """
     by_attempt = {Attempt.of(episode): episode for episode in episodes}
     fault_episodes = list(faults)

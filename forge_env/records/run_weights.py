@@ -51,7 +51,11 @@ def run_weights(name: str) -> RunWeights:
     folder, choice = _split(name)
     if (folder / MANIFEST).is_file():
         return RunWeights(name=name, run=folder.absolute().parent.parent, step=step_of(folder), folder=folder)
-    folders = _folders(folder)
+    # Each step with weights, and their folder: the final model, or a checkpoint.
+    folders, model = steps_of(folder), folder / "model"
+    if (folder / SUMMARY).is_file() and (model / "config.json").is_file():
+        steps = read_object(folder / SUMMARY).get("steps")
+        folders |= {steps: model} if isinstance(steps, int) else {}
     if folders:
         step = _step(folder, choice, folders)
         return RunWeights(name=f"{folder}@{step}", run=folder, step=step, folder=folders[step])
@@ -82,15 +86,6 @@ def _split(name: str) -> tuple[Path, str]:
     folder = Path(name).expanduser()
     run, at, choice = name.rpartition("@")
     return (folder, LAST) if not at or folder.exists() else (Path(run).expanduser(), choice)
-
-
-def _folders(run: Path) -> dict[int, Path]:
-    """Each step with weights, and their folder: the final model, or a checkpoint."""
-    folders, model = steps_of(run), run / "model"
-    if (run / SUMMARY).is_file() and (model / "config.json").is_file():
-        steps = read_object(run / SUMMARY).get("steps")
-        folders |= {steps: model} if isinstance(steps, int) else {}
-    return folders
 
 
 def _step(run: Path, choice: str, folders: Mapping[int, Path]) -> int:

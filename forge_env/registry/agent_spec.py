@@ -23,7 +23,7 @@ from forge_env.registry.contrib import rows
 from forge_env.utils.targets import load
 
 OPENERS = {
-    "scripted": "agents.factories:open_scripted",
+    "scripted": "agents.scripted:open_scripted",
     "vllm": "agents.generator.local:open_vllm",
     "checkpoint": "agents.generator.local:open_checkpoint",
 }

@@ -58,7 +58,6 @@ class Row(NamedTuple):
     extra: str = ""
     """Of the package, if the folder needs one."""
     folder: str = ""
-    """Of contrib."""
 
     def load(self) -> Any:
         return load(self.target, option=f"the outbuilding {self.folder}:" if self.folder else "")

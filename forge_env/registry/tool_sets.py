@@ -20,7 +20,6 @@ def derive_tools(source: Any, *, name: str = "", options: Mapping[str, Any]) -> 
 
     Args:
         source: a function, a class (instantiated without arguments) or a `Tool`.
-        name: of a function's tool; the function's name by default.
         options: fields of `ToolOptions` that override the marks.
     """
     if isinstance(source, Tool):

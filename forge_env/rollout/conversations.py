@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from forge_env.core.episode import Turn
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Lineage, Turn
 from forge_env.core.protocols import Conversation, NextTurn, RowBegan
 from forge_env.core.types import EpisodeLimits, Message
 
@@ -128,7 +127,6 @@ class Conversations:
         the summary, and the last exchange before it, which `Conversation.shorter` leaves out.
 
         Args:
-            summary: the text.
             observation: what the environment has said since the turn before.
         """
         old = self.current

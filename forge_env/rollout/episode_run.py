@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, ForgeError, PolicyError, TemplateError, TurnRefused, first_error
-from forge_env.core.own_copies import own_action, own_task
+from forge_env.core.plain_value import own_action, own_task
 from forge_env.core.protocols import (
     ANSWER_SECONDS,
     Agent,
@@ -26,8 +26,15 @@ from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, 
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
 from forge_env.rollout.compaction import make_room
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import EnvTimeout, call_env, is_default
-from forge_env.rollout.env_results import StepResult, read_on_limit, read_reset, read_step
+from forge_env.rollout.env_calls import (
+    EnvTimeout,
+    StepResult,
+    call_env,
+    is_default,
+    read_on_limit,
+    read_reset,
+    read_step,
+)
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import call_alone, invoke
 
@@ -155,11 +162,7 @@ class EpisodeRun:
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
-
-        Args:
-            tools: that the model may call.
-        """
+        """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any."""
         if conversation.next_turn is not None:
             self._check_agent(conversation.next_turn)
         self.waits_for, self.since = "act", time.monotonic()

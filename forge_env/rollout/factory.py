@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from forge_env.core.env import Env
+from forge_env.core.env import Env, check_instance
 from forge_env.core.errors import TooFewTasks, UserError, nearest
-from forge_env.core.members import check_instance
-from forge_env.core.own_copies import own_containers
+from forge_env.core.plain_value import own_containers
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
 from forge_env.registry.registry import env_class, is_of_process, load
@@ -73,7 +72,8 @@ class EnvFactory:
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
         check_present(options, "as options of the environment, for example --option {}=VALUE")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
-        self._constructor_options = select_options(env_class.__init__, self.options)
+        self.constructor_options = select_options(env_class.__init__, self.options)
+        """The converted options that the constructor of an instance takes."""
         self._is_instant = is_instant(env_class.__init__)
         self._own = [name for name, kind in option_types(env_class.__init__).items() if is_data(kind)]
         self._shared: dict[str, Any] = {}
@@ -128,9 +128,6 @@ class EnvFactory:
 
         Args:
             split: "train" or "test", or another one that the environment has.
-            count: how many.
-            seed: which ones, and in which order.
-            seconds: time limit of the environment's `tasks`.
             at_most: nobody has named the number: fewer will do, where the environment raises `TooFewTasks`.
 
         Raises:
@@ -153,11 +150,6 @@ class EnvFactory:
     def shared(self) -> Mapping[str, Any]:
         """What all instances share, by name; empty unless this factory is open."""
         return MappingProxyType(self._shared)
-
-    @property
-    def constructor_options(self) -> dict[str, Any]:
-        """The converted options that the constructor of an instance takes."""
-        return dict(self._constructor_options)
 
     @property
     def shared_options(self) -> frozenset[str]:
@@ -199,10 +191,6 @@ class EnvFactory:
         """Return a new instance as `make` does, without blocking the event loop: a constructor of a user's class runs
         in a thread, like any plain function of his.
 
-        Args:
-            more: options that override the factory's.
-            seconds: time limit of the constructor.
-
         Raises:
             EnvError: when the constructor raises, or takes longer.
         """
@@ -229,7 +217,7 @@ class EnvFactory:
 
     def _own_options(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return options for one instance: its own data, and what is not data, as a client, shared by all."""
-        options = {**self._constructor_options, **more}
+        options = {**self.constructor_options, **more}
         return options | {name: own_containers(options[name]) for name in self._own if name in options}
 
 

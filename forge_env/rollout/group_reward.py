@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import EnvError, InfraError, first_error
-from forge_env.core.own_copies import own_copy, own_task
+from forge_env.core.plain_value import own_copy, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.core.usage import INFO_KEY, recording
@@ -48,8 +48,6 @@ async def with_group_rewards(
     """The group with the rewards of its comparison; the same object if nothing compares.
 
     Args:
-        factory: of the environment; open.
-        group: its episodes have the rewards of their own.
         limits: `scoring_seconds` is the time limit of the whole comparison.
         env_options: options of the instance whose methods compare that differ from the factory's.
     """
@@ -86,9 +84,6 @@ async def with_group_rewards(
 
 async def values_of(parts: Sequence[RewardPart], episodes: Sequence[Episode], env: Env | None) -> list[list[float]]:
     """The numbers of each part, one for each episode.
-
-    Args:
-        env: the instance for parts that are methods.
 
     Raises:
         EnvError: a part raises, or returns another thing than one finite number for each episode.

@@ -7,6 +7,8 @@ agent or the machinery becomes the outcome of the episode, and is counted by rea
 from __future__ import annotations
 
 import asyncio
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Token
@@ -14,23 +16,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_env.core.env import Env
-from forge_env.core.episode import Episode, Group, Turn
+from forge_env.core.episode import Episode, Group, Lineage, Turn
 from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.core.faults import SHRINK, FaultPolicy
-from forge_env.core.lineage import Lineage
-from forge_env.core.own_copies import own_task
+from forge_env.core.plain_value import own_task
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.core.usage import recording
 from forge_env.core.user_code import error_text
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import call_env, close_env, final_info_of, success_of
-from forge_env.rollout.env_results import recorded_info
+from forge_env.rollout.env_calls import call_env, close_env, final_info_of, recorded_info, success_of
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.group_reward import fault_of, with_group_rewards
 from forge_env.rollout.options import option_types
-from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import Gate, gate_of, inside
 from forge_env.utils.secret_values import masked, masked_text
@@ -71,9 +70,6 @@ async def run_group(
     """Run the sibling episodes of a group concurrently.
 
     Args:
-        factory: of the environment.
-        agent: acts in all episodes.
-        spec: the group.
         limits: of each episode; by default those that the environment declares.
         on_fault: decides which episodes without a reward are run again, with the same seed.
         around: entered around each sibling and its repetitions.
@@ -200,7 +196,10 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
         info["close_error"] = masked_text(close_error)
     if running := gate_of(env).running:
         info["unstopped"] = running
-    await _add_final_info(env, seconds, info)
+    try:
+        info |= await final_info_of(env, seconds)
+    except ForgeError as error:
+        info["final_info_error"] = error_text(error)
 
 
 async def offers_tools(factory: EnvFactory, task: Task, *, seed: int, env_options: Mapping[str, Any]) -> bool:
@@ -232,8 +231,33 @@ def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:
     return lineage if len(lineage) > 1 else ()
 
 
-async def _add_final_info(env: Env, seconds: float, info: dict[str, Any]) -> None:
-    try:
-        info |= await final_info_of(env, seconds)
-    except ForgeError as error:
-        info["final_info_error"] = error_text(error)
+def repeated_tokens(turns: Sequence[Turn]) -> int:
+    """Return how many tokens of an episode's rows are a beginning that an earlier row has, too: where a chat template
+    rewrites history, a new row begins with old tokens.
+
+    Engine and trainer compute them once more. In the later row they are a prompt, so none of them is a target twice.
+    """
+    if sum([turn.starts_row for turn in turns]) < 2:
+        return 0
+    rows: list[array[int]] = []
+    for turn in turns:
+        if turn.starts_row or not rows:
+            rows.append(array("i"))
+        rows[-1].frombytes(turn.prompt_ids.tobytes())
+        rows[-1].frombytes(turn.token_ids.tobytes())
+    return sum(_longest_prefix(rows[:i], row) for i, row in enumerate(rows))
+
+
+def _longest_prefix(earlier: Sequence[array[int]], row: array[int]) -> int:
+    """The number of leading items that a row shares with the row of `earlier` that is most similar."""
+    most = 0
+    for other in earlier:
+        if other[: most + 1] == row[: most + 1]:
+            most = max(most, _common_prefix(other, row))
+    return most
+
+
+def _common_prefix(a: array[int], b: array[int]) -> int:
+    longest = min(len(a), len(b))
+    # Slices are compared as a whole: comparing item by item would take milliseconds for a long row.
+    return bisect_left(range(longest), True, key=lambda n: a[: n + 1] != b[: n + 1])

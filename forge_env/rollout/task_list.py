@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.core.message_shape import kind_problem, messages_problem, record_problem
-from forge_env.core.own_copies import own_task
+from forge_env.core.plain_value import own_task, task_problem
 from forge_env.core.types import Task
 from forge_env.core.user_code import NOT_CAUGHT, describe
 
@@ -33,7 +32,6 @@ def read_tasks(
     """Call `tasks` and return the checked result: from 1 to `count` tasks.
 
     Args:
-        call: `tasks` with its arguments.
         seconds: time limit of the call. Python code is interrupted; a C call such as time.sleep first returns.
     """
     call_text = f"tasks({split!r}, count={count})"
@@ -84,15 +82,8 @@ def _check_tasks(split: str, tasks: Sequence[Any]) -> None:
                 f"{where} has a text as its prompt; a prompt is a tuple of messages: write "
                 'prompt=({"role": "user", "content": "..."},)'
             )
-        if problem := messages_problem(task.prompt):
-            raise BadTasks(f"{where}: in its prompt, {problem}")
-        if not isinstance(task.metadata, Mapping):
-            raise BadTasks(f"{where}: its metadata is a {type(task.metadata).__name__}; it is a dict")
-        if problem := kind_problem(task.kind):
-            raise BadTasks(f"{where}: its kind {problem}")
-        for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
-            if problem := record_problem(value):
-                raise BadTasks(f"{where}: its {part} {problem}")
+        if problem := task_problem(task):
+            raise BadTasks(f"{where}: {problem}")
         if task.id in ids:
             raise BadTasks(f"tasks({split!r}) holds the id {task.id!r} more than once: draw without repetition")
         ids.add(task.id)

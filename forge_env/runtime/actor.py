@@ -19,10 +19,10 @@ from monarch.actor import ActorError, current_rank
 from forge_env.runtime.calls.client import Members, update_client
 from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
 from forge_env.runtime.calls.gathered import Answer, Call
-from forge_env.runtime.process.compile_cache import keep_compiled
-from forge_env.runtime.process.lifetime import die_with, process_began
+from forge_env.runtime.process.children import die_with, process_began
 from forge_env.runtime.process.ranks import log_of_rank
 from forge_env.runtime.service import ActorOptions, make_options
+from forge_env.utils.folders import cache_folder
 
 if TYPE_CHECKING:  # the type checker does not know Monarch's base, and would then accept every attribute and class
     Actor = object
@@ -176,3 +176,21 @@ def _redirect_output(path: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
+
+
+def keep_compiled() -> None:
+    """Let the next run find what torch and triton compile in this process.
+
+    By default it lies below TMPDIR, which for an actor is removed with its run. The folder is not changed if the
+    variable is set already, or if there is no `cache_folder`.
+
+    Torch always keeps precompiled headers below TMPDIR, and compiles them even if it finds the code that they are for.
+    They are switched off: in each run they would take an engine on a CPU five seconds.
+    """
+    os.environ.setdefault(HEADERS, "0")
+    if VARIABLE not in os.environ and (cache := cache_folder("torchinductor")) is not None:
+        os.environ[VARIABLE] = str(cache)

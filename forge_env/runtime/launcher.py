@@ -12,9 +12,10 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
 from forge_env.runtime.calls.answers import quietly, unless_gone, within
@@ -22,10 +23,53 @@ from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.machines import Machines
 from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
 from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
-from forge_env.runtime.process.network import LOOPBACK
-from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
-from forge_env.runtime.spawned import Spawned
+from forge_env.runtime.process.ranks import LOOPBACK, AllRanks, RankRendezvous, log_of_rank
 from forge_env.utils.exits import exit_code, how_it_ended
+
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(eq=False, kw_only=True)
+class Spawned:
+    """An actor and its processes, one for each rank."""
+
+    name: str
+    """Unique in its launcher."""
+    caller: str
+    """Unique among all actors that were ever spawned: the caller's name in calls of its processes."""
+    log: Path
+    mesh: Any
+    actor: Any
+    rendezvous: RankRendezvous | None
+    dead: asyncio.Future[str]
+    """Done when one of its processes has died, with a sentence about it."""
+    on_death: Callable[[str], None] | None
+    pids: set[int] = field(default_factory=set)
+    """Process ids of its processes on this machine."""
+    host_of_rank: list[int] = field(default_factory=list)
+    """The host of each rank, if there are hosts."""
+    far: list[tuple[int, int]] = field(default_factory=list)
+    """Host and process id of the watched processes on other machines."""
+
+    @property
+    def handle(self) -> Any:
+        """The object with its endpoints: Monarch's handle, or all ranks at once."""
+        return AllRanks(self.actor) if self.rendezvous else self.actor
+
+    @overload
+    def call_one(self, endpoint: Endpoint[Any, P, None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]: ...
+    @overload
+    def call_one(self, endpoint: Endpoint[Any, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def call_one(self, endpoint: Endpoint[Any, P, Any], *args: P.args, **kwargs: P.kwargs) -> Awaitable[Any]:
+        """Call an endpoint on the actor; for several ranks see `AllRanks.call_one`."""
+        call: Awaitable[Any] = getattr(self.handle, endpoint.name).call_one(*args, **kwargs)
+        return call
+
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 
@@ -52,11 +96,7 @@ class Launcher:
     """
 
     def __init__(
-        self,
-        log_dir: Path | None = None,
-        *,
-        say: Callable[[str], None] = logger.warning,
-        hosts: Machines | None = None,
+        self, log_dir: Path | None = None, *, say: Callable[[str], None] = logger.warning, hosts: Machines | None = None
     ) -> None:
         self._keeps_logs = log_dir is not None
         self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="forge_env_logs_"))
@@ -122,15 +162,12 @@ class Launcher:
         file of its own. `AllRanks` calls them all at once.
 
         Args:
-            name: of the actor, unique in this launcher.
-            actor_class: a ForgeActor.
             procs: processes, each with a rank.
             environ: variables of every process, in addition to this process's.
             on_death: called with one sentence when a process has died; without it, a death ends the guarded work.
             host: the number of the first host, if there are hosts. If that host was given up, a process that sees no
                 GPU goes to the next one.
             num_hosts: hosts in a row, which share the processes evenly.
-            **kwargs: arguments of the actor's constructor.
 
         Raises:
             ServiceError: a host was given up, and the actor needs its GPUs.
@@ -218,7 +255,6 @@ class Launcher:
         """End one actor. Its name is free at once; when the coroutine returns, its processes are gone.
 
         Args:
-            name: of the actor.
             seconds: for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
         """
         member = self._actors.pop(name)
@@ -281,12 +317,7 @@ class Launcher:
         self._on_end(member, rank, end)
 
     def _on_end(self, member: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
-        """Handle the end of a process.
-
-        Args:
-            end: how it has ended, for the middle of a sentence.
-            has_log: False if its host was lost.
-        """
+        """Handle the end of a process."""
         which = f" of rank {rank}" if member.rendezvous else ""
         log = log_of_rank(member.log, rank)
         if self.hosts:
@@ -296,18 +327,15 @@ class Launcher:
         if member.dead.done() or self.is_stopping:
             return
         member.dead.set_result(str(death))
-        self._end_calls_of(member.caller)
+        # Let all other actors cancel the calls of a dead one.
+        for actor in self.actors():
+            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{member.caller}/")))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
         if member.on_death is not None:
             member.on_death(str(death))
         else:
             self.fail(death)
-
-    def _end_calls_of(self, caller: str) -> None:
-        """Let all other actors cancel the calls of a dead one."""
-        for actor in self.actors():
-            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{caller}/")))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
 
     async def _reap(self, pids: Iterable[int]) -> set[int]:
         """Wait for the ends of killed processes; returns the processes that have not ended in time."""

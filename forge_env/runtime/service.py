@@ -79,9 +79,7 @@ class Service(ServiceHandle[A]):
 
     Args:
         actor_class: a ForgeActor; its `idempotent` names the endpoints that may be called twice.
-        arguments: of its constructor.
         name: for people, and of the log files.
-        options: how the actor is run.
         on_ready: awaited with each replica, and each replacement; the replica gets calls directly after it.
     """
 

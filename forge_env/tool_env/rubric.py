@@ -96,11 +96,7 @@ def prompt_of(task: Task) -> str:
 
 
 def with_numbers(parts: Sequence[RewardPart], other_names: Collection[str] = ()) -> list[RewardPart]:
-    """Return parts with names of their own, as `f`, `f_2`, `f_3`: the breakdown has one value for each part.
-
-    Args:
-        parts: their names may be the same, as for two lambdas.
-    """
+    """Return parts with names of their own, as `f`, `f_2`, `f_3`: the breakdown has one value for each part."""
     names = {*other_names, *(part.name for part in parts)}
     names_so_far, results = set(other_names), []
     for part in parts:
@@ -126,7 +122,6 @@ async def score(
     """Return the weighted sum of all parts, and the value of each part.
 
     Args:
-        parts: with names of their own, see `with_numbers`.
         owner: the instance, if the parts are methods; None for plain functions.
     """
     arguments: dict[str, Any] = {"prompt": prompt_of(task), "response": response, "answer": response}

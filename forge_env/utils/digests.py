@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 _DIGEST_BYTES = 8
 _READERS = 4
@@ -63,7 +63,10 @@ def code_digests(modules: Iterable[str | Path]) -> dict[str, str]:
         if package := _distribution(path):
             digests |= package
             continue
-        root = _root(path.resolve())
+        # The folder that resolves a file's absolute imports: the one that holds its outermost package.
+        root = path.resolve().parent
+        while (root / "__init__.py").is_file():
+            root = root.parent
         digests |= {str(file.relative_to(root)): digest for file, digest in _walk(path.resolve(), root).items()}
     return dict(sorted(digests.items()))
 
@@ -105,14 +108,6 @@ def _distribution(path: Path) -> dict[str, str]:
 @functools.cache
 def _packages() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
-
-
-def _root(path: Path) -> Path:
-    """Return the folder that resolves a file's absolute imports: the one that holds its outermost package."""
-    root = path.parent
-    while (root / "__init__.py").is_file():
-        root = root.parent
-    return root
 
 
 def _walk(start: Path, root: Path) -> dict[Path, str]:

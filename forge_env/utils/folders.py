@@ -1,9 +1,16 @@
-"""Folders that a command makes for its result, and takes away again when there is none."""
+"""Folders of results, of the cache and of temporary files, and disks that are full."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from forge_env.utils.owners import stat_problem
 
 
 def make_folders(path: Path) -> list[Path]:
@@ -20,3 +27,55 @@ def remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
         except OSError:
             return
+
+
+def cache_folder(name: str) -> Path | None:
+    """A folder in the user's cache; None if there is no home that can be written and belongs to this user.
+
+    What is in it is believed, or executed. So it must not be another user's, for example below a home that sudo kept.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_env" / name
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: the user's home is unknown
+        return None
+    return folder if os.access(folder, os.W_OK) and not stat_problem(folder.stat(), is_folder=True) else None
+
+
+@contextmanager
+def temporary_files_in(folder: str) -> Iterator[None]:
+    """Let this process, and every process that it starts meanwhile, keep temporary files in an existing folder."""
+    tempdir, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = tempdir
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
+
+
+_FULL_BYTES = 2**20  # less free space counts as full
+
+
+def full_disk(error: BaseException, path: Path) -> str:
+    """Return a phrase such as "the disk mounted at /data is full (0.0 MB free)"; "" if the error has another cause.
+
+    Args:
+        error: the error of a write. Some libraries, such as torch, do not raise an OSError; the disk is then the cause
+            if it has no free space.
+        path: the written file, or a folder that contains it.
+    """
+    place = path.resolve()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    while not place.is_mount():
+        place = place.parent
+    if isinstance(error, OSError) and error.errno == errno.EDQUOT:
+        return f"there is no quota left on the disk mounted at {place}"
+    if error.errno == errno.ENOSPC if isinstance(error, OSError) else free < _FULL_BYTES:
+        return f"the disk mounted at {place} is full ({free / 1e6:.1f} MB free)"
+    return ""

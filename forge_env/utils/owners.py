@@ -10,8 +10,9 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 _MAX_LINKS = 40  # as in the kernel
 
@@ -36,17 +37,16 @@ def stat_problem(info: os.stat_result, *, is_folder: bool = False) -> str:
     """Return how others can change what `info` describes, as "belongs to the user 'bob'"; "" if they cannot.
 
     Args:
-        info: the result of `stat`.
         is_folder: in a folder with the sticky bit, others may write: they cannot replace the files of this user.
     """
     if info.st_uid not in _trusted_ids():
-        return f"belongs to the user {_user(info.st_uid)}"
+        return f"belongs to the user {_name(pwd.getpwuid, info.st_uid)}"
     if stat.S_ISLNK(info.st_mode) or (is_folder and info.st_mode & stat.S_ISVTX):
         return ""
     if info.st_mode & stat.S_IWOTH:
         return "can be written by every user"
     if info.st_mode & stat.S_IWGRP and not _is_private_group(info.st_gid, info.st_uid):
-        return f"can be written by the group {_group(info.st_gid)}"
+        return f"can be written by the group {_name(grp.getgrgid, info.st_gid)}"
     return ""
 
 
@@ -102,15 +102,8 @@ def _is_private_group(group: int, owner: int) -> bool:
     return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
-def _user(number: int) -> str:
+def _name(find: Callable[[int], Any], number: int) -> str:
     try:
-        return repr(pwd.getpwuid(number).pw_name)
-    except KeyError:
-        return str(number)
-
-
-def _group(number: int) -> str:
-    try:
-        return repr(grp.getgrgid(number).gr_name)
+        return repr(find(number)[0])
     except KeyError:
         return str(number)

@@ -32,9 +32,7 @@ async def fail_if_stalled(progress: Progress, *, seconds: float, sentence: Calla
     """Run a block that has no deadline for as long as there is progress.
 
     Args:
-        progress: see `Progress`.
         seconds: without progress after which the block is cancelled.
-        sentence: returns the error message.
     """
 
     async def cancel(limit: asyncio.Timeout) -> None:

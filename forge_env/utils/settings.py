@@ -158,7 +158,8 @@ def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
             continue
         hints = typing.get_type_hints(part, include_extras=True)
         for name in inspect.get_annotations(part):
-            kind, *marks = typing.get_args(hints[name]) if _is_marked(hints[name]) else [hints[name]]
+            hint = hints[name]
+            kind, *marks = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else [hint]
             kinds[name] = (kind, tuple(dict.fromkeys([*marks, *kinds.get(name, (None, ()))[1]])))
     return {field.name: kinds[field.name] for field in dataclasses.fields(section)}
 
@@ -174,10 +175,6 @@ def texts_of(section: type[Any]) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     docs[name] = " ".join(f"{docs.get(name, '')} {text}".split())
     return docs
-
-
-def _is_marked(kind: Any) -> bool:
-    return typing.get_origin(kind) is typing.Annotated
 
 
 def out_of_bounds(value: float, marks: Sequence[Any]) -> str:

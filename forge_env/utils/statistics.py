@@ -33,7 +33,6 @@ class Estimate:
     low: float
     high: float
     tasks: int
-    """Number of tasks."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -140,9 +139,6 @@ def clustered_share(values: Sequence[float], *, attempts: int, level: float = LE
     quantile t of T - 1 degrees of freedom, since v is estimated from T tasks alone (Korn and Graubard 1998). It is
     never taken below T nor above the number of attempts; with one attempt per task it is T, and the interval is
     Wilson's own. If all tasks agree, the observed variance is 0, and it is T.
-
-    Args:
-        values: one for each task, from 0 to 1.
     """
     tasks = len(values)
     if not tasks:

@@ -23,7 +23,6 @@ from typing import Any
 from forge_env.core.errors import ForgeError, UserError, nearest
 from forge_env.utils import by_value
 from forge_env.utils.exits import Terminated
-from forge_env.utils.syntax import parse_python
 
 _loading = threading.RLock()
 
@@ -199,3 +198,22 @@ def _location(error: BaseException, file: str) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
     here = [f for f in frames if f.filename == file] or frames
     return f"{here[-1].filename}, line {here[-1].lineno}" if here else ""
+
+
+_ATTEMPTS = 20
+
+
+def parse_python(source: str | bytes, filename: str = "<unknown>", *, mode: str = "exec") -> Any:
+    """Do what `ast.parse` does, correctly in every thread.
+
+    Before Python 3.13 the interpreter counts the depth of the tree in one place for all threads. Another thread that
+    parses meanwhile, or a finalizer, lets `ast.parse` raise SystemError ("AST constructor recursion depth mismatch")
+    for correct source, about once in 100,000 calls under load. The next attempt succeeds.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return ast.parse(source, filename, mode)
+        except SystemError as error:
+            if "recursion depth mismatch" not in str(error):
+                raise
+    return ast.parse(source, filename, mode)

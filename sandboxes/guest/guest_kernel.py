@@ -282,7 +282,10 @@ def enter_new_root() -> None:
     os.chdir("/")
     os.umask(0o022)
     for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        _copy_link_or_bind(name)
+        if os.path.islink(f"/old/{name}"):
+            os.symlink(os.readlink(f"/old/{name}"), f"/{name}")
+        else:
+            bind(f"/{name}", f"/{name}")
     for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
         bind(path, path)
     for name in ("null", "zero", "full", "random", "urandom"):
@@ -307,13 +310,6 @@ def _interpreter_paths() -> list[tuple[str, str]]:
         nominal |= {os.path.join(prefix, name) for name in ("lib", "lib64", "bin")}
     paths = sorted(path for path in nominal if os.path.isdir(path) and not path.startswith("/usr/"))
     return [(os.path.realpath(path), path) for path in paths if path not in ("/bin", "/lib", "/lib64")]
-
-
-def _copy_link_or_bind(name: str) -> None:
-    if os.path.islink(f"/old/{name}"):
-        os.symlink(os.readlink(f"/old/{name}"), f"/{name}")
-    else:
-        bind(f"/{name}", f"/{name}")
 
 
 def bind(source: str, target: str) -> None:

@@ -147,7 +147,8 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, in_g
     machine = machine or platform.machine()
     program = [
         _op(_LOAD, _ARCH),
-        *_unless(_IF_EQUAL, _AUDIT_ARCH[machine], _KILL_PROCESS),
+        _op(_IF_EQUAL, _AUDIT_ARCH[machine], 1, 0),
+        _op(_RETURN, _KILL_PROCESS),
         _op(_LOAD, _NR),
     ]
     if machine == "x86_64":
@@ -219,10 +220,6 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 def _when(test: int, value: int, action: int) -> list[bytes]:
     return [_op(test, value, 0, 1), _op(_RETURN, action)]
-
-
-def _unless(test: int, value: int, action: int) -> list[bytes]:
-    return [_op(test, value, 1, 0), _op(_RETURN, action)]
 
 
 def _refuse(numbers: list[int]) -> list[bytes]:

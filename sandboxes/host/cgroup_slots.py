@@ -29,7 +29,6 @@ class GroupUsage:
     peak_bytes: int = 0
     """Peak memory above the level at `begin`, with files in /tmp."""
     processes: int = 0
-    """Processes in the group now."""
 
 
 class SlotGroup:

@@ -29,7 +29,6 @@ def cannot_import(module: str, error: str, missing: str | None, imports: Collect
     """Return the error for a module that cannot be imported in the sandbox.
 
     Args:
-        missing: the missing module, if that is the cause.
         imports: the modules of the named packages; others come from the setting `preimport`.
     """
     setting = "packages" if module in imports else "preimport"

@@ -37,7 +37,6 @@ class NamespaceSession:
     """A `Session`. Created by `NamespaceSandbox.open_session`.
 
     Args:
-        groups: the control group of the slot, if there is one.
         at_once: limits the cells and one-shot requests that run at once.
         free: called once, when the session is closed and every process of it is gone.
     """
@@ -207,16 +206,12 @@ def _result(interpreter: Interpreter, answer: Answer | None, wall_s: float) -> E
         wall_s=wall_s,
     )
     if answer is not None:
-        return _answer_result(output, answer)
+        claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
+        status = claims.get(answer.exhausted, ExecStatus.NONZERO) if answer.code else ExecStatus.OK
+        cpu_s, peak = answer.cpu_s, answer.peak_memory_bytes
+        return replace(output, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
     assert end is not None, "an interpreter that does not answer has ended"
     return _end_result(output, interpreter, end)
-
-
-def _answer_result(output: ExecResult, answer: Answer) -> ExecResult:
-    claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
-    status = claims.get(answer.exhausted, ExecStatus.NONZERO) if answer.code else ExecStatus.OK
-    cpu_s, peak = answer.cpu_s, answer.peak_memory_bytes
-    return replace(output, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
 
 
 def _end_result(output: ExecResult, interpreter: Interpreter, end: ExitReport) -> ExecResult:

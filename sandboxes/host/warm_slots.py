@@ -39,7 +39,6 @@ class WarmSlots(Generic[T]):
     Args:
         start: starts a slot and makes it warm. It is never cancelled.
         is_warm: whether a slot can serve a request at once. One that cannot is ended.
-        most: slots at most, busy, idle and starting.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.stop_strings import truncate_at_stop
+from agents.token_agent import truncate_at_stop
 from forge_env.core.turn import Completion
 
 PIECES = ["a", "b", "ab", "ba", "c ", "\n"]

@@ -16,8 +16,8 @@ from envs.data_tasks import data_tasks, message_prompt
 from envs.math.dataset_tasks import load_tasks
 from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.types import Task
+from forge_env.data.row import DataTasks
 from forge_env.data.rows import BadRow
-from forge_env.data.tasks import DataTasks
 from tests.forge_env.data.test_rows import FORMATS, TEXTS
 from tests.helpers.packages import needs
 

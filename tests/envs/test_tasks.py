@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from envs.task_kinds import kind_of_row
-from envs.task_splits import SYMBOLS, draw_tasks
+from envs.task_splits import SYMBOLS, draw_tasks, kind_of_row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.data.rows import BadRow

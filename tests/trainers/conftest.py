@@ -41,5 +41,5 @@ class OncePerFolder(ServedTokenizer):
 @pytest.fixture(autouse=True, scope="module")
 def _once_per_folder() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agents.folder_checks.ServedTokenizer", OncePerFolder)
+        patch.setattr("agents.served_tokenizer.ServedTokenizer", OncePerFolder)
         yield

@@ -357,7 +357,9 @@ def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Ma
 
 
 def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBatch:
-    rows_of = _rows_of_each(layout)
+    rows_of: dict[int, list[int]] = {}  # by sample; both in order
+    for sample, row in sorted(place for sequence in layout for place in sequence):
+        rows_of.setdefault(sample, []).append(row)
     rows = _write(reads, layout, format_, rows_of)
     # If the generator logprob of a sampled token is not finite, it has no ratio: it leaves the mask and every count.
     loss_mask = rows.sampled & np.isfinite(rows.generator_logprobs)
@@ -366,7 +368,10 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
         own = [_here(reads[s], name, places) for s, places in here.items()]
-        values[name] = _in_loss_layout(own, loss_mask.shape, slots)
+        # Each episode's values of its sampled targets, as (E, T), zero elsewhere.
+        flat = np.zeros(loss_mask.shape[0] * loss_mask.shape[1], dtype=np.float32)
+        flat[slots] = np.concatenate(own)
+        values[name] = tensor_of(flat.reshape(loss_mask.shape))
     targets = np.concatenate([rows.targets.ravel()[slots], rows.seen_ids])
     teacher_ids, teacher_logprobs = _of_teachers(reads, here)
     if teacher_ids.shape[1]:  # at observed targets, which no teacher judges, the target again
@@ -400,14 +405,6 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         rows_read=(0, 0) if rows.routes is None else (read, rows.holes),
         **values,
     )
-
-
-def _rows_of_each(layout: Layout) -> dict[int, list[int]]:
-    """The rows of each sample in a layout; both in order."""
-    by_sample: dict[int, list[int]] = {}
-    for sample, row in sorted(place for sequence in layout for place in sequence):
-        by_sample.setdefault(sample, []).append(row)
-    return by_sample
 
 
 def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:
@@ -445,13 +442,6 @@ def _of_teacher(read: _Read, targets: np.ndarray, count: int) -> tuple[np.ndarra
 def _is_per_target(values: Any) -> bool:
     """Whether there is one value for each sampled target: neither one for all of them, nor none."""
     return not isinstance(values, float | None) and isinstance(values, Sequence | np.ndarray)  # the latter is slow
-
-
-def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.ndarray) -> Tensor:
-    """Each episode's values of its sampled targets, as (E, T), zero elsewhere."""
-    flat = np.zeros(shape[0] * shape[1], dtype=np.float32)
-    flat[slots] = np.concatenate(values)
-    return tensor_of(flat.reshape(shape))
 
 
 def _advantages(values: list[float | np.ndarray], sampled: np.ndarray) -> Tensor:

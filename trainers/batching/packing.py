@@ -178,14 +178,15 @@ def plan_packed(
         max_tokens: tokens of a micro-batch, padding included. A row that needs more has one of its own.
         pack_length: tokens of a sequence; a longer row gets what it needs.
         multiple: lengths of sequences are rounded up to it.
-        ranks: how many share the work.
-        crossover: see the head of this file.
 
     Returns:
         For each rank its layouts, in order. All ranks have equally many, except that some may lack the last.
     """
     items = _items(episodes, crossover)
-    length = _sequence_length(items, max_tokens=max_tokens, pack_length=pack_length, multiple=multiple)
+    # `pack_length` within the limit, or what the longest row needs that is still within the limit.
+    length = min(pack_length, max_tokens) // multiple * multiple
+    longest = (round_up(item.lengths[0], multiple) for item in items)
+    length = max(length, multiple, *(need for need in longest if need <= max_tokens))
     most = max(1, max_tokens // length)
 
     def fits(item: _Item) -> bool:
@@ -258,13 +259,6 @@ class _Packed:
     @property
     def is_part(self) -> bool:
         return self.items[0].is_part
-
-
-def _sequence_length(items: Iterable[_Item], *, max_tokens: int, pack_length: int, multiple: int) -> int:
-    """`pack_length` within the limit, or what the longest row needs that is still within the limit."""
-    length = min(pack_length, max_tokens) // multiple * multiple
-    longest = (round_up(item.lengths[0], multiple) for item in items)
-    return max(length, multiple, *(need for need in longest if need <= max_tokens))
 
 
 def _alone(item: _Item, length: int) -> _Packed:
@@ -346,3 +340,18 @@ def _smallest(batch: _Packed, multiple: int) -> Layout:
         if longest <= batch.length and count * round_up(longest, multiple) < area:
             best, area = layout, count * round_up(longest, multiple)
     return best
+
+
+def even_shares(costs: Sequence[float], number: int) -> list[list[int]]:
+    """Split what costs `costs` into at most `number` shares; returns the indices of each, in order.
+
+    The most expensive one goes first, each to the share that costs least so far: no share then costs more than 4/3 of
+    the best split's. There is no empty share.
+    """
+    shares: list[list[int]] = [[] for _ in range(number)]
+    totals = [0.0] * number
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        least = min(range(number), key=lambda share: (totals[share], len(shares[share]), share))
+        shares[least].append(index)
+        totals[least] += costs[index]
+    return [sorted(share) for share in shares if share]

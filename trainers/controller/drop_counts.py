@@ -52,7 +52,6 @@ class DropCounts:
     unjudged: int = 0
     """Episodes among them without a number."""
     unjudged_error: str = ""
-    """The error of the last one."""
 
     @property
     def silent_in_a_row(self) -> int:
@@ -93,7 +92,6 @@ class DropCounts:
         """Count a group that dynamic sampling drops, which ends a row of faulty groups.
 
         Args:
-            env: the label of its environment.
             most: of such groups in a row, in a run that has not learned yet; 0 is without end, in any run.
         """
         self.faulty_in_a_row[env] = 0

@@ -43,7 +43,6 @@ class Loop:
     Args:
         learner: chooses the tasks, takes optimizer steps on groups, and records them.
         state: from a checkpoint; the loop owns it from now on.
-        controls: what a person asks of it meanwhile.
     """
 
     def __init__(
@@ -140,7 +139,11 @@ class Loop:
         while self.steps_done < self.settings.steps:
             step, is_first = self.steps_done + 1, not self._window
             if is_first:
-                await self._set_steps()
+                # Take over the number of steps that the controls say, before any group of the next window is taken.
+                if self.controls.steps != self.settings.steps:
+                    await self.learner.end_at(self.controls.steps)
+                    self.settings = replace(self.settings, steps=self.controls.steps)
+                self.controls.steps_begun = self.steps_done + self._window_size()
             else:
                 await self._hold()
             start_time = time.perf_counter()
@@ -189,13 +192,6 @@ class Loop:
     def _may_begin(self) -> bool:
         is_held = self._is_held or self.controls.is_paused
         return not is_held and self._schedule.admits(self.weights.engine_steps)
-
-    async def _set_steps(self) -> None:
-        """Take over the number of steps that the controls say, before any group of the next window is taken."""
-        if self.controls.steps != self.settings.steps:
-            await self.learner.end_at(self.controls.steps)
-            self.settings = replace(self.settings, steps=self.controls.steps)
-        self.controls.steps_begun = self.steps_done + self._window_size()
 
     @property
     def _holds(self) -> bool:

@@ -42,7 +42,6 @@ class LoopSettings:
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
     number: int
-    """Of its prompt."""
     deadline: int
     """The step, from 0, that trains on it at the latest."""
     group: Group
@@ -62,11 +61,7 @@ class LoopState:
 
     def to_json(self) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
         ready, lines = pack(self.ready)
-        place = {
-            "ledger": self.ledger.state_dict(),
-            "ready": ready,
-            "drops": asdict(self.drops),
-        }
+        place = {"ledger": self.ledger.state_dict(), "ready": ready, "drops": asdict(self.drops)}
         return place, {READY_FILE: lines} if ready else {}
 
     @classmethod

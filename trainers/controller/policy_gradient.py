@@ -7,11 +7,13 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from agents.generator.engine_args import approximations
 from forge_env.core.errors import ForgeError, ServiceError
 from forge_env.core.faults import broken_note
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.kinds import verdict_note
 from forge_env.evaluation.profile import rates_of
 from forge_env.records.run_files import steps_of
 from forge_env.utils.threads import invoke
@@ -22,12 +24,11 @@ from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.mixture import Mixture
-from trainers.controller.policy_gradient_summary import summarise
 from trainers.controller.sampler import TaskSampler
 from trainers.objective.objective import Objective
 from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
-from trainers.run.run import Run
+from trainers.run.run import SAMPLES_SHOWN, Run
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import kinds_left_out, tasks_after_warmup, warm_up
 from trainers.setup.run_plan import RunPlan
@@ -110,12 +111,7 @@ async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
     run.weights.ages.load_state_dict(place["ages"])
     before = run.record.evaluation("before")
     assert before is not None, "a checkpoint is written after the first evaluation"
-    return _Start(
-        before=before,
-        tool_off=run.record.evaluation("tool_off"),
-        state=state,
-        seconds=place["seconds"],
-    )
+    return _Start(before=before, tool_off=run.record.evaluation("tool_off"), state=state, seconds=place["seconds"])
 
 
 async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
@@ -168,3 +164,57 @@ def _settings(plan: RunPlan) -> LoopSettings:
         in_waves=plan.config.training.deterministic,
         in_windows=plan.old_logprobs == "trainer",  # frozen before each window
     )
+
+
+def summarise(
+    run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float, mixture: Mixture
+) -> None:
+    """Write the summary of a run that is done."""
+    record, algorithm = run.record, run.plan.algorithm.name
+    record.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
+    record.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
+    step_seconds = sorted(point["seconds"] for point in record.curve)
+    rewards = [point["reward"] for point in record.curve]
+    signal = [point["signal"] for point in record.curve if "signal" in point]
+    trained_on = [point.get("training_reward", point["reward"]) for point in record.curve]
+    by_kind = run.kinds.changes(before, after)
+    run.summarise(
+        {
+            "warmup_steps": run.warmup_steps,
+            **before.summary("before"),
+            **after.summary("after"),
+            "success_tool_off": tool_off.success_rate if tool_off and tool_off.attempts else None,
+            "evaluation_episodes": len(after.episodes),
+            "evaluation_timeouts": before.timeouts + after.timeouts,
+            "evaluation_faults": before.faults + after.faults,
+            "evaluation_ended_by": after.ended_by,
+            "train_seconds": train_seconds,
+            "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
+            "signal_share": fmean(signal) if signal else None,
+            "reward_curve": rewards,
+            **({"training_reward_curve": trained_on} if trained_on != rewards else {}),
+            **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
+            **({"mixture": mixture.summary()} if run.plan.has_several else {}),
+        }
+    )
+    record.say(f"held-out success after {algorithm}: {after}")
+    off = (
+        ""
+        if tool_off is None or not tool_off.attempts
+        else f", and {tool_off.success_rate:.3f} with the tool switched off"
+    )
+    record.say(f"it was {before} before{off}")
+    record.say(after.change_text(before) or "no task was measured before and after it")
+    for when, evaluation in {"before": before, "after": after}.items():
+        if parts := evaluation.parts_text:
+            record.say(f"parts of the reward {when}: {parts}")
+    if greedy := run.evaluations.greedy_change:
+        record.say(greedy)
+    for name, change in by_kind.items():
+        record.say(f"held-out success of {name}: {change}")
+    if level := verdict_note(by_kind, run.kinds.environments):
+        record.say(level)
+    for observer in record.observers:
+        for sentence in observer.last_words():
+            record.say(sentence)
+    record.say(f"checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")

@@ -59,7 +59,13 @@ class TaskSampler:
         """
         while True:
             place, self._next = self._next, self._next + 1
-            index = self._index(place)
+            number, of_pass = divmod(place, len(self.tasks))
+            if self._order[0] != number:
+                order = list(range(len(self.tasks)))
+                if number:
+                    random.Random(f"{self.seed}/tasks/{number}").shuffle(order)
+                self._order = (number, order)
+            index = self._order[1][of_pass]
             chance = 1.0 if self.by == "uniform" else self.chance(index)
             if chance >= 1 or random.Random(f"{self.seed}/sampler/{place}").random() < chance:
                 self.visits[self.pool(index)] += 1
@@ -91,15 +97,6 @@ class TaskSampler:
         for successes, episodes in filter(None, rates):
             rate = (successes + rate) / (episodes + 1)
         return max(LEAST, 4 * rate * (1 - rate))
-
-    def _index(self, place: int) -> int:
-        number, of_pass = divmod(place, len(self.tasks))
-        if self._order[0] != number:
-            order = list(range(len(self.tasks)))
-            if number:
-                random.Random(f"{self.seed}/tasks/{number}").shuffle(order)
-            self._order = (number, order)
-        return self._order[1][of_pass]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides later draws, and the visits, as JSON."""

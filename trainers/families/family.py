@@ -22,7 +22,6 @@ class Experts:
     """The experts of each layer of a mixture-of-experts model."""
 
     count: int
-    """The number of experts."""
     active: int
     """The number of experts that the router chooses for a token."""
     size: int

@@ -84,7 +84,7 @@ FAMILIES = (
         only={"tie_word_embeddings": False},  # vLLM has an output layer of its own
         published_sizes={
             "zai-org/GLM-4.5-Air": sizes(4096, 10944, 46, 96, 8, 128, 151552, 131072, experts=(128, 8, 1408))
-            | {"n_routed_experts": 128, "attention_bias": True},
+            | {"n_routed_experts": 128, "attention_bias": True}
         },
     ),
 )

@@ -16,7 +16,6 @@ from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
 EPS = 1e-5
-"""Of its norms."""
 BLOCK = 32
 """Numbers of MXFP4 that share a scale."""
 _KINDS = "sliding_attention", "full_attention"

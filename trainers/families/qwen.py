@@ -90,9 +90,7 @@ FAMILIES = (
         builder="trainers.titan.qwen:Qwen3MoeBuilder",
         qk_norm=True,
         thinks=True,
-        published_sizes={
-            "Qwen/Qwen3-30B-A3B": sizes(2048, 6144, 48, 32, 4, 128, 151936, 40960, experts=(128, 8, 768)),
-        },
+        published_sizes={"Qwen/Qwen3-30B-A3B": sizes(2048, 6144, 48, 32, 4, 128, 151936, 40960, experts=(128, 8, 768))},
     ),
     Qwen(
         model_type="qwen2",

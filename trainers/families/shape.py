@@ -149,11 +149,6 @@ class ModelShape:
         return self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
 
     @property
-    def embedding_parameters(self) -> int:
-        """Parameters of the embedding and of the output layer. If they are tied, they are one matrix."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-
-    @property
     def largest_matrix(self) -> int:
         """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
         projection, which gated attention has not."""
@@ -184,7 +179,7 @@ class ModelShape:
         of_experts = self.num_hidden_layers - self.dense_layers
         mlps = of_experts * self._mlp_parameters + self.dense_layers * 3 * self.hidden_size * self.intermediate_size
         norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
-        return self.embedding_parameters + attention + mlps + norms
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + attention + mlps + norms
 
 
 def divisors(*numbers: int) -> str:

@@ -66,7 +66,7 @@ def announce(command: Sequence[str]) -> None:
     module = trainer_of(command)
     if not module or {"-h", "--help", "--dry-run"} & {*command}:
         return
-    from forge_env.runtime.process.lifetime import process_began  # imports for 0.1 s, which other commands do not need
+    from forge_env.runtime.process.children import process_began  # imports for 0.1 s, which other commands do not need
 
     _began, last = process_began(), 0.0
 

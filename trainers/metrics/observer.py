@@ -16,9 +16,6 @@ class Observer:
 
     Each row of the tables `[observers]` of contrib/ names a subclass, which has the methods that it needs. A run makes
     one of each before anything else happens.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,8 +70,6 @@ class Spans:
 
         Args:
             track: of work that belongs together, such as "weights".
-            name: of the work.
-            details: more of it, as JSON data.
         """
         key = object()
         with ExitStack() as stack:

@@ -30,7 +30,7 @@ class FoundModel:
     size: str = "tiny"
     """The size of a model made on the spot."""
     is_quantized: bool = False
-    """Whether its experts are in MXFP4, of which the run writes a copy in bfloat16."""
+    """Whether its experts are in MXFP4: the run writes a copy in bfloat16."""
     unread: int = 0
     """Tensors of the folder that no one reads, such as those that guess further tokens."""
     untrained_tokens: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agents.model_folder import weight_files
 from agents.model_weights import places
+from agents.scripted import scripted_agent
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
-from forge_env.core.types import EpisodeLimits, Message, ToolSpec
-from forge_env.evaluation.evaluate import evaluate
+from forge_env.core.types import EpisodeLimits, Message, Task, ToolSpec
+from forge_env.evaluation.evaluate import evaluate, is_success
 from forge_env.rollout.compaction import COMPACT_PROMPT, SUMMARY
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import GroupSpec, run_group
-from trainers.model.expert import solved_by_expert, too_few_turns
+from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 from trainers.model.sizes import MODEL_SIZES
 
 FEW = 4  # tasks of the expert that a limit ended, which are played again without it
@@ -33,7 +33,6 @@ async def make_model(folder: Path, *factories: EnvFactory, seed: int, limits: Ep
 
     Args:
         seed: of the weights, and of the tasks for the tokenizer.
-        size: of `MODEL_SIZES`.
     """
     from trainers.model.tiny_model import make_tiny_model
 
@@ -78,3 +77,21 @@ def _why(episode: Episode) -> str:
 
 def _solves(episode: Episode) -> bool:
     return episode.reward is not None and reaches(episode.reward, 1.0)
+
+
+AMPLE = EpisodeLimits(max_turns=64)
+
+
+async def solved_by_expert(factory: EnvFactory, tasks: Iterable[Task]) -> list[Episode]:
+    """The episodes of these tasks that the expert solves; `factory` is open."""
+    agent = scripted_agent(factory.name)
+    episodes = [
+        await run_episode(factory, agent, task, seed=number, episode_id=f"expert/{number}", limits=AMPLE)
+        for number, task in enumerate(tasks)
+    ]
+    return [episode for episode in episodes if is_success(episode)]
+
+
+def too_few_turns(env: str, turns: int, limit: int) -> str:
+    """The sentence about a limit of turns that ends the expert's episodes."""
+    return f"the expert of {env} needs {turns} turns, and --env.max_turns is {limit}: set it to {turns} or more"

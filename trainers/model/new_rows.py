@@ -45,7 +45,9 @@ def untrained_tokens(folder: Path, renderer: Renderer) -> dict[str, tuple[str, .
     tokenizer = FastTokenizer(folder)
     numbers = tokenizer.vocabulary
     texts = {numbers[text]: text for text in tokenizer.added_tokens}
-    read, outputs = _trial_tokens(renderer)
+    turns = trial(renderer)
+    outputs = {int(token) for turn in turns for token in turn.token_ids}
+    read = outputs | {int(token) for turn in turns for token in turn.prompt_ids}
     there, first_unused = places(weight_files(folder)), max(numbers.values()) + 1
     is_tied, by_matrix = bool(config_of(folder).get("tie_word_embeddings")), dict[str, tuple[str, ...]]()
     for name, tokens_of_matrix in ((EMBEDDING, read), (HEAD, read if is_tied else outputs)):
@@ -58,13 +60,6 @@ def untrained_tokens(folder: Path, renderer: Renderer) -> dict[str, tuple[str, .
 def untrained_marks(tokens: Mapping[str, Sequence[str]]) -> str:
     """The tokens of a result of `untrained_tokens`, for a person."""
     return ", ".join(dict.fromkeys(mark for marks in tokens.values() for mark in marks))
-
-
-def _trial_tokens(renderer: Renderer) -> tuple[set[int], set[int]]:
-    """The tokens of a trial with calls: all of them, and those that the model writes."""
-    turns = trial(renderer)
-    outputs = {int(token) for turn in turns for token in turn.token_ids}
-    return outputs | {int(token) for turn in turns for token in turn.prompt_ids}, outputs
 
 
 def _equal_rows(place: Place, marks: Sequence[int], added_ids: Sequence[int], first_unused: int) -> list[int]:

@@ -45,22 +45,18 @@ def make_tiny_model(
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(size, vocab_size=len(SPECIAL_TOKENS) + 256)
     _save_tokenizer(_tokenizer([], vocab_size=0), folder, config)
-    segments = _segments(folder, corpus)
+    # Render the conversations byte by byte, and return the text between the special tokens.
+    renderer = Renderer(folder)
+    # The end of a generation prompt is a boundary too: no token reaches from it into the answer.
+    special = re.compile("|".join(re.escape(token) for token in ("</think>\n\n", *SPECIAL_TOKENS)))
+    texts = (renderer.text(messages, tools) for messages, tools in corpus)
+    segments = [segment for text in texts for segment in special.split(text) if segment]
     tokenizer = _tokenizer(segments, vocab_size=size.vocab_size)
     config = _config(size, vocab_size=tokenizer.get_vocab_size())
     _save_tokenizer(tokenizer, folder, config)
     weights = _random_weights(config, seed)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return sum(weight.numel() for weight in weights.values())
-
-
-def _segments(folder: Path, corpus: Iterable[tuple[Sequence[Message], Sequence[ToolSpec]]]) -> list[str]:
-    """Render the conversations byte by byte, and return the text between the special tokens."""
-    renderer = Renderer(folder)
-    # The end of a generation prompt is a boundary too: no token reaches from it into the answer.
-    special = re.compile("|".join(re.escape(token) for token in ("</think>\n\n", *SPECIAL_TOKENS)))
-    texts = (renderer.text(messages, tools) for messages, tools in corpus)
-    return [segment for text in texts for segment in special.split(text) if segment]
 
 
 def _tokenizer(segments: Sequence[str], *, vocab_size: int) -> Tokenizer:

@@ -64,7 +64,6 @@ def relative_to_mean(rewards: Sequence[float], *, difference: Advantages = centr
     has a reward, all advantages are 0.
 
     Args:
-        rewards: of one group.
         difference: the rewards less their baseline.
 
     Raises:

@@ -70,7 +70,6 @@ class PolicyLoss(TensorLoss):
             correction_high]. "mask" leaves the token out (IcePop), "truncate" bounds its weight (TIS). "sequence_mask"
             and "sequence_truncate" do the same with the product over the episode. "none" does nothing. The token still
             counts in the denominators.
-        correction_low: see `correction`.
         correction_high: see `correction`. The default, [1e-4, 100], excludes only what rounding cannot explain. Usual
             narrower bounds: 0 to 2 for "truncate" (verl, slime), 0.5 to 5 for "mask" (IcePop), 0 to 3 for
             "sequence_mask" (TRL).
@@ -211,7 +210,6 @@ class ClippedLoss(RatioLoss):
         clip_low: how far below 1 the ratio may go before it is clipped, within [0, 1].
         clip_high: how far above 1.
         beta: weight of the KL penalty against the reference model; 0 turns it off.
-        aggregation: see `PolicyLoss`, as `options`.
         dual_clip: bounds the loss of a negative advantage at -dual_clip * A, above 1 + clip_high (arXiv 1912.09729;
             verl 3.0, TRL's `delta`); None does not.
     """

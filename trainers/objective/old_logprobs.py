@@ -39,7 +39,6 @@ def choose_old_logprobs(
     """The model that gives the denominator of the importance ratio: `training.old_logprobs`, with "auto" decided.
 
     Args:
-        option: `training.old_logprobs`.
         clips_rounding: whether rounding alone moves the ratio of trainer to engine out of the loss's clip range.
     """
     if option != "auto":

@@ -19,7 +19,6 @@ class SimpleGRPOLoss(PolicyLoss):
 
     Args:
         beta: weight of the KL penalty; 0 needs no `reference_logprobs`. torchforge's own default is 0.1.
-        aggregation: see `PolicyLoss`, as `options`.
     """
 
     policy_term_vanishes = True

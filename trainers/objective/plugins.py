@@ -51,7 +51,9 @@ class OwnLoss:
     """A loss named by its target. It is sent as this name: the trainer's process imports the user's module itself."""
 
     def __init__(self, target: str) -> None:
-        self.target = _absolute(target)
+        # The same target for a process that works in another folder.
+        source, attribute = split_target(target)
+        self.target = f"{Path(source).expanduser().resolve()}:{attribute}" if is_file(source) else target
         self.loss = _callable(target, "--loss")
         self.normalizer_unit: str = getattr(self.loss, "normalizer_unit", "tokens")
         self.unused_tensors: frozenset[str] = frozenset(getattr(self.loss, "unused_tensors", ()))
@@ -168,12 +170,6 @@ def with_own_parts(objective: Objective, training: LoopOptions) -> Objective:
         needs_reference = "reference_logprobs" in LossCall(loss).names or objective.reward.kl_penalty is not None
         objective = replace(objective, loss=loss, kl_reference="generator" if needs_reference else "")
     return objective
-
-
-def _absolute(target: str) -> str:
-    """The same target for a process that works in another folder."""
-    source, attribute = split_target(target)
-    return f"{Path(source).expanduser().resolve()}:{attribute}" if is_file(source) else target
 
 
 def _callable(target: str, option: str) -> Any:

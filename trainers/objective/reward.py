@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from forge_env.core.episode import Episode
-from forge_env.core.own_copies import own_copy
+from forge_env.core.plain_value import own_copy
 from trainers.objective.credit import by_turn, log_ratios
 from trainers.objective.loss_terms import MAX_K3
 

@@ -46,7 +46,6 @@ class RewardParts:
 
     parts: Mapping[str, Part]
     advantages: Advantages
-    """Of one part in one group."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         """The sums of a group's valid episodes, in order. A part that a limit ended before its score counts 0."""
@@ -74,7 +73,6 @@ def make_parts(
 
     Args:
         settings_of_parts: the setting: each part is a weight, or has the fields of `Part`.
-        option: its name.
         advantages: of one part in one group.
         others: settings that need a single number as the reward, by option; empty or false where they are not set.
     """

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-from forge_env.data.tasks import DataTasks
+from forge_env.data.row import DataTasks
 from forge_env.evaluation.profile import digest_of
 from forge_env.records.run_files import FACTS, read_object
 from forge_env.registry.contrib import rows

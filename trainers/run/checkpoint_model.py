@@ -11,12 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agents.folder_checks import check_folder
 from agents.model_folder import INITIAL, find_model
 from agents.renderer.served import texts_of_export
-from agents.served_tokenizer import plain_config
+from agents.served_tokenizer import check_folder, plain_config
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.runtime.process.lifetime import die_with
+from forge_env.runtime.process.children import die_with
 from trainers.checkpoints import read_manifest
 from trainers.lora import Lora
 

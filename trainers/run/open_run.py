@@ -21,8 +21,7 @@ from forge_env.registry.contrib import rows
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.machines import Machines
 from forge_env.utils.by_value import write
-from forge_env.utils.disks import full_disk
-from forge_env.utils.folders import remove_empty
+from forge_env.utils.folders import full_disk, remove_empty
 from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Startup

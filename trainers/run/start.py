@@ -16,8 +16,7 @@ from forge_env.rollout.lockstep import LockstepPolicy
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.launcher import Launcher
-from forge_env.runtime.process.network import LOOPBACK
-from forge_env.runtime.process.ranks import AllRanks
+from forge_env.runtime.process.ranks import LOOPBACK, AllRanks
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
@@ -27,8 +26,7 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
-from trainers.run.weight_ages import WeightAges
-from trainers.run.weight_sync import WeightSync
+from trainers.run.weight_sync import WeightAges, WeightSync
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.placement import FROZEN, ReplicaPlace
 from trainers.setup.run_plan import EnvShare, RunPlan

@@ -23,8 +23,7 @@ from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
 from trainers.batching.batch import Sample
-from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
-from trainers.batching.shares import even_shares
+from trainers.batching.packing import DEFAULT_CROSSOVER, even_shares, flops_crossover, row_cost
 from trainers.families.shape import ModelShape
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agents.generator.policy import PolicyActor, Scored
 from forge_env.core.episode import Episode
@@ -31,7 +31,45 @@ from forge_env.runtime.service import Service
 from trainers.run.delivery import Delivery
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
-from trainers.run.weight_ages import WeightAges
+
+
+@dataclass(kw_only=True)
+class WeightAges:
+    """The optimizer steps behind the trainer's weights and behind each version that may still have sampled a token."""
+
+    staleness: int
+    """Optimizer steps between the weights that sampled and those that are trained, at most."""
+    updates: int = 0
+    """Optimizer steps that changed the trainer's weights."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """Version -> `updates` at its publication."""
+
+    def note_version(self, version: int) -> None:
+        """Record that the present weights are published as `version`; call it before the next optimizer step."""
+        self.versions.setdefault(version, self.updates)
+        for older in sorted(self.versions)[: -self.staleness - 2]:
+            del self.versions[older]
+
+    def note_step(self, *, skipped: bool) -> None:
+        """Record an optimizer step; a skipped one changed no weights."""
+        self.updates += not skipped
+
+    def of(self, episodes: Sequence[Episode]) -> list[int]:
+        """Optimizer steps from the oldest weights that sampled a token of an episode to the present ones.
+
+        Returns:
+            One number for each episode that has sampled tokens.
+        """
+        return [self.updates - min(self.versions[v] for v in e.versions) for e in episodes if e.versions]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {"updates": self.updates, "versions": [[*pair] for pair in self.versions.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.updates, self.versions = state["updates"], dict(state["versions"])
+
 
 R = TypeVar("R")
 PUBLISH = "publishing the weights"

@@ -18,7 +18,7 @@ from forge_env.core.errors import UserError
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
-from trainers.model.expert import solved_by_expert, too_few_turns
+from trainers.model.make import solved_by_expert, too_few_turns
 from trainers.setup.options.defaults import Default
 
 C = TypeVar("C", bound=RunConfig)

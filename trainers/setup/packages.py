@@ -8,12 +8,7 @@ from pathlib import Path
 from forge_env.core.errors import UserError
 
 OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers", "contrib")
-STACK = {
-    "torch": "torch",
-    "vllm": "vllm",
-    "torchtitan": "torchtitan",
-    "monarch": "torchmonarch",
-}
+STACK = {"torch": "torch", "vllm": "vllm", "torchtitan": "torchtitan", "monarch": "torchmonarch"}
 """Module -> the name under which it is installed."""
 
 

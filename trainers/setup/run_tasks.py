@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from agents.model_folder import trained_model
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.data.row import DataTasks
 from forge_env.data.rows import find_file
-from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.profile import FILE, Profile
 from forge_env.records.run_weights import run_of
 from forge_env.rollout.factory import EnvFactory

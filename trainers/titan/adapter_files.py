@@ -44,7 +44,6 @@ def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[s
     Every rank calls it.
 
     Args:
-        folder: replaced when it exists.
         base: the model that the file names as the adapter's; "" is the model's folder.
     """
     layers = _layers(model)

@@ -59,7 +59,6 @@ class StepLoss:
 
     Args:
         normalizer: scalar, the loss's units over all micro-batches and ranks.
-        old_is_present: see `TitanTrainer.train_step`.
     """
 
     def __init__(self, call: LossCall, normalizer: Tensor, metrics: LossMetrics, *, old_is_present: bool) -> None:
@@ -107,7 +106,6 @@ class SplitEpisodes:
     """The split episodes of which this rank has rows.
 
     Args:
-        samples: the samples that `pack` was given.
         batches: this rank's micro-batches; only those with rows of split episodes are used here.
     """
 

@@ -38,7 +38,6 @@ class Builder:
 
     Args:
         config: Hugging Face's, as `trainers.families.table.read_config` returns it.
-        attention: "sdpa", "flex" or "varlen".
         fuse_qkv: compute queries, keys and values with one matrix.
     """
 
@@ -90,9 +89,7 @@ class Builder:
             inner_attention=self.kernel(self.family.windows(self.hf)[number]),
             fuse_qkv=self.fuse_qkv,
             rope=self.rope(
-                dim=head_dim,
-                max_seq_len=self.hf["max_position_embeddings"],
-                **scaling_of(rope_parameters(self.hf)),
+                dim=head_dim, max_seq_len=self.hf["max_position_embeddings"], **scaling_of(rope_parameters(self.hf))
             ),
             qk_norm=self.norm(head_dim) if self.family.qk_norm else None,
         )

@@ -34,7 +34,7 @@ from torchtitan.components.checkpoint import MODEL, CheckpointManager, ModelWrap
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.utils.disks import full_disk
+from forge_env.utils.folders import full_disk
 from trainers import checkpoints
 from trainers.families.table import family_of
 from trainers.titan.lora import is_adapter

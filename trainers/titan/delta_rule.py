@@ -115,7 +115,7 @@ def fla_rule(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, borders: Tensor, chunks: Tensor
 ) -> Tensor:
     """The rule on a GPU; `delta_rule` has the arguments."""
-    return _fla((query, key, value, decay, rate), borders, chunks)[0]
+    return _fla_of_batch([part[None] for part in (query, key, value, decay, rate)], borders, chunks)[0]
 
 
 @torch.library.custom_op("forge_env::delta_rule_backward", mutates_args=(), device_types="cuda")
@@ -135,10 +135,6 @@ def _fla_backward(
         grads = torch.autograd.grad(_fla_of_batch(inputs, borders, chunks), inputs, gradient[None])
     q, k, v, d, r = (part[0] for part in grads)
     return q, k, v, d, r
-
-
-def _fla(parts: tuple[Tensor, ...], borders: Tensor, chunks: Tensor) -> Tensor:
-    return _fla_of_batch([part[None] for part in parts], borders, chunks)
 
 
 def _fla_of_batch(parts: list[Tensor], borders: Tensor, chunks: Tensor) -> Tensor:

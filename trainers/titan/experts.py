@@ -185,11 +185,7 @@ class Replayed(Decoder):
         pass
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        attention_masks: Any = None,
-        routes: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None, routes: Tensor | None = None
     ) -> Any:
         """Like its parent, with the experts of each layer, (B, L, layers, K) integers, or None."""
         hidden = self.tok_embeddings(tokens)

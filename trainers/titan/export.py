@@ -26,8 +26,6 @@ def export_hf(
     Every rank calls it. The folder appears complete or not at all.
 
     Args:
-        folder: replaced when it exists.
-        texts: further files by name, instead of the model's own.
         max_file_bytes: larger weights are split over several files, with an index.
     """
     name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")

@@ -47,7 +47,6 @@ def head_logprobs(
         hidden: (N, D).
         weight: (V, D) of the same dtype; with `group`, this rank's rows of the vocabulary.
         targets: (N,) or (N, K) int64. One outside the vocabulary has logprob -inf.
-        temperature: above 0.
         with_entropy: also return the entropy; costs little forward, and a second chunk of float32 backward.
         group: ranks that share the vocabulary, all with the same `hidden` and `targets`. The results are for the full
             vocabulary; the gradient of `hidden` is this rank's part of a sum over the ranks.

@@ -30,9 +30,8 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from agents.model_weights import HEAD
+from agents.model_weights import HEAD, check_weights
 from forge_env.core.errors import InvariantError
-from trainers.families.weights import check_weights
 from trainers.titan.experts import is_expert
 from trainers.titan.lora import is_adapter, layers_with_adapter
 from trainers.titan.shards import gather_full, reshard, shard_of

@@ -23,7 +23,6 @@ class Head:
 
     Args:
         lm_head: the layer; it computes in the dtype of its weight, whatever the rest of the model computes in.
-        kept_bytes: see `head_logprobs`.
     """
 
     def __init__(self, lm_head: nn.Linear, kept_bytes: float = 0) -> None:

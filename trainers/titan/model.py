@@ -6,7 +6,6 @@ the weights. builder.py builds the architectures; hf_weights.py loads the weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,6 @@ class TitanModel:
         parallel: TorchTitan's meshes; the process group must be up.
         settings: of the trainer; adapters are in float32. On the CPU there is nothing to offload.
         dtype: "float32", or "bfloat16" to compute in bfloat16 over float32 master weights.
-        attention: "sdpa", "flex" or "varlen".
         weights: "float32", or "bfloat16" for weights that are not trained.
     """
 
@@ -211,7 +209,11 @@ class TitanModel:
                 self.config.build() if self._lora is None else build_with_adapters(self.config, self._lora)
             )
         exact = [*(head_modules(module) if self._has_wide_head else []), *adapter_modules(module)]
-        _cast_weights(module, getattr(torch, weights), exact)
+        # Cast all weights, on the meta device, except the weights of some modules.
+        exceptions = {parameter for part in exact for parameter in part.parameters()}
+        for parameter in module.parameters():
+            if parameter not in exceptions:
+                parameter.data = parameter.data.to(getattr(torch, weights))
         if self.parallel.tp_enabled and self.config.enable_weight_tying:
             _keep_tied(module)
         # One process has nothing to shard. If it has nothing to offload either, plain tensors are faster.
@@ -252,7 +254,10 @@ class TitanModel:
         module.to_empty(device="cpu" if self.is_offloaded else self.device)
         with torch.no_grad():
             module.init_weights(buffer_device=self.device if self.is_offloaded else None)
-        _share_rope(module)
+        # Let all layers use one table of positions: 28 copies of Qwen3's would take 1.2 GB.
+        ropes = [part for part in module.modules() if isinstance(part, RoPE)]
+        for rope in ropes[1:]:
+            rope.cache = ropes[0].cache
         return module
 
     def _places(self, tokens: Tensor, selected: Tensor) -> Tensor:
@@ -303,14 +308,6 @@ class TitanModel:
         )
 
 
-def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:
-    """Cast all weights, on the meta device, except the weights of some modules."""
-    exceptions = {parameter for part in but for parameter in part.parameters()}
-    for parameter in module.parameters():
-        if parameter not in exceptions:
-            parameter.data = parameter.data.to(dtype)
-
-
 def _positions(tokens: Tensor) -> Tensor:
     """(B, L) int64, of sequences with one row each."""
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
@@ -343,10 +340,3 @@ def _complete_embedding(module: Decoder) -> None:
         return output.clone()
 
     module.get_submodule("tok_embeddings").register_forward_hook(complete)
-
-
-def _share_rope(module: Decoder) -> None:
-    """Let all layers use one table of positions: 28 copies of Qwen3's would take 1.2 GB."""
-    ropes = [part for part in module.modules() if isinstance(part, RoPE)]
-    for rope in ropes[1:]:
-        rope.cache = ropes[0].cache

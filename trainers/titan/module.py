@@ -108,11 +108,7 @@ class Module(nn.Module):
         return torch.stack([router.replay_counts for router in self._routers]).sum(0)
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        attention_masks: Any = None,
-        routes: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None, routes: Tensor | None = None
     ) -> Any:
         """Run the model; returns what its output layer returns.
 

@@ -13,6 +13,7 @@ The weights are float32 in any case.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -51,7 +52,6 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
     """AdamW for all weights of a model.
 
     Args:
-        hyperparameters: lr, betas, eps and weight_decay.
         state: `TrainerSettings.optimizer_state`, after `check_state`.
     """
     config: OptimizersContainer.Config = default_adamw(**hyperparameters)
@@ -134,3 +134,27 @@ def restore_state_dtype(optimizers: OptimizersContainer, state: str) -> None:
             for name in ("exp_avg", "exp_avg_sq"):
                 if name in moments:
                     moments[name] = moments[name].to(torch.bfloat16)  # exact: it was written from bfloat16
+
+
+def build_schedule(
+    optimizers: OptimizersContainer, kind: str, *, warmup_steps: int, total_steps: int
+) -> LRSchedulersContainer:
+    """TorchTitan's schedule for a phase of `total_steps`, which "constant" does not need.
+
+    With W steps of warm-up and N in all, step s (from 0) has (s + 1) / W of the learning rate during the warm-up. From
+    then on, with x = (s - W) / (N - W), it has 1 - x ("linear") or (1 + cos(pi x)) / 2 ("cosine"). So the step after
+    the last one, and every further one, would have 0.
+    """
+    decays = kind != "constant"
+    config = LRSchedulersContainer.Config(
+        warmup_steps=warmup_steps, decay_ratio=None if decays else 0.0, decay_type=kind if decays else "linear"
+    )
+    schedule = config.build(optimizers=optimizers, training_steps=total_steps if decays else sys.maxsize)
+    if decays:  # beyond the end TorchTitan's formulas go on: a linear rate below 0, a cosine up again
+        for scheduler in schedule:
+            scheduler.lr_lambdas = [_hold(share, total_steps) for share in scheduler.lr_lambdas]
+    return schedule
+
+
+def _hold(share: Callable[[int], float], last: int) -> Callable[[int], float]:
+    return lambda step: share(min(step, last))

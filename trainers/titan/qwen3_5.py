@@ -77,12 +77,7 @@ class GatedAttention(BaseAttention):
             for part, whole in zip(rotations, (query, key), strict=True)
         )
         out = self.inner_attention(
-            query,
-            key,
-            value,
-            attention_masks=attention_masks,
-            scale=self.head_dim**-0.5,
-            enable_gqa=self.enable_gqa,
+            query, key, value, attention_masks=attention_masks, scale=self.head_dim**-0.5, enable_gqa=self.enable_gqa
         )
         output: Tensor = self.wo((out * gate.sigmoid()).flatten(2))
         return output
@@ -176,11 +171,7 @@ class HybridModel(ReplayedModel):
         pass
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        attention_masks: Any = None,
-        routes: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor | None = None, attention_masks: Any = None, routes: Tensor | None = None
     ) -> Any:
         return super().forward(tokens, positions, (attention_masks, PackedRows.of(tokens, positions)), routes)
 

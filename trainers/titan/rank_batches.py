@@ -37,7 +37,6 @@ class StepWork(NamedTuple):
     """What a rank computes in a step."""
 
     samples: Sequence[Sample]
-    """The samples that are computed, by all ranks."""
     batches: list[MicroBatch]
     """This rank's share of them, on the CPU."""
     counts: Counts
@@ -53,7 +52,6 @@ class RankBatches:
     """Makes the micro-batches of one rank from the samples of a step. Every rank is given all samples.
 
     Args:
-        parallel: the meshes; the ranks of the mesh "batch" share the samples.
         multiple: the length of a micro-batch is a multiple of this number of tokens.
     """
 
@@ -101,7 +99,6 @@ class RankBatches:
 
         Args:
             samples: of the step; every rank is given all of them, so that what is left out needs no collective.
-            skips_idle: leave out the samples that are idle.
         """
         idle, active = list[Sample](), list[Sample]()
         for sample in samples:

@@ -13,7 +13,7 @@ from torch import nn
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, DDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, HSDPMeshInfo
 
 
 def keep_sums(module: nn.Module) -> None:
@@ -26,16 +26,11 @@ def keep_sums(module: nn.Module) -> None:
     for part in module.modules():
         for group in part._get_fsdp_state()._fsdp_param_groups if isinstance(part, FSDPModule) else ():
             if not isinstance(group.mesh_info, DDPMeshInfo):
-                info = _with_one_replica(group.mesh_info, alone)
+                # The same shards; HSDPMeshInfo's constructor would want a mesh, which opens connections of its own.
+                info = HSDPMeshInfo.__new__(HSDPMeshInfo)
+                replica = {"replicate_process_group": alone, "replicate_mesh_size": 1, "replicate_mesh_rank": 0}
+                info.__dict__.update(group.mesh_info.__dict__ | replica)
                 # FSDP gathers a block again from other shards, if this differs from that.
                 if group.post_forward_mesh_info == group.mesh_info:
                     group.post_forward_mesh_info = info
                 group.mesh_info = info
-
-
-def _with_one_replica(info: DataParallelMeshInfo, alone: dist.ProcessGroup) -> HSDPMeshInfo:
-    """The same shards; HSDPMeshInfo's constructor would want a mesh, which opens connections of its own."""
-    mesh = HSDPMeshInfo.__new__(HSDPMeshInfo)
-    replica = {"replicate_process_group": alone, "replicate_mesh_size": 1, "replicate_mesh_rank": 0}
-    mesh.__dict__.update(info.__dict__ | replica)
-    return mesh

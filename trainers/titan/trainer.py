@@ -12,7 +12,7 @@ ranks, the micro-batch size and the packing change the speed and not the result.
 No actor is defined here: the caller decides in which process the trainer runs. Its parts are in these files:
 
 - model.py: the model, which builder.py and its siblings build.
-- settings.py: how to train. schedule.py: the learning rate.
+- settings.py: how to train.
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints. export.py: the weights for other programs.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
@@ -20,7 +20,8 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - context.py: context parallelism, where ranks share a sequence.
 - lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
 - experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
-- optimizer.py: AdamW. wide_head.py: an output layer in float32. sums.py: gradients of several micro-batches.
+- optimizer.py: AdamW, and the learning rate. wide_head.py: an output layer in float32.
+- sums.py: gradients of several micro-batches.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - passes.py: forward passes. backward.py: from logprobs to gradients, also of rows in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
@@ -72,6 +73,7 @@ from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
 from trainers.titan.optimizer import (
     build_adamw,
+    build_schedule,
     forget_empty_moments,
     forget_moments,
     go_on,
@@ -83,7 +85,6 @@ from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.passes import Passes
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
-from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import RateSettings, TitanSettings
 from trainers.titan.shards import reshard
 from trainers.titan.weight_files import WeightFiles
@@ -427,10 +428,8 @@ class TitanTrainer:
         Every rank calls it. The folder appears complete or not at all: it is written beside its place, then renamed.
 
         Args:
-            folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
             extra: data that `load` returns; must be JSON.
-            texts: further files of the folder, given as lines by file name.
             asynchronous: return once the state is copied, and write while training goes on. The next `train_step`,
                 `save`, `load` or `close` raises its errors. With moments of 8 bits it returns when all is written:
                 torch cannot copy them.

@@ -34,8 +34,6 @@ class WeightFiles:
     """The tensors of some files. The constructor reads the headers only.
 
     Args:
-        where: the folder or the file, for errors.
-        files: of safetensors.
         parts: for a tensor in a file, the names and shapes of the tensors that it holds one after the other, which are
             equally large. None if each is itself.
     """

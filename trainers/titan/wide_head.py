@@ -49,8 +49,6 @@ def shard(
 
     Args:
         dtype: gathers the weights but the output layer's; gradients are summed in float32.
-        cpu_offload: see `TrainerSettings.cpu_offload`.
-        reshard_after_forward: see `TrainerSettings.reshard_after_forward`.
     """
     names = ["dp_replicate", "fsdp"] if parallel.dp_replicate_enabled else ["fsdp"]
     common: dict[str, Any] = {

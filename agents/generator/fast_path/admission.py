@@ -30,7 +30,6 @@ class FastEngine(LLMEngine):
 
         Args:
             prompt: vLLM's `TokensPrompt`; its ids are in the vocabulary.
-            adapter: vLLM's `LoRARequest`, or None.
         """
         sampling, ids = sample_request.sampling, sample_request.prompt_ids
         seed, count = sampling.seed, sampling.max_tokens

@@ -167,7 +167,11 @@ class FastScheduler(Scheduler):
         outputs = super().update_from_output(others, model_runner_output)
         for of_client in outputs.values():
             for output in of_client.outputs:
-                self._complete(output)
+                # Put the tokens that nobody has got into an output.
+                is_last = output.finish_reason is not None
+                plain = self.plain.pop(output.request_id, None) if is_last else self.plain.get(output.request_id)
+                if plain is not None and plain.logprobs:
+                    plain.take(output)
         return outputs
 
     def _add_tokens(self, token_counts: Mapping[str, int], output: ModelRunnerOutput) -> dict[str, int]:
@@ -203,13 +207,6 @@ class FastScheduler(Scheduler):
                     continue
             others[name] = count
         return others
-
-    def _complete(self, output: EngineCoreOutput) -> None:
-        """Put the tokens that nobody has got into an output."""
-        is_last = output.finish_reason is not None
-        plain = self.plain.pop(output.request_id, None) if is_last else self.plain.get(output.request_id)
-        if plain is not None and plain.logprobs:
-            plain.take(output)
 
     def hand_over(self) -> list[EngineCoreOutput]:
         """Outputs with all tokens that nobody has got. The reader believes that they have the present weights."""

@@ -8,11 +8,69 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agents.renderer.dialects.calls import Block, Calls, Parameters, Tools, Written, read_call
-from agents.renderer.dialects.literals import IDENTIFIER, Literals, NotRead, python
+from agents.renderer.dialects.literals import IDENTIFIER, Literals, NotRead, literal, python
 from agents.renderer.dialects.scan import Scan
-from agents.renderer.dialects.values import ANY, read_value, write_value
-from agents.renderer.model_json import dump, flaw, read_arguments, shorten
+from agents.renderer.model_json import decode_all, dump, flaw, read_arguments, shorten
 from forge_env.core.types import FunctionSpec, ToolCall
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+}
+_NAMES = {type(None): "null", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+ANY: Mapping[str, Any] = {"type": [*_TYPES, "string"]}
+_MOST_LEVELS = 8  # of choices within choices
+
+
+def read_value(text: str, schema: Any) -> Any:
+    """The value of a parameter from its text; a text if the schema has no other type for it.
+
+    >>> read_value("3", {"type": "integer"}), read_value("3", {"type": "string"})
+    (3, '3')
+    """
+    types = types_of(schema)
+    if types <= {"string"}:
+        return text
+    value, problem = decode_all(text)
+    if problem:
+        try:
+            value = literal(text)
+        except NotRead:
+            return text
+    kinds = [_TYPES[name] for name in types if name in _TYPES]
+    fits = any(isinstance(value, kind) and isinstance(value, bool) <= (bool in kind) for kind in kinds)
+    # Without a type that fits, a parameter that may be a text is one; otherwise the tool says what is wrong.
+    return value if (fits or "string" not in types) and not flaw({"": value}) else text
+
+
+def write_value(value: Any) -> str:
+    """The text of a value: a string as it is, everything else as JSON."""
+    return value if isinstance(value, str) else dump(value)
+
+
+def types_of(schema: Any, level: int = 0) -> set[str]:
+    """The types that a JSON schema names, in itself, its constants or its choices; empty if it names none."""
+    if not isinstance(schema, Mapping) or level > _MOST_LEVELS:
+        return set()
+    kinds = schema.get("type")
+    types = (
+        {kinds}
+        if isinstance(kinds, str)
+        else {k for k in kinds if isinstance(k, str)}
+        if isinstance(kinds, list)
+        else set()
+    )
+    constants = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
+    types |= {_NAMES.get(type(value), "string") for value in constants}
+    for choice in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(choice) or ():
+            types |= types_of(part, level + 1)
+    return types
+
 
 Style = str
 """How XGrammar writes arguments: "json", "qwen_xml", "minimax_xml", "glm_xml" or "deepseek_xml"."""
@@ -145,7 +203,9 @@ class Pairs:
         values: dict[str, Any] = {}
         while scan.text.startswith(self.start, at := scan.space(at)):
             start = at + len(self.start)
-            mark, place = self._key_end(scan, start)
+            marks = [self.key_end.replace("?", word) for word in (("true", "false") if "?" in self.key_end else ("",))]
+            places = [(scan.find(mark, start), mark) for mark in marks]
+            place, mark = min([(place, mark) for place, mark in places if place >= 0], default=(-1, ""))
             key = scan.text[start:place].strip()
             if place < 0 or "\n" in key or "<" in key:
                 return None, at, f"the name of a parameter does not end with {self.key_end.replace('?', 'true')}"
@@ -174,13 +234,6 @@ class Pairs:
         return (
             f"{self.start}{key}{key_end}{self.gap}{self.value_start}{self.pad}{write_value(value)}{self.pad}{self.end}"
         )
-
-    def _key_end(self, scan: Scan, at: int) -> tuple[str, int]:
-        """The nearest mark that ends a name, and its place; -1 if there is none."""
-        marks = [self.key_end.replace("?", word) for word in (("true", "false") if "?" in self.key_end else ("",))]
-        places = [(scan.find(mark, at), mark) for mark in marks]
-        place, mark = min([(place, mark) for place, mark in places if place >= 0], default=(-1, ""))
-        return mark, place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +279,6 @@ class Named:
     """A name, and its arguments: ``NAME[ARGS]{...}``, ``<function=NAME><parameter=P>VALUE</parameter></function>``."""
 
     lead: str = ""
-    """Before the name."""
     sep: str = ""
     """Between the name and the arguments."""
     arguments: Arguments = field(default_factory=JsonArguments)

@@ -89,7 +89,6 @@ def with_ids(calls: Sequence[ToolCall], form: str = "call_{index}") -> Calls:
     """Give every call a unique id; unique ids are kept.
 
     Args:
-        calls: some with an empty id.
         form: of a new id, with the fields `name` and `index`.
     """
     ids: set[str] = set()

@@ -128,11 +128,7 @@ _TABLE: dict[str, Dialect] = {
     # Qwen, Hermes, Granite 4, EXAONE and many others
     "hermes": _json("<tool_call>", "</tool_call>", pad="\n"),
     "step3_vl": Marked(
-        section=("<tool_calls>\n", "\n</tool_calls>"),
-        open="<tool_call>",
-        close="</tool_call>",
-        pad="\n",
-        body=Json(),
+        section=("<tool_calls>\n", "\n</tool_calls>"), open="<tool_call>", close="</tool_call>", pad="\n", body=Json()
     ),
     # Llama 3.1 and later
     "llama": Llama(),
@@ -158,8 +154,7 @@ _TABLE: dict[str, Dialect] = {
         open="<|tool_call:start|>",
         close="<|tool_call:end|>",
         body=Named(
-            sep="\n",
-            arguments=Pairs(start="<|tool_arg:start|>", key_end="<|tool_arg:value|>", end="<|tool_arg:end|>"),
+            sep="\n", arguments=Pairs(start="<|tool_arg:start|>", key_end="<|tool_arg:value|>", end="<|tool_arg:end|>")
         ),
     ),
     # Gemma 4, and FunctionGemma
@@ -216,9 +211,7 @@ _TABLE: dict[str, Dialect] = {
     "falcon": _json("<tool_call>", "</tool_call>", is_list=True, pad="\n"),
     # Command R7B and later
     "cohere": Marked(
-        open="<|START_ACTION|>",
-        close="<|END_ACTION|>",
-        body=Json(is_list=True, name="tool_name", keys=("parameters",)),
+        open="<|START_ACTION|>", close="<|END_ACTION|>", body=Json(is_list=True, name="tool_name", keys=("parameters",))
     ),
     # GigaChat 3.1
     "gigachat": Marked(open="<|function_call|>", between="", body=Json()),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forge_env.cli.env_options import parse_options
+from forge_env.cli.evaluate import parse_options
 from forge_env.cli.output import Json, emit, say, show_table, stdout_to_stderr
-from forge_env.utils.periodic_lines import PeriodicLines
+from forge_env.evaluation.progress import PeriodicLines
 from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from forge_env.runtime.calls.answers import within
 from forge_env.runtime.host_settings import HostSettings, find_workers
 from forge_env.runtime.machines import HostInfo, Machines
 from forge_env.runtime.process.monarch_files import short_temporary_files
-from forge_env.runtime.process.network import LOOPBACK
+from forge_env.runtime.process.ranks import LOOPBACK
 from forge_env.utils.exits import how_it_ended
 
 RETRY_S = 0.5  # between two tries to reach a host

@@ -24,7 +24,7 @@ from contrib.clusters.addresses import interface_of, own_address
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.machines import HostInfo
 from forge_env.runtime.process.children import end_processes, kill, pidfd_of, processes_with
-from forge_env.runtime.process.network import LOOPBACK
+from forge_env.runtime.process.ranks import LOOPBACK
 from forge_env.utils.exits import exit_code
 from forge_env.utils.owners import is_mine
 

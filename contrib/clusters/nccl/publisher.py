@@ -16,8 +16,7 @@ from contrib.clusters.nccl.communicator import SENDER, PairCommunicator, Rendezv
 from contrib.clusters.nccl.connection import Connection
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.store import no_version, published_already
-from forge_env.runtime.weights.tensor_layout import TensorLayout, allocate
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import TensorLayout, WeightStream, allocate
 
 if TYPE_CHECKING:
     import torch

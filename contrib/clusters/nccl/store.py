@@ -22,9 +22,9 @@ from contrib.clusters.nccl.communicator import Rendezvous
 from contrib.clusters.nccl.publisher import KEEP, Publisher, Snapshot
 from contrib.clusters.nccl.puller import PublisherLink, Puller
 from forge_env.core.errors import InvariantError
-from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
+from forge_env.runtime.process.ranks import LOOPBACK, serve_tcp_store
 from forge_env.runtime.weights.store import StoreRequest, WeightStore, refusal_text
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor

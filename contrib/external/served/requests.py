@@ -11,7 +11,7 @@ from contrib.external.requests import whole_number
 from contrib.external.scoring import MAX_RESULT, Scorer
 from contrib.external.served.visit import Work
 from forge_env.core.errors import nearest
-from forge_env.core.message_shape import json_problem, messages_problem
+from forge_env.core.plain_value import json_problem, messages_problem
 from forge_env.core.reward_value import is_within
 from forge_env.core.types import EpisodeLimits, Message
 

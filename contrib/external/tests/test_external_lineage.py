@@ -14,8 +14,7 @@ from agents.scripted import ScriptedAgent
 from contrib.external.tests.external_playing import LIMITS, SaysPolicy, calls, opened, playing, says, with_policy
 from contrib.external.tests.test_external_gateway import check
 from contrib.external.tests.test_external_parallel import Meeting
-from forge_env.core.episode import Turn
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Lineage, Turn
 from forge_env.core.protocols import Conversation
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, Outcome, Sampling, ToolSpec

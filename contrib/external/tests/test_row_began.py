@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from contrib.external.conversations import ProgramConversations
 from contrib.external.requests import ProgramRequest
 from contrib.external.row_began import why_row_began
-from forge_env.core.episode import Episode, Turn
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Episode, Lineage, Turn
 from forge_env.core.protocols import RowBegan
 from forge_env.core.types import Message, Task, ToolSpec
 from forge_env.evaluation.metrics import row_metrics, rows_began

@@ -19,7 +19,7 @@ from contrib.common.usage import record_usage
 from contrib.judges.users.user import User, UserTurn
 from forge_env.core.env import StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.own_copies import own_copy
+from forge_env.core.plain_value import own_copy
 from forge_env.core.types import Action, Message, Task
 from forge_env.core.user_code import guard
 from forge_env.tool_env.tool_env import ToolEnv

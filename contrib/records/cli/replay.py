@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forge_env.cli.env_options import parse_options
+from forge_env.cli.evaluate import parse_options
 from forge_env.cli.output import Json, emit, note, say, show_table, stdout_to_stderr
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from contrib.records.cli.new_file import new_file
 from contrib.records.cli.replay import note_changes
-from forge_env.cli.env_options import parse_options
+from forge_env.cli.evaluate import parse_options
 from forge_env.cli.output import emit, note, say, show_table, stdout_to_stderr
 from forge_env.core.errors import UserError
 from forge_env.utils.run_async import run_async

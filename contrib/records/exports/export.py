@@ -19,7 +19,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, InfraError, UserError, nearest
 from forge_env.records.run_files import CONFIG, imported_facts, read_object
 from forge_env.registry.agent_spec import model_at
-from forge_env.utils.staging import Target
+from forge_env.utils.atomic import Target
 
 Format = Literal["hf", "atif", "openai", "sft", "training_trace"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -16,8 +16,7 @@ import numpy as np
 
 from contrib.records.exports.conversation import OURS, conversations, outcome_of, token_facts
 from contrib.records.exports.select import Selected
-from forge_env.core.episode import Episode, Turn
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Episode, Lineage, Turn
 
 VERSION = 1
 NO_TOKENS = "without the engine's token ids and logprobs, as experts and endpoints play"

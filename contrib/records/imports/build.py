@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.core.episode import Episode
+from forge_env.core.episode import Episode, Lineage
 from forge_env.core.errors import UserError
-from forge_env.core.lineage import Lineage
-from forge_env.core.message_shape import messages_problem
+from forge_env.core.plain_value import messages_problem
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.core.routes import Routes
 from forge_env.core.turn import Turn, digest

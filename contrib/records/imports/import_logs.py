@@ -13,7 +13,7 @@ from contrib.records.imports.build import BadRecord, Log, NotCarried, build
 from contrib.records.imports.openai import read_chat
 from contrib.records.imports.training_trace import is_trace, read_trace
 from forge_env.core.errors import InfraError, InvariantError, UserError, nearest
-from forge_env.utils.staging import Target
+from forge_env.utils.atomic import Target
 
 READERS = {"atif": read_trajectory, "openai": read_chat, "training_trace": read_trace}
 OF_FOLDERS = {"atif": is_trajectory, "training_trace": is_trace}

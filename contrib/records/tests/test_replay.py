@@ -169,7 +169,7 @@ def test_an_episode_that_ran_out_of_turns_is_the_same(run: Command) -> None:
 def test_options_of_one_phase_alone_are_in_the_episode(run: Command) -> None:
     import asyncio
 
-    from agents.factories import open_scripted
+    from agents.scripted import open_scripted
     from forge_env.core.types import EpisodeLimits
     from forge_env.registry.agent_spec import AgentSettings
     from forge_env.rollout.factory import make

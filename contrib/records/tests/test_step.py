@@ -22,7 +22,7 @@ from forge_env.core.types import Outcome, Task
 from trainers.batching.batch import Sample
 from trainers.checkpoints import path_of
 from trainers.gspo import GSPO
-from trainers.metrics.json_lines import Trained
+from trainers.metrics.report import Trained
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import plan_settings
 from trainers.titan.trainer import TitanSettings, TitanTrainer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forge_env.cli.env_options import parse_options
+from forge_env.cli.evaluate import parse_options
 from forge_env.cli.output import Json, emit, note, say
 from forge_env.core.errors import UserError, nearest
 from forge_env.utils.run_async import run_async

@@ -24,7 +24,7 @@ from forge_env.core import errors
 from forge_env.core.errors import EnvError, ForgeError, InfraError, UserError
 from forge_env.core.protocols import NextTurn, RowBegan
 from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall, ToolUse
-from forge_env.rollout.env_results import StepResult
+from forge_env.rollout.env_calls import StepResult
 
 PROTOCOL = 1
 """Raised with every change that a client or a server of another version would misread."""

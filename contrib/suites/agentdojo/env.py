@@ -20,7 +20,7 @@ from envs.messages import say
 from forge_env.core.env import Env, StepResult, after_reset, task_of
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Action, Message, Task, ToolCall, ToolUse
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.tool_env import answer_to
 from forge_env.utils.threads import invoke
 
 MAX_TURNS = 16

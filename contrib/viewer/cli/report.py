@@ -47,8 +47,8 @@ def report(
 
 def _show_evaluation(folder: Path, *, as_json: bool) -> None:
     from forge_env.cli.eval_output import show_result
+    from forge_env.evaluation.api import notes
     from forge_env.evaluation.folder import RESULT
-    from forge_env.evaluation.notes import notes
     from forge_env.records.run_files import read_object
 
     result = read_object(folder / RESULT)

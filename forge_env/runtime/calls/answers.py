@@ -17,7 +17,6 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 
     Args:
         seconds: None for a call without a deadline: pings find a replica that hangs.
-        what: the name of the actor or the call, for people.
     """
     from monarch.actor import ActorError
 
@@ -43,9 +42,7 @@ async def unless_gone(call: Awaitable[T], death: asyncio.Future[Any], error: typ
     """Await a call to an actor; if the actor dies meanwhile, raise at once.
 
     Args:
-        call: to the actor, with a deadline of its own.
         death: done when the actor is gone, with the reason or an exception.
-        error: the class of the error that is raised then.
     """
     task = asyncio.ensure_future(call)
     try:

@@ -12,13 +12,52 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from forge_env.core.errors import ServiceError
-from forge_env.runtime.calls.endpoint_table import EndpointTable
+from forge_env.core.errors import ServiceError, UserError, nearest
 from forge_env.runtime.calls.gathered import Gathered
 from forge_env.runtime.calls.handle import ServiceHandle, View
 from forge_env.utils.deadlines import queued
+
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+
+class UnknownEndpoint(UserError, AttributeError):
+    """The actor's class has no such endpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointTable:
+    """The endpoints of an actor's class, by name. It travels in messages; the class itself may be heavy to import."""
+
+    actor: str
+    """Name of the class."""
+    classes: frozenset[str]
+    """The class and its bases, each with its module."""
+    names: frozenset[str]
+    idempotent: frozenset[str]
+    """Endpoints that may be called again if a replica dies during a call."""
+    long: frozenset[str]
+    """Endpoints without a deadline; their calls are cancelled with their callers."""
+
+    def check(self, name: str) -> str:
+        """Return `name` if it is an endpoint."""
+        if name not in self.names:
+            raise UnknownEndpoint(f"{self.actor} has no endpoint {name!r}. {nearest(name, self.names)}")
+        return name
+
+    def name_of(self, endpoint: Endpoint[Any, Any, Any]) -> str:
+        """The name of an endpoint that is given as an attribute of its class, for example `PolicyActor.generate`."""
+        owner = getattr(endpoint, "owner", None)
+        if owner in self.classes:
+            return endpoint.name
+        name = f"{owner.rpartition('.')[2]}.{endpoint.name}" if owner else repr(endpoint)
+        raise UnknownEndpoint(
+            f"{name} is no endpoint of {self.actor}: name one of its class, as {self.actor}.{min(self.names)}. "
+            f"{nearest(getattr(endpoint, 'name', ''), self.names)}"
+        )
+
 
 A = TypeVar("A")
 _MOST_SESSIONS = 65_536  # sessions with a remembered replica

@@ -22,7 +22,6 @@ class Gathered:
     """The calls in flight of this process to the long endpoints of a replica.
 
     Args:
-        handle: of the replica.
         death: done when the replica is gone, with the reason.
     """
 

@@ -154,7 +154,7 @@ class BoundEndpoint:
 
     async def _call(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         what = f"{self._client.name}.{self._name}"
-        call_id = _next_call() if self._is_long else ""
+        call_id = f"{os.environ.get(CALLER, 'controller')}/{next(_calls)}" if self._is_long else ""
         member.calls += 1
         try:
             if call_id:
@@ -170,10 +170,6 @@ class BoundEndpoint:
             raise
         finally:
             member.calls -= 1
-
-
-def _next_call() -> str:
-    return f"{os.environ.get(CALLER, 'controller')}/{next(_calls)}"
 
 
 def _in_background(work: Coroutine[Any, Any, None]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime import remove_monarch_log
+from forge_env.utils.folders import temporary_files_in
 from forge_env.utils.owners import is_mine
-from forge_env.utils.temporary import temporary_files_in
 
 _LONGEST_TEMP = 48  # bytes: a socket's address has 108, and the names of our folder and of Monarch's file take up to 55
 _EXIT_SECONDS = 10.0

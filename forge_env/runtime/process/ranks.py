@@ -3,16 +3,35 @@ once."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from forge_env.core.errors import ForgeError
 from forge_env.runtime.calls.answers import within
-from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
 
 if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
     from forge_env.runtime.calls.endpoints import Endpoint
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def serve_tcp_store(address: str) -> tuple[TCPStore, int]:
+    """Serve a TCPStore of torch's at a free port of `address`; returns it, and its port.
+
+    The port is bound before any process is told of it, so no other process can take it meanwhile.
+    """
+    from torch.distributed import TCPStore
+
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, port
+
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -71,7 +90,6 @@ class AllRanks(Generic[A]):
 
         Args:
             seconds: until the answer; then the call raises a ServiceError.
-            what: the name of the actor or the call, for people.
         """
         return AllRanks(self._actor, seconds, what)
 

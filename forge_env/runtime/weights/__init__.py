@@ -9,8 +9,7 @@ from forge_env.runtime.weights.choice import choose_store
 from forge_env.runtime.weights.one_host.cuda_ipc import CudaIpcStore
 from forge_env.runtime.weights.one_host.shared_memory import SharedMemoryStore
 from forge_env.runtime.weights.store import StoreRequest, WeightStore
-from forge_env.runtime.weights.tensor_layout import TensorLayout
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import TensorLayout, WeightStream
 
 __all__ = [
     "CudaIpcStore",

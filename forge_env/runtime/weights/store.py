@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,6 @@ class WeightStore(ABC):
         """Why this store cannot serve a run, and the remedies, for the end of a sentence; "" if it can.
 
         Args:
-            request: of the run.
             instead: the remedy of another store, as "take NAME"; "" if no store that is here can serve the run.
         """
         return ""

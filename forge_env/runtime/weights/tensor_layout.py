@@ -1,14 +1,15 @@
-"""TensorLayout: the place of each tensor of a state dict in one flat piece of memory, of any kind."""
+"""TensorLayout: the place of each tensor of a state dict in one flat piece of memory. WeightStream: its tensors, one at
+a time."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_env.core.errors import ServiceError
+from forge_env.core.errors import InvariantError, ServiceError
 
 if TYPE_CHECKING:
     import torch
@@ -81,3 +82,39 @@ def allocate(size: int, device: torch.device, *, purpose: str, remedy: str) -> T
         return torch.empty(size, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:
         raise ServiceError(f"GPU {device.index} has no room {purpose}, {size / 2**30:.1f} GiB, {remedy}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStream:
+    """The weights for a snapshot. It can be read once.
+
+    A store allocates the snapshot from `layout`, and copies each tensor straight into it. So no process needs memory
+    for all weights beside the snapshot: if they are gathered from many ranks, one tensor exists at a time.
+    """
+
+    layout: TensorLayout
+    device: torch.device
+    tensors: Iterable[tuple[str, Tensor]]
+    """Every name of the layout once, in any order, with a tensor of the layout's shape and dtype."""
+
+    @classmethod
+    def of(cls, state_dict: Mapping[str, Tensor]) -> WeightStream:
+        """The stream of tensors that all exist already."""
+        import torch
+
+        device = next((tensor.device for tensor in state_dict.values()), torch.device("cpu"))
+        return cls(TensorLayout.of(state_dict), device, state_dict.items())
+
+    def copy_to(self, flat: Tensor) -> None:
+        """Copy every tensor to its place in `flat`, (at least the layout's size,) uint8, on any device."""
+        missing = self.layout.views(flat)
+        for name, tensor in self.tensors:
+            view = missing.pop(name, None)
+            # copy_ would silently broadcast and cast.
+            if view is None or view.shape != tensor.shape or view.dtype != tensor.dtype:
+                form = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise InvariantError(f"weight {name} came as {form}: the layout of the snapshot says otherwise")
+            view.copy_(tensor.detach())
+            del tensor  # before the next one is gathered
+        if missing:
+            raise InvariantError(f"{len(missing)} weights did not come, {next(iter(missing))} among them")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agents.generator.answers import Answers
 from agents.generator.engine_thread import EngineThread
+from agents.generator.requests import Answers
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import PolicyError, TurnRefused
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.generator.compile_cache import stable_path
+from agents.generator.start import stable_path
 
 NAME = """
 import sys
 from pathlib import Path
-from agents.generator.compile_cache import stable_path
+from agents.generator.start import stable_path
 name = stable_path(sys.argv[1], Path(sys.argv[2]))
 """
 KEYS = """

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from forge_env.core.episode import Episode, Group, Row, Turn, digest, read_jsonl, write_jsonl
+from forge_env.core.episode import Episode, Group, Lineage, Row, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.errors import InvariantError, UserError
-from forge_env.core.lineage import Lineage
 from forge_env.core.tokens import MOST_NUMBERS
 from forge_env.core.types import Outcome, Task, ToolCall
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge_env.records.background import Background
-from forge_env.records.sinks import Record
+from forge_env.records.sinks import Background, Record
 
 
 class Kept:

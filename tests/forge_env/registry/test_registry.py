@@ -17,8 +17,7 @@ from forge_env.core.types import ToolCall
 from forge_env.registry import registry
 from forge_env.registry.registry import entries, env_class, env_names, load, register, tool_names, tools_of
 from forge_env.registry.registry_file import project_file
-from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox, ToolEnv
 
 ROOT = Path(forge_env.__file__).parents[1]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge_env.cli.env_options import parse_options
+from forge_env.cli.evaluate import parse_options
 from forge_env.core.errors import UserError
 from forge_env.rollout.factory import EnvFactory
 from forge_env.tool_env.tool_env import ToolEnv

@@ -25,9 +25,8 @@ pytest.importorskip("monarch")
 
 from runtime_actors import STRANGE, STRANGE_OWN, Gone, Worker
 
-from forge_env.runtime.actor import ForgeActor
+from forge_env.runtime.actor import VARIABLE, ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.process.compile_cache import VARIABLE
 from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]

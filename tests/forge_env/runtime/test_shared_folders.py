@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.runtime.process.compile_cache import HEADERS, VARIABLE, keep_compiled
+from forge_env.runtime.actor import HEADERS, VARIABLE, keep_compiled
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")

@@ -28,16 +28,16 @@ async def call(client: ServiceClient[PolicyActor], trainer: AllRanks[TrainerActo
     completion: Completion = await policy.route(PolicyActor.generate, (1, 2), Sampling(), request_id="one")
     pulls: list[dict[str, float]] = await policy.deadline(1.0).fanout(PolicyActor.pull, 3)
     pids: list[int] = await client.session("one").fanout(PolicyActor.pid)
-    seconds: float = await trainer.call_one(TrainerActor.publish, 3)
+    seconds: float = await trainer.call_one(TrainerActor.take, 3)
     await trainer.call_one(TrainerActor.begin, None)
     pulled: dict[str, float] = await spawned.call_one(PolicyActor.pull, 3)
     await policy.route(PolicyActor.genrate, (1, 2))  # error: attr-defined
     await policy.route(PolicyActor.generate, (1, 2), temperature=1.0)  # error: call-arg
     await policy.route(PolicyActor.pull, "three")  # error: arg-type
     text: str = await policy.route(PolicyActor.generate, (1, 2))  # error: arg-type
-    await policy.route(EnvActor.ended)  # error: arg-type
+    await policy.route(EnvActor.num_episodes)  # error: arg-type
     await client.call_one(PolicyActor.pull)  # error: call-arg
-    await trainer.call_one(EnvActor.ended)  # error: call-overload
+    await trainer.call_one(EnvActor.num_episodes)  # error: call-overload
     await spawned.call_one(PolicyActor.pull, version="three")  # error: call-overload
 """
 

@@ -15,8 +15,7 @@ from forge_env.evaluation.metrics import faulted_tool, tool_figures, tool_metric
 from forge_env.rollout import env_calls
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox, ToolEnv
 from tests.helpers.scripts import calls, in_order, says
 from tests.helpers.waiting import DEADLINE_S
 

@@ -22,7 +22,7 @@ from benchmarks.simulated_time import run as simulated
 from forge_env.core.errors import EnvError, SandboxError
 from forge_env.core.tools import make_tool, tool
 from forge_env.core.types import ToolCall
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 from forge_env.utils.deadlines import Deadline
 from tests.helpers.waiting import DEADLINE_S
 

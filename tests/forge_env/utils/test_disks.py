@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.utils.disks import full_disk
+from forge_env.utils.folders import full_disk
 
 
 def test_a_full_disk_is_named_by_where_it_is_mounted(tmp_path: Path) -> None:

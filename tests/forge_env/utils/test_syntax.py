@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.math.env import calculate
-from forge_env.utils.syntax import parse_python
+from forge_env.utils.targets import parse_python
 
 SOURCE = "+".join(f"f{i}({i})" for i in range(60))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.batching.shares import even_shares
+from trainers.batching.packing import even_shares
 
 
 def test_the_most_expensive_go_first_and_a_share_is_in_order() -> None:

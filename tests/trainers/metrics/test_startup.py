@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from forge_env.runtime.process.lifetime import process_began
+from forge_env.runtime.process.children import process_began
 from trainers.metrics.startup import Startup
 
 COMMAND = 1000.0  # seconds since the epoch
@@ -23,7 +23,7 @@ def made() -> Startup:
 
 def test_a_process_began_before_its_imports() -> None:
     before = time.time()
-    program = "from forge_env.runtime.process.lifetime import process_began; print(process_began())"
+    program = "from forge_env.runtime.process.children import process_began; print(process_began())"
     began = float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
     assert before - 0.05 <= began <= time.time()  # the kernel counts in ticks of 10 ms
     assert process_began() < before, "this one began before the test did"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainers.episodes import episode, group, turn
 from trainers.losses import SFTLoss
-from trainers.metrics.json_lines import Trained
+from trainers.metrics.report import Trained
 from trainers.objective.advantages import centred
 from trainers.objective.objective import Objective
 

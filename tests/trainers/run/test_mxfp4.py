@@ -14,12 +14,11 @@ from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from agents.model_folder import weight_files
-from agents.model_weights import places
+from agents.model_weights import check_weights, places
 from forge_env.core.errors import UserError
 from tests.helpers.family_proof import random_row
 from tests.trainers.titan.folders import make_folder
 from trainers.families.table import family_of, read_config
-from trainers.families.weights import check_weights
 from trainers.model.find import find_shape
 from trainers.run.mxfp4 import dequantize, write_bfloat16
 from trainers.titan.trainer import TitanSettings, TitanTrainer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
 from tests.trainers.episodes import episode, turn
-from trainers.run.weight_ages import WeightAges
+from trainers.run.weight_sync import WeightAges
 
 
 def sampled(*versions: int) -> Episode:

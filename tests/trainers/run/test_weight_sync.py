@@ -17,8 +17,7 @@ from tests.trainers.episodes import episode, turn
 from trainers.metrics.observer import Spans
 from trainers.metrics.startup import Startup
 from trainers.run.delivery import Delivery
-from trainers.run.weight_ages import WeightAges
-from trainers.run.weight_sync import WeightSync
+from trainers.run.weight_sync import WeightAges, WeightSync
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from trainers.titan.schedule import build_schedule
+from trainers.titan.optimizer import build_schedule
 from trainers.titan.trainer import TitanSettings
 
 CASES = {

@@ -9,11 +9,10 @@ from typing import Any
 
 from agents.generator.adapter_folder import WEIGHTS
 from agents.model_folder import check_engine_packages, weight_files
-from agents.model_weights import places
+from agents.model_weights import check_weights, places
 from forge_env.core.errors import UserError
 from trainers.families.family import Family
 from trainers.families.table import family_of, read_config
-from trainers.families.weights import check_weights
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.find import FoundModel
 from trainers.setup.run_plan import RunPlan
@@ -31,7 +30,9 @@ def check_thinking(plan: RunPlan) -> None:
 def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
     """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out."""
     assert plan.shape is not None, "the folder has a config.json"
-    from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
+    from agents.served_tokenizer import (
+        check_folder as check,  # slow import, which a plan without a folder does not need
+    )
     from trainers.model.new_rows import untrained_tokens
 
     model, unread = _check_tensors(folder)

@@ -27,7 +27,7 @@ from forge_env.core.tools import Tool
 from forge_env.core.types import ToolCall
 from forge_env.registry.registry import tools_of
 from forge_env.rollout.factory import make
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 from tests.envs.serving import serve
 
 SECRET = "the-secret-of-the-user"

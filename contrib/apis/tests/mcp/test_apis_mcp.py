@@ -20,7 +20,7 @@ from contrib.apis.mcp.tools import McpServer, open_mcp
 from contrib.apis.sources import open_sources
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import ToolCall
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 from forge_env.utils.deadlines import Deadline
 from tests.envs.serving import serve
 from tests.helpers.waiting import is_alive, until

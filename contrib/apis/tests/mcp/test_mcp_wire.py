@@ -15,7 +15,7 @@ from agents.renderer.dialects import from_openai
 from contrib.apis.mcp import exact_numbers
 from contrib.apis.mcp.tools import McpServer, open_mcp
 from forge_env.core.errors import ServiceError
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 from tests.envs.serving import serve
 
 NUMBERS = '{"a":0.123456789012345678,"b":[1.10,1e400,-0,-0.0,1E5,5.0,12345678901234567890],"c":"1.10"}'

@@ -26,7 +26,7 @@ from contrib.apis.tests.openapi_tools import openapi_tools
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import ToolCall
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.tool_env import Toolbox
 from tests.envs.serving import serve
 
 TEXT, INTEGER = {"type": "string"}, {"type": "integer"}

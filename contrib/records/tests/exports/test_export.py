@@ -374,7 +374,7 @@ def test_an_environment_that_is_not_here_is_named(tmp_path: Path, export: Comman
 
 
 def test_two_exports_to_one_place(tmp_path: Path, export: Command) -> None:
-    from forge_env.utils.staging import Target
+    from forge_env.utils.atomic import Target
 
     write_run(tmp_path, an_episode(0))
     with Target(tmp_path / "x.jsonl"):

@@ -24,8 +24,7 @@ from contrib.records.tests.conftest import Command
 from contrib.records.tests.imports.test_training_trace import a_turn
 from contrib.records.tests.imports.test_training_trace import episodes as sampled_episodes
 from forge_env.cli.main import main
-from forge_env.core.episode import Episode, Turn, read_jsonl
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Episode, Lineage, Turn, read_jsonl
 from forge_env.core.types import Outcome, Task, ToolUse
 from tests.helpers.packages import needs
 from trainers.settings.supervised import SFTConfig

@@ -20,8 +20,7 @@ from contrib.records.exports.training_trace import NO_TOKENS, REFUSED, training_
 from contrib.records.imports.build import BadRecord, build
 from contrib.records.imports.training_trace import read_trace
 from contrib.records.tests.conftest import Command
-from forge_env.core.episode import Episode, Turn, digest, read_jsonl, write_jsonl
-from forge_env.core.lineage import Lineage
+from forge_env.core.episode import Episode, Lineage, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.protocols import Conversation
 from forge_env.core.routes import Routes
 from forge_env.core.types import NOT_SAMPLED, Outcome, Task, ToolCall, ToolUse

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
 from forge_env.runtime.weights.store import StoreRequest, WeightStore, no_version, published_already, refusal_text
-from forge_env.runtime.weights.tensor_layout import TensorLayout
-from forge_env.runtime.weights.weight_stream import WeightStream
+from forge_env.runtime.weights.tensor_layout import TensorLayout, WeightStream
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +76,10 @@ class SegmentStore(WeightStore):
         if self._manifest(version).exists():
             raise published_already(version)
         with self._choosing:
-            self._forget(keep=self.keep - 1)  # before the copy, which goes where the oldest version was
+            # Segments without a manifest are free once nobody reads them; the copy goes where the oldest version was.
+            manifests = self._manifests()
+            for manifest in manifests[: max(0, len(manifests) - (self.keep - 1))]:
+                manifest.unlink()
             lock, flat = self._free_segment(max(weights.layout.size, 1), weights.device)
         try:
             weights.copy_to(flat)
@@ -139,12 +141,6 @@ class SegmentStore(WeightStore):
     def _manifests(self) -> list[Path]:
         """The oldest first."""
         return sorted(self.folder.glob("v*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-
-    def _forget(self, keep: int) -> None:
-        """Remove all manifests but the newest; their segments are free once nobody reads them."""
-        manifests = self._manifests()
-        for manifest in manifests[: max(0, len(manifests) - keep)]:
-            manifest.unlink()
 
     @contextmanager
     def _holding(self, version: int) -> Iterator[dict[str, Tensor]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import warnings
+import weakref
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.one_host.pinned import pin
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 from forge_env.runtime.weights.store import StoreRequest, in_words, refusal_text
@@ -111,3 +113,32 @@ def room() -> int:
 def has_room(size: int) -> bool:
     """Whether /dev/shm can take this number of bytes."""
     return room() >= size
+
+
+_READ_ONLY = 8  # cudaHostRegisterReadOnly
+
+
+def pin(mapping: mmap.mmap, flat: Tensor, *, read_only: bool = False) -> None:
+    """Register memory with CUDA until it is unmapped. Where CUDA refuses, copies stay slow, and nothing else changes.
+
+    Args:
+        flat: (size,) uint8.
+    """
+    runtime, address = _runtime(), flat.data_ptr()
+    if runtime is None:
+        return
+    if runtime.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), _READ_ONLY * read_only):
+        runtime.cudaGetLastError()  # torch would take it for that of its next kernel
+    else:
+        weakref.finalize(mapping, runtime.cudaHostUnregister, ctypes.c_void_p(address)).atexit = False
+
+
+@cache
+def _runtime() -> ctypes.CDLL | None:
+    """CUDA's runtime library, which torch has loaded; None without it."""
+    import torch
+
+    try:
+        return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}") if torch.version.cuda else None
+    except OSError:
+        return None

@@ -135,11 +135,6 @@ def _remove_beside(parent: Path, file: Path) -> None:
         file.unlink()
 
 
-def _remove_after_maker(folder: Path) -> None:
-    sys.stdin.read()
-    _remove_for_good(folder)
-
-
 def _remove_for_good(folder: Path) -> None:
     """Remove a folder that an actor may still write to for a moment."""
     remove_folder(folder)
@@ -150,4 +145,5 @@ def _remove_for_good(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _remove_after_maker(Path(sys.argv[1]))
+    sys.stdin.read()  # until the maker has ended
+    _remove_for_good(Path(sys.argv[1]))
