@@ -136,6 +136,8 @@ class Game:
         self.is_done = False
         self._moves = random.Random(f"{request['seed']}/opponents")
         _limited(lambda: env.reset(num_players=request["players"], seed=request["seed"]))
+        if _is_for_one(env.state):
+            _order_reason_and_reward(env.state)
         self._random = _random_state()
 
     def step(self, text: str) -> None:
@@ -253,6 +255,16 @@ def _limited(call: Callable[[], Any]) -> Any:
 
 def _is_for_one(state: Any) -> bool:
     return type(state).__name__ == "SinglePlayerState"
+
+
+def _order_reason_and_reward(state: Any) -> None:
+    """Countdown, Cryptarithm, Slitherlink and ThreeCardMonte give both in each other's place."""
+    refuse = state.set_invalid_move
+
+    def in_order(reason: Any = None, reward: Any = -1.0) -> Any:
+        return refuse(reward, reason) if isinstance(reward, str) else refuse(reason, reward)
+
+    state.set_invalid_move = in_order
 
 
 def _reason(error: BaseException) -> str:

@@ -89,6 +89,14 @@ async def test_the_rules_and_rewards_of_the_games_come_along(python: str) -> Non
         assert episode.outcome is Outcome.SCORED and episode.info["textarena"]["reason"], episode.error
 
 
+async def test_a_second_invalid_move_is_a_loss_in_games_that_swap_its_reward_and_reason(python: str) -> None:
+    async with make("textarena:ThreeCardMonte-v0", python=python) as factory:
+        episode = await play(factory, says("none"))
+    assert (episode.outcome, len(episode.turns)) == (Outcome.SCORED, 2), episode.error
+    assert episode.reward is not None and not episode.success
+    assert "Invalid" in episode.info["textarena"]["reason"]
+
+
 async def test_games_for_one_are_worth_what_the_packages_own_loop_says(python: str) -> None:
     """Whether they end by themselves, by invalid moves, or at our limit."""
     games, tasks = [], {}
