@@ -66,6 +66,8 @@ def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make
         ({"data_parallel_replicate_degree": 2}, "parallelism needs 2 trainer processes, services.trainer.procs is 1"),
         ({"reshard_after_forward": "sometimes"}, "is 'sometimes'; it must be one of: default, always, never"),
         ({"optimizer_state": "4bit"}, "is '4bit'; it must be one of: float32, bfloat16, 8bit"),
+        ({"dtype": "float16"}, "float16"),
+        ({"attention": "fast"}, "fast"),
         ({"optimizer_state": "bfloat16"}, "this one is on the CPU: set it to float32 or 8bit"),
     ],
 )
