@@ -58,6 +58,7 @@ asyncio.run(cell())
 """
 
 
+@pytest.mark.slow  # the quick tests are tests/trainers/test_python.py, without processes
 @pytest.mark.timeout(300)
 def test_a_run_in_a_running_loop_is_stopped_by_its_callback(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

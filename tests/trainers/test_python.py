@@ -71,6 +71,16 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == []  # nothing has run in them
 
 
+def test_a_cell_of_a_notebook_may_train(plans: list[Any]) -> None:
+    """Where an event loop runs already."""
+
+    async def cell() -> None:
+        train("math", steps=5)
+
+    asyncio.run(cell())
+    assert [plan.steps for plan in plans] == [5]
+
+
 def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("output: ~/from_file\nenv: {options: {level: 3}}\n")
     register("of_this_process", Math)

@@ -138,6 +138,7 @@ async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves
     async with factory(level=level, operations=["*"]) as opened:
         tasks = [*opened.tasks(count=24), *opened.tasks("test", count=8)]
         assert {task.metadata["kind"] for task in tasks} == {n for n, kind in KINDS.items() if kind.level == level}
+        assert all(task.kind == task.metadata["kind"] for task in tasks)
         for episode in await play_all(opened, EXPERT, tasks):
             assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 1.0, {"state": 1.0})
         assert {episode.reward for episode in await play_all(opened, NULL, tasks)} == {0.0}
@@ -350,14 +351,6 @@ async def test_two_functions_of_one_name_are_told_apart(functions: str, tmp_path
         assert {(await play(opened, EXPERT, task)).reward for task in tasks} == {1.0}
 
 
-async def test_a_data_file_may_begin_with_a_byte_order_mark(functions: str, tmp_path: Path) -> None:
-    data = tmp_path / "bom.jsonl"
-    data.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "2 + 3?", "answer": "5"}\n')
-    async with factory(tools=f"{functions}:add", data=str(data)) as opened:
-        [task] = opened.tasks("all", count=1)
-        assert task.prompt[0]["content"] == "2 + 3?"
-
-
 # ---- a file of tasks ----
 
 
@@ -551,16 +544,6 @@ def test_a_level_that_the_operations_do_not_suffice_for_says_what_it_needs() -> 
 def test_an_instance_is_made_by_its_factory() -> None:
     with pytest.raises(EnvError, match="factory"):
         ToolApi()
-
-
-@pytest.mark.parametrize(
-    ("level", "kinds"),
-    [(1, "cancel restock"), (2, "cancel_latest refund_latest buy"), (3, "buy_cheapest refund_if settle buy_if")],
-)
-def test_every_task_has_the_kind_that_it_was_drawn_as(level: int, kinds: str) -> None:
-    tasks = ToolApi.tasks("train", count=60, seed=0, level=level)
-    assert {task.kind for task in tasks} == set(kinds.split())
-    assert all(task.kind == task.metadata["kind"] for task in tasks)
 
 
 def test_the_environment_is_made_of_its_tools_and_the_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -993,6 +993,7 @@ async def test_chosen_checks_run_with_those_that_they_need() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"tasks": 0}, "tasks is 0; a check needs 1"),
         ({"only": ["gold"]}, "no check 'gold'. .*gold answers"),
         ({"seconds": 0.0}, "seconds is 0; .* above 0 s"),
         ({"seconds": float("nan")}, "seconds is nan; .* above 0 s"),
@@ -1059,11 +1060,6 @@ async def test_what_cannot_be_cancelled_is_waited_for_no_longer_than_its_time() 
     with pytest.raises(EnvTimeout, match="close\\(\\) took longer than 0.01 s"):
         await with_timeout("close()", stubborn(), 0.01)
     released.set()
-
-
-async def test_a_number_of_tasks_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match="tasks is 0; a check needs 1"):
-        await run_checks(EnvFactory(Good), tasks=0)
 
 
 def test_a_report_is_plain_data() -> None:

@@ -122,15 +122,8 @@ FAULTS = {
     "no verdict": ("says", ("I like it.",), "gave no verdict that can be read in 2 answers.*I like it"),
     "nothing": ("says", ("",), "gave no verdict"),
     "failing": ("fails", (500, "down"), "HTTP 500: down"),
-    "refusing": ("fails", (400, "no"), "HTTP 400: no"),
     "too long": ("fails", (400, "maximum context length is 9"), "too long for the judge"),
     "hanging": ("waits", (), "did not answer within 0.2 s"),
-    "garbage": ("sends", ("<html>",), "no chat completion"),
-    "broken": (
-        "sends",
-        ({"choices": [{"message": {"content": "VERDICT: 10"}, "finish_reason": "content_filter"}]},),
-        "finish reason 'content_filter'",
-    ),
     "cut by its context": (
         "sends",
         ({"choices": [{"message": {"content": "VERDICT: 10"}, "finish_reason": "model_length"}]},),

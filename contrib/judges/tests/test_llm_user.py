@@ -207,15 +207,8 @@ FAULTS = {
     "silent": ("says", ("",), "gave no message in 2 answers: the last one is empty"),
     "only thoughts": ("says", ("<think>Well, then",), "the last one is empty"),
     "failing": ("fails", (500, "down"), "the user model did not answer.*HTTP 500: down"),
-    "refusing": ("fails", (400, "no"), "the user model did not answer.*HTTP 400: no"),
     "too long": ("fails", (400, "maximum context length is 9"), "too long for the user model"),
     "hanging": ("waits", (), "did not answer within 0.2 s"),
-    "garbage": ("sends", ("<html>",), "no chat completion"),
-    "broken": (
-        "sends",
-        ({"choices": [{"message": {"content": "I want"}, "finish_reason": "error"}]},),
-        "finish reason 'error'",
-    ),
 }
 
 

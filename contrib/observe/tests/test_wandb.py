@@ -219,6 +219,7 @@ def offline_files(output: Path) -> list[Path]:
     return list((output / "wandb").glob("offline-run-*/*.wandb"))
 
 
+@pytest.mark.slow
 def test_supervised_training_that_a_signal_ended_leaves_nothing_behind(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     ended, _ = ended_by_sigterm(start, tmp_path, "--metrics.sinks", "wandb:offline", is_ready=offline_files)
     assert offline_files(ended.output)

@@ -16,14 +16,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from agents.scripted import ScriptedAgent
-from agents.token_agent import TokenAgent
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from tests.helpers import turns
-from tests.helpers.scripted_policy import ScriptedPolicy
 from tests.helpers.turns import next_prompt
 
 TOOLS = Math().tools
@@ -195,16 +193,6 @@ def test_tool_results_are_bridged_onto_what_was_sampled(
     )
 
 
-def test_an_unusual_tokenisation_survives(renderer: Renderer, tokenizer: FastTokenizer) -> None:
-    odd = [tokenizer.encode(letter)[0] for letter in "assistant"]
-    assert odd != tokenizer.encode("assistant")
-    conversation = Conversation(request_id="c", observation=FIRST)
-    first, _ = add_turn(renderer, conversation, odd)
-    conversation.observation = ({"role": "user", "content": "so?"},)
-    prompt, old, _ = next_prompt(renderer, conversation, TOOLS)
-    assert prompt[:old] == [*first, *odd]
-
-
 observed = st.lists(says("tool"), min_size=1, max_size=3) | st.lists(says("user"), min_size=1, max_size=2)
 
 
@@ -340,23 +328,3 @@ async def test_the_expert_plays_an_episode_in_one_row(qwen: Path, renderer: Rend
     assert (episode.reward, [turn.kind for turn in episode.turns]) == (1.0, ["tokens", "tokens"])
     [row] = episode.rows
     assert tokenizer.decode(row.token_ids) + "\n" == renderer.text(episode.messages, TOOLS)
-
-
-async def test_a_policy_plays_an_episode_that_is_token_exact(qwen: Path, renderer: Renderer) -> None:
-    call: Message = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "calculator"}}]}
-    call["tool_calls"][0]["function"]["arguments"] = {"expression": "1 + 1"}
-    written = [renderer.write(call), renderer.write({"role": "assistant", "content": TASK.target})]
-    asked: list[list[int]] = []
-
-    def answer(prompt: Any) -> list[int]:
-        asked.append(list(prompt))
-        return written[len(asked) - 1]
-
-    async with EnvFactory(Math) as factory:
-        agent = TokenAgent(str(qwen), ScriptedPolicy(answer))
-        episode = await run_episode(factory, agent, TASK, seed=3, episode_id="e", limits=EpisodeLimits())
-    assert (episode.reward, episode.is_trainable) == (1.0, True)
-    assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["2"]
-    [row] = episode.rows
-    assert list(row.token_ids) == [*asked[1], *written[1]]
-    assert asked[1][: len(asked[0]) + len(written[0])] == [*asked[0], *written[0]]

@@ -108,6 +108,16 @@ async def test_a_step_and_a_reward_method_refuse_the_same(value: Any) -> None:
         assert "a reward is a finite number" in episode.error
 
 
+async def test_a_reward_method_that_raises_is_a_fault() -> None:
+    class Raises(ToolEnv):
+        @reward
+        def odd(self, answer: str) -> float:
+            raise ValueError("broken")
+
+    episode = await play(Raises, "4")
+    assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None) and "ValueError: broken" in episode.error
+
+
 class Scored(ToolEnv):
     """An own reward method beside ready-made ones."""
 

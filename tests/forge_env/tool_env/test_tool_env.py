@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import threading
 import weakref
 from typing import Any, Literal
@@ -14,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Turn
-from forge_env.core.errors import EnvError, SandboxError
+from forge_env.core.errors import EnvError
 from forge_env.core.protocols import Agent, Conversation
-from forge_env.core.tools import reward, tool
-from forge_env.core.types import Action, EpisodeLimits, Outcome, Task, ToolCall
+from forge_env.core.tools import tool
+from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
@@ -54,11 +53,6 @@ class Desk(ToolEnv):
         """Raise."""
         raise ZeroDivisionError("no luck")
 
-    @tool
-    def sandbox(self) -> str:
-        """Fail underneath."""
-        raise SandboxError("the sandbox is gone")
-
     @tool(timeout=0.02)
     async def endless(self) -> str:
         """Never end."""
@@ -78,14 +72,6 @@ class Desk(ToolEnv):
 
     def not_a_tool(self) -> str:
         return "secret"
-
-    @reward(weight=2.0)
-    def right(self, answer: str) -> float:
-        return float(answer == self.task.target)
-
-    @reward(weight=-0.5)
-    async def long(self, answer: str) -> bool:
-        return len(answer) > 2
 
 
 def call(name: str, arguments: dict[str, Any] | None, **more: str) -> ToolCall:
@@ -116,7 +102,7 @@ async def told(tool_call: ToolCall, env: ToolEnv | None = None) -> str:
 
 def test_schema_comes_from_signature_and_docstring() -> None:
     specs = {spec["function"]["name"]: spec for spec in Desk().tools}
-    assert set(specs) == {"repeat", "total", "broken", "sandbox", "endless", "chatty", "wait"}
+    assert set(specs) == {"repeat", "total", "broken", "endless", "chatty", "wait"}
     assert specs["repeat"] == {
         "type": "function",
         "function": {
@@ -249,27 +235,7 @@ async def test_a_plain_method_does_not_stall_the_event_loop() -> None:
     assert answer == "released"
 
 
-async def test_what_breaks_underneath_a_tool_is_not_told_to_the_model() -> None:
-    with pytest.raises(SandboxError):
-        await told(call("sandbox", {}))
-
-
 # ---- rewards ----
-
-
-@pytest.mark.parametrize(
-    ("answer", "score", "parts"),
-    [
-        ("42", 2.0, {"right": 1.0, "long": 0.0}),
-        ("no", 0.0, {"right": 0.0, "long": 0.0}),
-        ("wrong", -0.5, {"right": 0.0, "long": 1.0}),
-    ],
-)
-async def test_the_score_is_the_weighted_sum(answer: str, score: float, parts: dict[str, float]) -> None:
-    env = await started(Desk())
-    messages, value, terminated, truncated, info = await env.step(says(answer))
-    assert (list(messages), value, terminated, truncated) == ([], score, True, False)
-    assert info["rewards"] == parts
 
 
 class Answers(Agent):
@@ -278,31 +244,6 @@ class Answers(Agent):
     async def act(self, conversation: Conversation, tools: Any) -> tuple[Turn, Action]:
         action = says("42")
         return Turn(kind="text", observation=conversation.observation, message=action.message), action
-
-
-class Judge(ToolEnv):
-    """Its reward is what the test says."""
-
-    value: Any
-
-    @reward
-    def judged(self, answer: str) -> Any:
-        if isinstance(self.value, Exception):
-            raise self.value
-        return self.value
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "many", ValueError("broken")])
-async def test_a_reward_that_is_no_number_is_a_fault_of_the_environment(value: Any) -> None:
-    class Broken(Judge):
-        pass
-
-    Broken.value = value
-    async with EnvFactory(Broken) as factory:
-        result = await run_episode(factory, Answers(), TASK, seed=0, episode_id="e", limits=EpisodeLimits())
-    assert result.outcome is Outcome.ENV_FAULT
-    assert result.reward is None
-    assert result.error
 
 
 async def test_an_instance_is_gone_with_its_episode() -> None:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import InvariantError
-from trainers.controller.ledger import Ledger
+from trainers.controller.ledger import Ledger, Prompt
+from trainers.controller.mixture import Mixture
 
 
-@given(seed=st.integers(0, 2**32), stops=st.integers(0, 4))
-def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: int, stops: int) -> None:
-    rng = random.Random(seed)
-    ledger, ready = Ledger(), []
+@given(seed=st.integers(0, 2**32), stops=st.integers(0, 4), by=st.sampled_from([None, "groups", "tokens"]))
+def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: int, stops: int, by: Any) -> None:
+    """Of one environment, or of two by their shares; the prompts of each are those of its tasks, in their order."""
+
+    def made() -> Ledger:
+        return Ledger(Mixture(weights={"a": 2.0, "b": 1.0}, by=by)) if by else Ledger()
+
+    rng, prompt_of = random.Random(seed), dict[int, Prompt]()
+    ledger, ready = made(), []
     trained: list[int] = []
     dropped: list[int] = []
     for _ in range(stops + 1):
         saved = json.dumps(ledger.state_dict())
-        ledger = Ledger()
+        ledger = made()
         ledger.load_state_dict(json.loads(saved))
         prompts, running = ledger.prompts(), []
         assert ledger.counts["ready"] == len(ready)
@@ -30,9 +38,11 @@ def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: in
             event = rng.choice(["begin", "finish", "train", "drop"])
             if event == "begin":
                 running.append(next(prompts))
+                prompt = prompt_of.setdefault(running[-1], ledger.prompt(running[-1]))
+                assert prompt == ledger.prompt(running[-1]), "it keeps its task when it begins again"
             elif event == "finish" and running:
                 ready.append(running.pop(rng.randrange(len(running))))
-                ledger.finish(ready[-1])
+                ledger.finish(ready[-1], rng.randrange(100))
             elif event == "train" and ready:
                 trained.append(ready.pop(rng.randrange(len(ready))))
                 ledger.train(trained[-1])
@@ -46,6 +56,9 @@ def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: in
     assert (ledger.trained, ledger.dropped.total()) == (len(trained), len(dropped))
     unsettled = set(range(ledger.counts["begun"])) - set(settled)
     assert unsettled == set(ledger.state_dict()["open"])
+    begun = Counter(prompt.env for prompt in prompt_of.values())
+    assert sorted(prompt_of.values()) == sorted((env, i, i) for env, count in begun.items() for i in range(count))
+    assert not by or begun == +ledger.mixture.counts["begun"]
 
 
 def test_what_was_running_begins_again_before_anything_new_and_what_was_ready_does_not() -> None:

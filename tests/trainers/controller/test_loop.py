@@ -469,20 +469,6 @@ async def test_rollouts_do_not_wait_for_a_proof_and_the_next_update_does(stalene
     assert proved == [None, 1.0, 2.0, 4.0], "the last update is proved at once, like the one before it"
 
 
-async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
-    record = Record(rollout(group, lambda index: 60 if index == 0 else 1))
-    loop = record.loop(steps=10, staleness=3)
-    await loop.run()
-    (step,) = [step for step, groups in enumerate(record.trained) if 0 in groups]
-    assert 0 < step <= 3 and loop.ledger.trained == 20
-
-
-async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
-    record = Record(rollout(group, lambda index: 200 if index == 0 else 1))
-    await record.loop(steps=10, staleness=1).run()
-    assert 0 in [index for groups in record.trained[:2] for index in groups]
-
-
 async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
     outcomes = [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.TRUNCATED, Outcome.SCORED]
 
@@ -625,13 +611,6 @@ async def test_groups_that_are_dropped_teach_the_sampler_too() -> None:
     record = Record(rollout(make))
     await run_to_end(record.loop(steps=5, objective={"needs_signal": True}, ledger=ledger))
     assert [samplers[""].pool(index) for index in range(5)] == ["mixed", "unseen", "easy", "easy", "easy"]
-
-
-async def test_without_dynamic_sampling_they_are_trained_on() -> None:
-    record = Record(rollout(flat_group))
-    loop = record.loop(steps=2)
-    await loop.run()
-    assert len(record.trained) == 2 and loop.drops.flat == 0
 
 
 async def test_too_many_without_a_signal_end_the_run_and_each_is_taken_note_of() -> None:
@@ -931,7 +910,9 @@ class Bug(Exception):
 @pytest.mark.parametrize(
     "error", [ServiceError("the trainer died"), pytest.param(Bug("a bug"))], ids=["ServiceError", "Bug"]
 )
-@pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights", "prove_weights"])
+@pytest.mark.parametrize(
+    "where", ["run_group", "begin_window", "train_step", "publish_weights", "pull_weights", "prove_weights"]
+)
 async def test_an_error_of_the_loop_is_raised_unchanged(where: str, error: Exception) -> None:
     async def breaks(*_: Any) -> Any:
         await ticks(3)
@@ -959,12 +940,6 @@ async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-
-
-async def test_no_steps_is_no_work() -> None:
-    record = Record(rollout())
-    await run_to_end(record.loop(steps=0))
-    assert (record.trained, record.version) == ([], 0)
 
 
 # ---- going on ----

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -55,34 +53,3 @@ def test_the_only_environment_has_no_metrics_and_the_numbers_of_its_prompts() ->
     prompts = ledger.prompts()
     assert [ledger.prompt(next(prompts)) for _ in range(3)] == [Prompt("", i, i) for i in range(3)]
     assert ledger.mixture.metrics == {} == ledger.metrics
-
-
-@given(seed=st.integers(0, 2**32), stops=st.integers(1, 4))
-def test_every_task_of_every_environment_is_settled_once_over_any_stops(seed: int, stops: int) -> None:
-    def made() -> Ledger:
-        return Ledger(Mixture(weights={"a": 2.0, "b": 1.0}, by=rng.choice(["groups", "tokens"])))  # type: ignore[arg-type]
-
-    rng, settled = random.Random(seed), list[Prompt]()
-    ledger, ready = made(), list[int]()
-    for _ in range(stops + 1):
-        saved = json.dumps(ledger.state_dict())
-        ledger = made()
-        ledger.load_state_dict(json.loads(saved))
-        prompts, running = ledger.prompts(), []
-        for _ in range(rng.randrange(40)):
-            event = rng.choice(["begin", "begin", "finish", "train", "drop"])
-            if event == "begin":
-                running.append(next(prompts))
-            elif event == "finish" and running:
-                ready.append(running.pop(rng.randrange(len(running))))
-                ledger.finish(ready[-1], rng.randrange(100))
-            elif event == "train" and ready:
-                settled.append(ledger.prompt(ready[0]))
-                ledger.train(ready.pop(0))
-            elif event == "drop" and running:
-                settled.append(ledger.prompt(running[-1]))
-                ledger.drop(running.pop(), "no signal")
-    still_open = [ledger.prompt(number) for number in ledger.state_dict()["open"]]
-    begun = Counter(prompt.env for prompt in [*settled, *still_open])
-    assert begun == +ledger.mixture.counts["begun"]
-    assert sorted([*settled, *still_open]) == sorted((env, i, i) for env, count in begun.items() for i in range(count))

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Group
-from forge_env.core.errors import InvariantError, ServiceError
+from forge_env.core.errors import InvariantError
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
 from tests.trainers.controller.test_loop import Record, group, rollout, run_to_end, ticks
@@ -185,13 +185,3 @@ async def test_groups_that_are_taken_are_in_no_checkpoint() -> None:
     loop = record.loop(steps=4, staleness=1, sync_interval=2, after_step=after_step)
     with pytest.raises(InvariantError, match="after step 1, groups are taken that no step has trained on"):
         await loop.run()
-
-
-async def test_a_window_that_cannot_begin_ends_the_run() -> None:
-    async def broken(batches: Sequence[Sequence[Group]]) -> dict[str, float]:
-        raise ServiceError("the trainer died")
-
-    record = Record(rollout())
-    with pytest.raises(ServiceError, match="the trainer died"):
-        await run_to_end(record.loop(staleness=1, sync_interval=2, begin_window=broken))
-    assert record.trained == []

@@ -46,8 +46,6 @@ def refusal(*arguments: str, algorithm: Algorithm = GRPO) -> str:
     return str(caught.value)
 
 
-MOE = ("--model.size", "tiny-moe")
-GIVEN_MOE = "--model=Qwen/Qwen3-30B-A3B"
 GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 
 

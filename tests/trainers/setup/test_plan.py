@@ -434,8 +434,6 @@ def test_a_dry_run_shows_what_processes_on_gpus_keep_on_the_host(capsys: pytest.
 def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     missing = str(tmp_path / "tasks.jsonl")
     assert f"there is no file {missing}" in printed(capsys, "--dataset.path", missing, code=2)
-    assert "no_such_module" in printed(capsys, "--loss", "no_such_module:Loss", code=2)
-    assert "no model folder /no/such" in printed(capsys, "--model", "/no/such", code=2)
     assert "are for policy gradients" in printed(capsys, "--loss", "a:b", code=2, algorithm=sft.SFT)
 
 

@@ -33,12 +33,12 @@ SPLIT = {"max_tokens_per_micro_batch": 48}
 HSDP_CP = {"data_parallel_replicate_degree": 2, "context_parallel_degree": 2}
 QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp, cp, split, full": ("untied", {**HSDP_CP, **SPLIT, "activation_checkpoint": "full"}),
+}
+SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "cp, tp, split, selective": (
         "tied",
         {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **SPLIT, "activation_checkpoint": "selective"},
     ),
-}
-SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp, cp, tied, always": ("tied", {**HSDP_CP, "reshard_after_forward": "always"}),
     "hsdp, cp, packed, selective": ("untied", {**HSDP_CP, **PACKED, "activation_checkpoint": "selective"}),
     "hsdp, tp, split, selective": (

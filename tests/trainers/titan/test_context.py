@@ -131,9 +131,9 @@ def test_attention_that_cannot_share_a_sequence_is_refused():
 SETTINGS = dataclasses.replace(TRAINING, eps=1e-4)
 PACKED = {"pack_length": 64, "max_tokens_per_micro_batch": 64}
 CASES: dict[str, dict[str, Any]] = {
-    "cp 2": {"context_parallel_degree": 2},
     "cp 2, packed": {"context_parallel_degree": 2, "activation_checkpoint": "full", **PACKED},
 }
+"""Rows that are not packed are in test_combinations.py."""
 MORE_CASES: dict[str, dict[str, Any]] = {  # of four ranks; test_combinations.py has quick ones
     "cp 2, fsdp 2, split episodes": {
         "context_parallel_degree": 2,

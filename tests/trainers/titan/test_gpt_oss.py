@@ -29,9 +29,7 @@ from trainers.titan.trainer import TitanTrainer
 
 Make = Callable[..., TitanTrainer]
 CASES: dict[str, dict[str, Any]] = {
-    "fsdp": {},
-    "ep, packed, full": {"expert_parallel_degree": 2, **PACKED, "activation_checkpoint": "full"},
-    "tp": {"tensor_parallel_degree": 2},
+    "ep, full": {"expert_parallel_degree": 2, "activation_checkpoint": "full"},
     "tp, ep, packed": {"tensor_parallel_degree": 2, "expert_parallel_degree": 2, **PACKED},
     "cp, packed": {"context_parallel_degree": 2, **PACKED},
 }

@@ -75,14 +75,6 @@ def test_several_targets_of_a_place_are_as_many_calls(columns, count):
     torch.testing.assert_close(*both)
 
 
-def test_gradients_equal_finite_differences():
-    hidden, weight, targets, _ = make_inputs(4, 3, 7)
-    for which in (0, 1):
-        torch.autograd.gradcheck(
-            lambda h, w, i: head_logprobs(h, w, targets, 0.7, with_entropy=True, columns=3)[i], (hidden, weight, which)
-        )
-
-
 @pytest.mark.parametrize("used", [(True, False), (False, True)], ids=["logprobs", "entropy"])
 def test_a_loss_may_use_one_of_the_two(used):
     hidden, weight, targets, upstream = make_inputs(6, 5, 17)

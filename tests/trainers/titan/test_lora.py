@@ -84,18 +84,6 @@ def test_the_file_of_an_adapter_is_the_trained_model(
     assert same(again.logprobs(make_samples()), after)
 
 
-def test_peft_loads_the_folder(folders: dict[str, Path], make: Make, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    trainer = make(folders["llama-3"], lora=FEW)
-    train(trainer)
-    trainer.export_adapter(tmp_path / "adapter")
-    model = peft.PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(folders["llama-3"]), tmp_path / "adapter"
-    )
-    for sample, values in zip(make_samples(), trainer.logprobs(make_samples()), strict=True):
-        assert reference_logprobs(model, sample) == pytest.approx(values, abs=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, FEW], ids=["all", "few"])
 def test_only_adapters_are_trained_and_kept(

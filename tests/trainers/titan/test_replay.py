@@ -34,14 +34,18 @@ from trainers.titan.trainer import TitanTrainer
 
 SIZES: dict[str, int] = {"layers": 2, "experts": EXPERTS["num_experts"], "active": EXPERTS["num_experts_per_tok"]}
 CASES: dict[str, dict[str, Any]] = {
-    "ep, packed, full": {"expert_parallel_degree": 2, **PACKED, "activation_checkpoint": "full"},
     "tp, ep, split": {
         "tensor_parallel_degree": 2,
         "expert_parallel_degree": 2,
         "max_tokens_per_micro_batch": 48,
         "activation_checkpoint": "selective",
     },
-    "cp, ep, packed": {"context_parallel_degree": 2, "expert_parallel_degree": 2, **PACKED},
+    "cp, ep, packed, full": {
+        "context_parallel_degree": 2,
+        "expert_parallel_degree": 2,
+        **PACKED,
+        "activation_checkpoint": "full",
+    },
 }
 MORE_CASES: dict[str, dict[str, Any]] = {
     "hsdp, ep": {

@@ -43,6 +43,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_cases(make_models(tmp_path_factory.mktemp("four-ranks")), HSDP, world=4)
 
 
+@pytest.mark.slow  # the quick test of replicas of shards is in test_combinations.py
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", HSDP)
 def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make: Make, case: str) -> None:
@@ -66,7 +67,8 @@ def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make
         ({"data_parallel_replicate_degree": 2}, "parallelism needs 2 trainer processes, services.trainer.procs is 1"),
         ({"reshard_after_forward": "sometimes"}, "is 'sometimes'; it must be one of: default, always, never"),
         ({"optimizer_state": "4bit"}, "is '4bit'; it must be one of: float32, bfloat16, 8bit"),
-        ({"optimizer_state": "bfloat16"}, "this one is on the CPU: set it to float32 or 8bit"),
+        ({"dtype": "float16"}, "float16"),
+        ({"attention": "fast"}, "fast"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(models: Path, make: Make, changes: dict[str, Any], match: str) -> None:

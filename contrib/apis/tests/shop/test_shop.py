@@ -381,15 +381,6 @@ def test_the_expert_solves_200_tasks_and_others_do_not(level: int) -> None:
     assert unchanged == 0 if level < 3 else 20 < unchanged < 80
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_the_expert_solves_tasks_over_http(shop_server: ShopServer, client: Client, level: int) -> None:
-    for task in shop_tasks("test", count=30, seed=level, levels=[level]):
-        session = Session(shop_server, client, shop_of(task))
-        solve(lambda name, arguments: json.dumps(session.call(name, **arguments)), task)  # noqa: B023
-        assert score(session.state, task) == 1.0
-        shop_server.close(session.token)
-
-
 def test_an_order_too_many_is_wrong_even_when_cancelled(shop_server: ShopServer, client: Client) -> None:
     task = next(t for t in shop_tasks(count=20, levels=[2]) if t.metadata["kind"] == "buy")
     session = Session(shop_server, client, shop_of(task))
@@ -452,9 +443,3 @@ def test_mistaken_arguments() -> None:
         shop_tasks(count=1, levels=[])
     with pytest.raises(UserError, match="'valid'"):
         shop_tasks("valid", count=1)
-
-
-def test_the_expected_state_needs_no_server() -> None:
-    [task] = shop_tasks(count=1, levels=[1])
-    with memory_database(shop_of(task)) as db:
-        assert expected_state(task) != read_state(db)
