@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -23,8 +22,6 @@ from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
 from sandboxes import open_sandbox
 from sandboxes.host import interpreter
-from sandboxes.host.namespace import NamespaceSandbox
-from sandboxes.host.zygote import Zygote
 from tests.helpers.processes import descendants, descriptors, without_descriptors
 from tests.helpers.waiting import is_alive, until
 
@@ -609,22 +606,3 @@ async def test_what_the_machine_refuses_is_a_fault(opened: Opener, monkeypatch: 
     assert (
         result.status is ExecStatus.SANDBOX_ERROR and result.error == "the session cannot be told: too many references"
     )
-
-
-async def test_a_zygote_without_room_for_files_refuses_and_goes_on(opened: Opener, shared: NamespaceSandbox) -> None:
-    zygote = shared._zygote.process
-    assert isinstance(zygote, Zygote)
-    (pid,) = (Path(f"/proc/{zygote.pid}/task/{zygote.pid}/children")).read_text().split()
-    session, usual = await opened(), resource.prlimit(int(pid), resource.RLIMIT_NOFILE)
-    used = len(os.listdir(f"/proc/{pid}/fd"))
-    refusals = list[str]()
-    for most in range(used - 2, used + 8):
-        resource.prlimit(int(pid), resource.RLIMIT_NOFILE, (most, usual[1]))
-        try:
-            await opened()
-        except SandboxError as error:
-            refusals.append(str(error))
-    resource.prlimit(int(pid), resource.RLIMIT_NOFILE, usual)
-    assert "the zygote could not start it: Too many open files" in refusals
-    assert await printed(session, "print(1)") == await printed(await opened(), "print(1)") == "1\n"
-    assert shared._zygote.process is zygote and zygote.alive
