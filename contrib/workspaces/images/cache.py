@@ -45,17 +45,16 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
 def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
     """Hold the entry `name` of the cache for the block; `build` fills it the first time.
 
-    Two processes that build the same entry at once both build it, and one of the two results stays.
+    Threads and processes that need an entry which is being built wait for it: an image takes seconds of a core, and the
+    first episodes of a run all ask for it at once.
 
     Args:
-        build: called with a new, empty folder; when it raises, nothing stays behind. If its process is killed, the next
-            build removes what it leaves.
+        build: called with a new, empty folder; when it raises, nothing stays behind. If its process is killed, one of
+            those that wait builds it.
     """
     folder = images_folder() / name
-    while (lock := _lock(folder, fcntl.LOCK_SH)) is None:
-        lock = _build(*_new_partial(folder.parent, folder.name), folder, build)
-        if lock is not None:
-            break
+    while (lock := _lock(folder, fcntl.LOCK_SH)) is None and (lock := _build(folder, build)) is None:
+        pass
     try:
         yield folder
     finally:
@@ -136,38 +135,54 @@ def sweep(parent: Path) -> None:
 
 def _new_partial(parent: Path, name: str) -> tuple[Path, int]:
     """Make a folder, and lock it, so that `sweep` leaves it alone; return it and its lock."""
-    try:
-        _make_parent(parent)
-        sweep(parent)
+    with _writing(parent):
         while True:
-            partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{name[:40]}-", dir=parent))
+            partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{name}-", dir=parent))
             lock = _lock(partial, fcntl.LOCK_EX)
             if lock is not None:  # else another process has taken it for a leftover
                 return partial, lock
-    except OSError as error:
-        raise SandboxError(
-            f"the cache of images {parent} cannot be written ({error.strerror}): set {_VARIABLE} to a folder that can"
-        ) from None
 
 
-def _build(partial: Path, lock: int, folder: Path, build: Callable[[Path], None]) -> int | None:
-    """Fill `partial` and give it its name; return its lock, or None if another process was faster."""
+def _build(folder: Path, build: Callable[[Path], None]) -> int | None:
+    """Fill a folder, and give it its name; return its lock, or None if another has done so, or has failed."""
+    partial = folder.parent / f"{_PARTIAL}{folder.name}"
+    with _writing(folder.parent), contextlib.suppress(FileExistsError):
+        partial.mkdir()
+    lock = _lock(partial, fcntl.LOCK_EX)  # waits for whoever builds it
+    if lock is None:
+        return None
     done = False
     try:
-        build(partial)
-        partial.chmod(0o755)
-        try:
+        if not folder.is_dir():
+            for leftover in partial.iterdir():  # of a process that was killed while this one waited
+                shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
+            build(partial)
+            partial.chmod(0o755)
             partial.rename(folder)
+            fcntl.flock(lock, fcntl.LOCK_SH)
             done = True
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was faster
-                raise
-        fcntl.flock(lock, fcntl.LOCK_SH)
     finally:
         if not done:
             shutil.rmtree(partial, ignore_errors=True)
             os.close(lock)
     return lock if done else None
+
+
+@contextmanager
+def _writing(parent: Path) -> Iterator[None]:
+    """Make a folder of the cache, and remove leftovers in it, before the block.
+
+    Raises:
+        SandboxError: it, or what the block makes in it, cannot be written.
+    """
+    try:
+        _make_parent(parent)
+        sweep(parent)
+        yield
+    except OSError as error:
+        raise SandboxError(
+            f"the cache of images {parent} cannot be written ({error.strerror}): set {_VARIABLE} to a folder that can"
+        ) from None
 
 
 def _lock(folder: Path, kind: int) -> int | None:

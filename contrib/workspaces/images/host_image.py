@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,8 @@ _FILES = {
 }
 _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 _LDD_SECONDS = 20.0
+_ONE_AT_A_TIME = threading.Lock()
+"""The first episodes of a process ask in as many threads at once, and each would look through all packages."""
 
 
 def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
@@ -55,7 +58,8 @@ def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
     Args:
         packages: modules or distributions, as for `open_sandbox(packages=...)`; what they require comes along.
     """
-    return _host_image(packages, images_folder())
+    with _ONE_AT_A_TIME:
+        return _host_image(packages, images_folder())
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -21,6 +23,16 @@ from contrib.workspaces.images.cache import in_use
 with in_use(Path(sys.argv[1])):
     print("in use", flush=True)
     sys.stdin.read()
+"""
+
+_BUILDER = """
+import sys
+from contrib.workspaces.images.cache import cached
+def build(folder):
+    (folder / "half").mkdir()
+    print("building", flush=True)
+    sys.stdin.read()
+cached("images/a", build)
 """
 
 
@@ -50,6 +62,38 @@ def test_what_is_built_is_held_from_its_beginning(cache: Path) -> None:
             pass
         assert not remove(folder)
     assert remove(folder) and remove(folder)
+
+
+def test_those_that_wait_for_an_entry_do_not_build_it(cache: Path) -> None:
+    builds, begun, go_on = [], Event(), Event()
+
+    def build(folder: Path) -> None:
+        builds.append(folder)
+        begun.set()
+        assert go_on.wait(60)
+
+    with ThreadPoolExecutor(8) as threads:
+        entries = [threads.submit(cached, "images/a", build)]
+        assert begun.wait(60)
+        entries += [threads.submit(cached, "images/a", build) for _ in range(7)]
+        go_on.set()
+        assert {entry.result(60) for entry in entries} == {cache / "images/a"}
+    assert len(builds) == 1 and [path.name for path in (cache / "images").iterdir()] == ["a"]
+
+
+def test_who_waits_for_a_build_that_fails_or_is_killed_builds_anew(cache: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        cached("images/a", lambda folder: 1 / 0)  # type: ignore[arg-type, return-value]
+    command = [sys.executable, "-c", _BUILDER]
+    with (
+        ThreadPoolExecutor(1) as threads,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder,
+    ):
+        assert builder.stdout is not None and builder.stdout.readline() == b"building\n"
+        waiting = threads.submit(make, "images/a")
+        builder.kill()
+        folder = waiting.result(60)
+    assert [path.name for path in folder.iterdir()] == ["root"]
 
 
 def test_host_images_and_folders_outside(cache: Path, tmp_path: Path) -> None:

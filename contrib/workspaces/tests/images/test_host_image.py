@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import contrib.workspaces.images.host_image as module
 from contrib.workspaces.images.cache import cached, images_folder
 from contrib.workspaces.images.host_image import host_image
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.open import open_workspaces
 from forge_env.core.errors import SandboxError, UserError
+from sandboxes.host.packages import Packages
 
 
 def test_the_image_has_a_shell_tools_python_and_the_named_packages() -> None:
@@ -24,6 +28,19 @@ def test_the_image_has_a_shell_tools_python_and_the_named_packages() -> None:
     assert (library / "site-packages/pytest/__init__.py").is_file() and (library / "json/__init__.py").is_file()
     assert list((library / "site-packages/pytest/__pycache__").glob("__init__.*.pyc"))
     assert not (library / "test").exists() and not (library / "site-packages/torch").exists()
+
+
+def test_threads_that_ask_at_once_look_through_the_packages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = [], module.find_packages
+
+    def find(names: Sequence[str]) -> Packages:
+        asked.append(names)
+        return real(names)
+
+    monkeypatch.setattr(module, "find_packages", find)
+    with ThreadPoolExecutor(8) as threads:
+        images = list(threads.map(host_image, [("pytest", "pluggy")] * 8))
+    assert len(set(map(id, images))) == 1 and len(asked) == 1
 
 
 def test_no_link_leads_out_of_the_image_and_nothing_in_it_is_a_link_to_a_file_of_the_machine() -> None:
