@@ -79,8 +79,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # with the little that is garbage: to look for it takes as long as to go through all of them
         atexit.register(gc.unfreeze)  # the interpreter frees them at its end, and no library complains of a leak
 
 

@@ -50,8 +50,11 @@ EXAMPLES = sorted(
     for path in ROOT.glob(pattern)
     if path.stem not in ELSEWHERE
 )
-SLOW = {"README.md", "docs/python.md", "contrib/harbor/coding_agent.md", "contrib/torchforge/examples/own_loop.py"}
-"""Examples and pages that train."""
+SLOW = {
+    *("README.md", "docs/python.md", "contrib/harbor/coding_agent.md", "contrib/torchforge/examples/own_loop.py"),
+    "contrib/serve/serve_model.md",
+}
+"""Examples and pages that train, and the one that starts vLLM's own server, with three imports of vLLM."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
     "make test": "it is what runs this test",

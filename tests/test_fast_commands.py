@@ -1,15 +1,14 @@
 """What help, a list and a typo import: none of the packages that take seconds. The modules are looked at, and no clock.
 
-Each line is run as a user runs it, by a process of its own for the trainers; their modules decide what is imported.
+Lines run one after another in one process, which has imported what any of them imports.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from forge_env.cli.main import COMMANDS
 from forge_env.registry.contrib import rows
@@ -26,7 +25,6 @@ TRAINERS: dict[str, tuple[int, str]] = {
     "trainers.sft --sft.epoch 3": (2, "did you mean --sft.epochs?"),
     "trainers.dapo --dapo.clip_low low": (2, "it must be a finite number"),
     "trainers.grpo --env maht": (2, "Did you mean math?"),
-    "trainers.ppo": (2, "Did you mean grpo?"),
     "trainers": (2, "name the algorithm"),
 }
 
@@ -39,13 +37,35 @@ def loaded(*arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str]
     return done, {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
 
 
-@pytest.mark.parametrize("line", TRAINERS)
-def test_a_trainer_says_help_and_refuses_a_typo_before_it_imports_torch(line: str, tmp_path: Path) -> None:
+RUN = """
+import contextlib, io, json, runpy, sys
+said = []
+for module, *options in json.loads(sys.argv[1]):
+    sys.argv = [module, *options]
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    said.append([code, text.getvalue()])
+print(json.dumps(said))
+"""
+
+
+def test_a_trainer_says_help_and_refuses_a_typo_before_it_imports_torch(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    done, packages = loaded("-m", *line.replace("OWN", str(tmp_path / "own.py")).split(), cwd=ROOT)
-    code, words = TRAINERS[line]
-    assert done.returncode == code and words in done.stdout + done.stderr, done.stderr[-2000:]
+    lines = [line.replace("OWN", str(tmp_path / "own.py")).split() for line in TRAINERS]
+    done, packages = loaded("-c", RUN, json.dumps(lines), cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (line, (code, words)), (found, text) in zip(TRAINERS.items(), json.loads(done.stdout), strict=True):
+        assert found == code and words in text, (line, text)
     assert "trainers" in packages and packages.isdisjoint(SLOW)
+
+
+def test_an_algorithm_that_is_not_there_is_named_before_torch_is_imported() -> None:
+    done, packages = loaded("-m", "trainers.ppo", cwd=ROOT)
+    assert done.returncode == 2 and "Did you mean grpo?" in done.stderr and packages.isdisjoint(SLOW)
 
 
 def test_no_algorithm_imports_torch() -> None:

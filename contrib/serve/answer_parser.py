@@ -85,6 +85,8 @@ class AnswerParser(Parser):
         self._text, self._token_ids = "", list[int]()
         self._sent = ["", ""]
         """The thought and the content that the stream has had."""
+        self._tools: list[ToolSpec] | None = None
+        """Of the request of a stream, read once: that takes longer than to read a token."""
 
     def adjust_request(self, request: Any) -> Any:
         """Sample with marks as text, with the ends of the model's answers, and in the form that is asked for."""
@@ -151,7 +153,9 @@ class AnswerParser(Parser):
             if answer.calls:
                 delta.tool_calls = _deltas(answer.calls)
         else:
-            thought, content = self._form.read_beginning(self._text, tools=_tools(request))
+            if self._tools is None:
+                self._tools = _tools(request)
+            thought, content = self._form.read_beginning(self._text, tools=self._tools)
         if request.include_reasoning and (more := self._more(0, thought)):
             delta.reasoning = more
         if more := self._more(1, content):

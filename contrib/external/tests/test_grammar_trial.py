@@ -63,7 +63,29 @@ async def test_a_grammar_that_would_hold_up_the_engine_is_refused(
     await trials.check(tag(GOOD), VOCABULARY)
 
 
-async def test_a_killed_process_is_started_again_and_a_closed_one_is_gone(trials: GrammarTrials) -> None:
+NO_LIBRARY = """
+import time
+
+PACKAGES = ()
+
+
+def open_library(run_forked):
+    def answer(request):
+        if "minLength" in request["grammar"]:
+            time.sleep(1000)
+        return {"problem": ""}
+
+    return answer
+"""
+
+
+async def test_a_killed_process_is_started_again_and_a_closed_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process imports no library of grammars, which takes seconds."""
+    (tmp_path / "no_library.py").write_text(NO_LIBRARY)
+    monkeypatch.setattr("contrib.external.grammar_trial_process.__file__", str(tmp_path / "no_library.py"))
+    trials = GrammarTrials("any")
     await trials.check(tag(GOOD), VOCABULARY)
     assert trials._process is not None
     first = trials._process.pid

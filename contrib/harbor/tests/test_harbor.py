@@ -242,13 +242,12 @@ async def test_each_step_has_the_image_of_its_own_verifier(tmp_path: Path) -> No
     assert episode.info["verdict"]["steps"] == [{"reward": 1.0}, {"reward": 1.0}]
 
 
-async def test_no_cheat_is_paid_by_a_separate_verifier_or_in_a_fork(tmp_path: Path) -> None:
-    write_bug_fixes([str(tmp_path / "tasks"), "--count", "1"])
+async def test_no_cheat_is_paid_in_a_fork(tmp_path: Path) -> None:
+    """Nor by a separate verifier, whose task the audit finds sound: test_harbor_audit.py."""
     fork = write_task(tmp_path / "fork", _IN_TMP, **_BY_BASH)
-    paths = (tmp_path / "tasks", fork)
-    episodes = await asyncio.gather(*(play(path, *messages) for path in paths for messages in workspace_cheats()))
-    assert [episode.reward for episode in episodes] == [0.0] * 2 * len(SCRIPTS)
-    assert [(await play(path)).reward for path in paths] == [1.0, 1.0]
+    episodes = await asyncio.gather(*(play(fork, *messages) for messages in workspace_cheats()))
+    assert [episode.reward for episode in episodes] == [0.0] * len(SCRIPTS)
+    assert (await play(fork)).reward == 1.0
 
 
 async def test_a_shared_verifier_can_be_forged_and_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from contrib.check import run_audit
 from contrib.harbor.config import HarborTask, find_tasks
 
 EXAMPLES = Path(forge_env.__file__).parents[1] / "contrib/harbor/examples"
-QUICK = ("hello-file", "three-files-in-steps")
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +44,8 @@ def test_what_tasks_share_is_the_same_file(name: str) -> None:
     assert len({path.read_text() for path in EXAMPLES.rglob(name)}) == 1
 
 
-@pytest.mark.parametrize("name", QUICK)
-async def test_a_task_is_sound(name: str) -> None:
-    report = await run_audit(forge_env.make(f"harbor:{EXAMPLES / name}"))
+async def test_a_task_is_sound() -> None:
+    report = await run_audit(forge_env.make(f"harbor:{EXAMPLES / 'hello-file'}"))
     assert report.ok, report.to_dict()
 
 

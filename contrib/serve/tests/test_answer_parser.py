@@ -124,16 +124,16 @@ def parts(action: Action) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_client_reads_what_the_run_reads(renderer: Renderer, dialect: str) -> None:
-    kinds = set()
+    kinds, asked = set(), request()
     for opens, one_call in ((False, False), (True, False), (False, True)):
         form = with_form(renderer, dialect=dialect, opens_thought=opens, one_call=one_call)
         for text in answers(dialect):
             for end in (list(renderer.stop_token_ids[:1]), []):
                 ids = [*renderer.encode(text), *end]
-                if renderer.decode(renderer.encode(text)) != text:
+                if renderer.decode(renderer.encode(text)) != text or (one_call and not end):
                     continue
                 inside = form.read(ids, "stop" if end else "length", TOOLS)
-                for action in served(form, ids, request()):
+                for action in served(form, ids, asked):
                     assert parts(action) == parts(inside), (text, end)
                 kinds |= {"error" if call.error else "call" for call in inside.tool_calls} or {"answer"}
     assert kinds == ({"answer"} if dialect == "none" else {"answer", "call", "error"})

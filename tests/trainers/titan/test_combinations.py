@@ -86,7 +86,7 @@ def take_two_steps(trainer: TitanTrainer) -> dict[str, Any]:
     before = [values.tolist() for values in trainer.logprobs(samples)]
     metrics = [
         trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1)),
-        trainer.train_step(make_samples(7, seed=1), GSPOLoss()),
+        trainer.train_step(samples, GSPOLoss()),
     ]
     part = trainer.model.context.local(empty_batch(4 * WORLD))
     with torch.no_grad():

@@ -25,7 +25,7 @@ from trainers.titan.delta_rule import PackedRows, _fla_backward, delta_rule, fla
 from trainers.titan.trainer import TitanTrainer
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_no_step_of_packed_rows_compiles_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, dtype: str

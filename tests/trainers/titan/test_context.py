@@ -154,16 +154,18 @@ def with_one_target(sample: Sample) -> Sample:
 
 
 def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
-    """What every degree has to agree on: logprobs of episodes, steps, and the weights after them."""
+    """What every degree has to agree on: logprobs of episodes, steps, and the weights after them.
+
+    Steps on the same rows have the same shapes, for each of which torch plans every operation of several ranks anew.
+    """
     samples = make_samples(7)
     before = trainer.logprobs(samples)
     metrics = [
         trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1)),
-        trainer.train_step(make_samples(7, seed=1), GSPOLoss(clip_low=0.2, clip_high=0.2)),
-        trainer.train_step(make_samples(3, seed=2), GSPOLoss(), old_is_present=True),
-        trainer.train_step([with_one_target(make_samples(1, seed=3)[0])], GRPOLoss()),
-        trainer.train_step(observing(make_samples(5, seed=4)), GRPOLoss(), observation_coef=0.5),
-        trainer.train_step(taught(observing(make_samples(5, seed=5))), GRPOLoss(), distill_coef=0.5),
+        trainer.train_step(samples, GSPOLoss(clip_low=0.2, clip_high=0.2)),
+        trainer.train_step(samples, GSPOLoss(), old_is_present=True),
+        trainer.train_step([with_one_target(samples[0])], GRPOLoss()),
+        trainer.train_step(taught(observing(samples)), GRPOLoss(), observation_coef=0.5, distill_coef=0.5),
     ]
     logprobs = [values.tolist() for values in before + trainer.logprobs(samples)]
     return {"metrics": metrics, "logprobs": logprobs, "weights": weights_of(trainer)}

@@ -34,9 +34,10 @@ from trainers.titan.trainer import TitanTrainer
 
 SIZES: dict[str, int] = {"layers": 2, "experts": EXPERTS["num_experts"], "active": EXPERTS["num_experts_per_tok"]}
 CASES: dict[str, dict[str, Any]] = {
-    "tp, ep, split": {
+    "tp, ep, packed, split": {
         "tensor_parallel_degree": 2,
         "expert_parallel_degree": 2,
+        "pack_length": 48,
         "max_tokens_per_micro_batch": 48,
         "activation_checkpoint": "selective",
     },
@@ -73,9 +74,9 @@ def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
     before = trainer.logprobs(samples)
     metrics = [
         trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1), compare_replay=True),
-        trainer.train_step(routed_samples(7, seed=1), GSPOLoss(clip_low=0.2, clip_high=0.2)),
-        trainer.train_step(routed_samples(3, seed=2), GSPOLoss(), old_is_present=True),
-        trainer.train_step(routed_samples(1, seed=3), GRPOLoss()),
+        trainer.train_step(samples, GSPOLoss(clip_low=0.2, clip_high=0.2)),
+        trainer.train_step(samples, GSPOLoss(), old_is_present=True),
+        trainer.train_step(samples[:1], GRPOLoss()),
     ]
     logprobs = [values.tolist() for values in before + trainer.logprobs(samples)]
     return {"metrics": metrics, "logprobs": logprobs, "weights": weights_of(trainer)}

@@ -868,16 +868,17 @@ FAMILY_CASES = {
 
 def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
     """Two steps, a save, a detour and a load, a third step: what every number of ranks has to agree on."""
-    metrics = [trainer.train_step(make_samples(7, seed=i), loss) for i, loss in enumerate((GRPOLoss(), local_mean))]
+    samples = make_samples(7)  # the same in all steps, see `test_context.take_steps`
+    metrics = [trainer.train_step(samples, loss) for loss in (GRPOLoss(), local_mean)]
     if out is not None:
         trainer.save(out / "checkpoint", 2, {"n": 2}, asynchronous=True)  # of the state before the detour
-        trainer.train_step(make_samples(7, seed=5), GRPOLoss())
+        trainer.train_step(samples, GRPOLoss())
         assert trainer.load(out / "checkpoint") == {"n": 2}
     # One sample for two ranks: one of them has nothing to do and must not keep the other waiting.
     metrics += [trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))]
     if out is not None:
         trainer.export_hf(out / "export")
-    return {"metrics": metrics, "logprobs": [values.tolist() for values in trainer.logprobs(make_samples(7))]}
+    return {"metrics": metrics, "logprobs": [values.tolist() for values in trainer.logprobs(samples)]}
 
 
 def coupled(logprobs, old_logprobs, advantages, loss_mask, entropy, normalizer):
