@@ -157,6 +157,6 @@ def _full_batch(sample: Sample, part: MicroBatch) -> MicroBatch:
         sample = dataclasses.replace(sample, reference_logprobs=None)
     if part.old_logprobs is None:
         sample = dataclasses.replace(sample, old_logprobs=None)
-    sample = dataclasses.replace(sample, observed=None, teacher_ids=None, teacher_logprobs=None)
+    sample = dataclasses.replace(sample, teacher_ids=None, teacher_logprobs=None)
     (batch,) = pack([sample], max_tokens=sys.maxsize, pack_length=0, pad_id=0)
     return batch
