@@ -789,7 +789,6 @@ FAMILY_CASES = {
     "llama-tp": ("llama-3.2", {"tensor_parallel_degree": 2}),
     "llama-tied-tp": ("llama-3-tied", {"tensor_parallel_degree": 2}),
     "qwen2.5-tied-fsdp": ("qwen2.5-tied", {"data_parallel_shard_degree": 2}),
-    "qwen3.5-moe-tied-ep": ("qwen3.5-moe-tied", {"expert_parallel_degree": 2, "pack_length": 64}),
     "mistral-cp": ("mistral", {"context_parallel_degree": 2, "pack_length": 64}),
     "qwen2.5-tp": ("qwen2.5", {"tensor_parallel_degree": 2, "activation_checkpoint": "selective"}),
     "gemma3-tied-fsdp": (
