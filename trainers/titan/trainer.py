@@ -62,7 +62,7 @@ from trainers.objective.distillation import distillation_loss
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.adapter_files import export_adapter, load_adapter
-from trainers.titan.backward import LossBeside, SplitEpisodes, StepLoss
+from trainers.titan.backward import SplitEpisodes, StepLoss
 from trainers.titan.checkpoint import TrainingState
 from trainers.titan.context import multiple_of_lengths
 from trainers.titan.device import device, limit_memory, release_memory
@@ -232,14 +232,14 @@ class TitanTrainer:
         normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
         distill_targets = sum(sample.units[0] for sample in samples if sample.teacher_ids is not None)
-        distillation = LossBeside(distill_coef, distill_targets, torch.zeros_like(normalizer))
+        distill_weight = distill_coef / max(distill_targets, 1)
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
         batches = self._batches.rounds(work.batches, max(work.counts.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
                 replay.compare(batches, partial(self._passes.of_batch, temperature=temperature))
-            self._add_gradients(work, batches, step, replay, temperature, distillation)
-            for part in (step.total, distillation.total, metrics.sums):
+            distillation = self._add_gradients(work, batches, step, replay, temperature, distill_weight)
+            for part in (step.total, distillation, metrics.sums):
                 self._batches.sum_over_ranks(part)
             replay.sum_over_ranks(self._batches.sum_over_ranks)
             self._batches.max_over_ranks(metrics.largest)
@@ -259,7 +259,7 @@ class TitanTrainer:
             "episodes_left_out": float(work.episodes - work.counts.episodes),
             **metrics.values(work.counts.tokens),
             **replay.values(work.counts.tokens),
-            **({"teacher_kl": float(distillation.total)} if distill_coef else {}),
+            **({"teacher_kl": float(distillation) / distill_coef} if distill_coef else {}),
             "skipped": float(not is_taken),
             "seconds": time.perf_counter() - start,
         }
@@ -271,9 +271,14 @@ class TitanTrainer:
         step: StepLoss,
         replay: ReplayMetrics,
         temperature: float,
-        distillation: LossBeside,
-    ) -> None:
-        """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device."""
+        distill_weight: float,
+    ) -> Tensor:
+        """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device.
+
+        Returns:
+            The distillation's part of this rank's loss, a scalar.
+        """
+        distillation = torch.zeros_like(step.total)
         split = SplitEpisodes(work.samples, work.batches, step)
         if work.tokens and work.counts.rounds_of_parts:
             parts = self._batches.pad([batch for batch in batches if batch.is_part], work.counts.rounds_of_parts)
@@ -284,10 +289,13 @@ class TitanTrainer:
             with_entropy = split.uses_entropy or not batch.is_part
             logprobs, entropies, teacher_logprobs = self._passes.forward(batch, temperature, with_entropy=with_entropy)
             replay.add(batch)
-            beside = distillation(distillation_loss(batch, teacher_logprobs))
+            divergence = distillation_loss(batch, teacher_logprobs) if distill_weight else None
+            beside = None if divergence is None else distill_weight * divergence
             (split if batch.is_part else step).backward(batch, logprobs, entropies, beside=beside)
             if beside is not None:
-                step.total += beside.detach()
+                distillation += beside.detach()
+        step.total += distillation
+        return distillation
 
     def _update_weights(self, total_loss: Tensor, *, has_tokens: bool) -> tuple[float, float, bool]:
         """Take the optimizer step, unless there is no token, or a value that is not finite.
