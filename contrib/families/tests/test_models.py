@@ -16,8 +16,6 @@ from contrib.families.tests.folders import FAMILIES, GPT_OSS, make_folder
 from forge_env.core.errors import UserError
 from tests.trainers.titan import test_models as models
 from tests.trainers.titan.test_hf_weights import check_checkpoints, run_cases
-from tests.trainers.titan.test_trainer import compare_with_one
-from tests.trainers.titan.test_trainer import run_cases as train_cases
 from trainers.families.table import read_config
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -76,14 +74,6 @@ def test_two_ranks_of_fsdp_read_their_slices_and_stream_full_tensors(tmp_path: P
     ranks = run_cases(tmp_path, 2, cases)
     assert [rank["same"] for rank in ranks] == [dict.fromkeys(cases, True), dict.fromkeys(cases, False)]
     check_checkpoints(tmp_path, cases, ranks)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_ranks_with_the_experts_of_each_other_take_the_steps_of_one(tmp_path: Path, make) -> None:
-    folder = make_folder(tmp_path / "model", "qwen3.5-moe", tied=True)
-    cases = {"ep": (folder.name, {"expert_parallel_degree": 2, "pack_length": 64})}
-    compare_with_one(folder, train_cases(tmp_path, cases) / "ep", make)
 
 
 @pytest.mark.parametrize(

@@ -944,8 +944,8 @@ def test_two_ranks_of_any_family_take_the_steps_of_one(two_ranks_of_families, ma
     compare_with_one(two_ranks_of_families / FAMILY_CASES[case][0], two_ranks_of_families / case, make)
 
 
-def compare_with_one(kind: Path, out: Path, make, *, world: int = 2) -> None:
-    alone = train_three_steps(make(kind))
+def compare_with_one(kind: Path, out: Path, make, *, world: int = 2, **changes) -> None:
+    alone = train_three_steps(make(kind, **changes))
     for rank in range(world):
         together = json.loads((out / f"{rank}.json").read_text())
         check_same(together, alone, rank=1)  # no weights are written down
@@ -953,7 +953,7 @@ def compare_with_one(kind: Path, out: Path, make, *, world: int = 2) -> None:
     exported = AutoModelForCausalLM.from_pretrained(out / "export")
     for sample, values in zip(make_samples(7), together["logprobs"], strict=True):
         assert reference_logprobs(exported, sample) == pytest.approx(values, abs=1e-5)
-    trainer = make(kind)
+    trainer = make(kind, **changes)
     assert trainer.load(out / "checkpoint") == {"n": 2}
     resumed = trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))
     assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5, rel=1e-4)
