@@ -48,10 +48,13 @@ APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorit
 OWNERS = {
     "monarch": ["forge_env/runtime/*", "contrib/clusters/*"],
     "torchstore": ["contrib/clusters/*"],
-    "torch": ["forge_env/runtime/*", "agents/*", "trainers/*", "contrib/clusters/*", "contrib/serve/openai_server.py"],
+    "torch": [
+        *("forge_env/runtime/*", "agents/*", "trainers/*"),
+        *("contrib/clusters/*", "contrib/families/*", "contrib/serve/openai_server.py"),
+    ],
     "transformers": ["agents/*", "trainers/*", "contrib/external/grammar_trial_process.py"],
     "vllm": ["agents/generator/*", "contrib/external/engine_grammars.py", "contrib/serve/answer_parser.py"],
-    "torchtitan": ["trainers/titan/*"],
+    "torchtitan": ["trainers/titan/*", "contrib/families/*"],
     "torchao": ["trainers/titan/*"],
     "docker": ["contrib/docker/*"],
     "dxf": ["contrib/workspaces/images/registry.py"],

@@ -66,14 +66,11 @@ def kl_warning(config: RunConfig) -> str:
     The gradient of k1 is the gradient of the token's logprob, with mean 0 over the policy's samples.
     """
     section, name = config.algorithm, config.algorithm_name
-    if section is None or config.training.loss or section.kl_in == "reward" or not section.beta > 0:
-        return ""
-    if section.kl != "k1" or section.kl_straight_through:
+    if section is None or config.training.loss or (section.kl, section.kl_in) != ("k1", "loss") or not section.beta > 0:
         return ""
     return (
         f"--{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
-        f"--{name}.beta {section.beta:g} holds nothing back: add --{name}.kl_straight_through true, or take "
-        f"--{name}.kl k2, or --{name}.kl_in reward"
+        f"--{name}.beta {section.beta:g} holds nothing back: take --{name}.kl k2, or --{name}.kl_in reward"
     )
 
 
@@ -86,7 +83,6 @@ def loss_options(config: RunConfig) -> dict[str, Any]:
         "beta": 0.0 if in_reward else section.beta,
         "aggregation": section.aggregation,
         "kl": "k3" if section.kl == "auto" else section.kl,
-        "kl_straight_through": section.kl_straight_through,
         "entropy_coef": config.training.entropy_coef,
         "constant": section.constant or (float(config.env.max_tokens) if section.aggregation == "constant" else 1.0),
         "correction": section.correction,
@@ -145,7 +141,7 @@ def make_objective(
         parts=vector,
         group_size=section.n_samples,
         kl_reference="generator" if section.beta > 0 else "",
-        reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(algorithm, section)),
+        reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(section)),
         penalty_baseline=BASELINES[baseline],
         credit=section.credit,
         needs_siblings=baseline != "none",
@@ -153,14 +149,9 @@ def make_objective(
     )
 
 
-def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
+def _kl_penalty(section: AlgorithmConfig) -> KLPenalty | None:
     if section.kl_in == "loss" or not section.beta > 0:
         return None
-    if section.kl_straight_through:
-        raise UserError(
-            f"--{algorithm}.kl_straight_through has no meaning with --{algorithm}.kl_in reward, through which no "
-            f"gradient goes: leave it out, or use --{algorithm}.kl_in loss"
-        )
     return KLPenalty(beta=section.beta, kind="k1" if section.kl == "auto" else section.kl)
 
 

@@ -121,10 +121,10 @@ class RunConfig:
             section.check()
         training, interval = self.training, self.training.sync_interval
         own = training.loss or training.advantages or training.reward
-        if self.algorithm is None and (own or training.entropy_coef or training.observation_coef):
+        if self.algorithm is None and (own or training.entropy_coef):
             raise UserError(
-                "--loss, --advantages, --reward, --training.entropy_coef and --training.observation_coef are for "
-                "policy gradients: supervised training has its own loss"
+                "--loss, --advantages, --reward and --training.entropy_coef are for policy gradients: supervised "
+                "training has its own loss"
             )
         if self.algorithm is None and self.distill.teacher:
             raise UserError(
@@ -133,11 +133,6 @@ class RunConfig:
             )
         if self.distill.only and not self.distill.teacher and not self.mixture:  # else each environment is checked
             raise UserError("--distill.only is true and --distill.teacher is empty: name the model that teaches")
-        if training.observation_coef and self.env.max_turns == 1:
-            raise UserError(
-                f"--training.observation_coef is {training.observation_coef:g} and --env.max_turns is 1: an episode of "
-                "one turn ends before the environment answers, so raise --env.max_turns, or leave it out"
-            )
         if self.evaluation.interval % interval:
             raise UserError(
                 f"--evaluation.interval is {self.evaluation.interval} and --training.sync_interval is {interval}: the "

@@ -267,7 +267,6 @@ class _Measured:
         self._call = LossCall(objective.loss)
         self._options = {"temperature": plan.temperature, "old_is_present": plan.old_logprobs == "trainer"}
         self._units = self._units_of(samples)
-        self._observed = sum(bool(sample.num_observed) for sample in samples)
         self._computed = [i for i, s in enumerate(samples) if not (self._call.skips_idle and s.is_idle)]
         self._logprobs = trainer.logprobs(samples, plan.temperature)
         self._packed = _pack([samples[i] for i in self._computed], trainer)
@@ -280,10 +279,7 @@ class _Measured:
 
     def step(self) -> dict[str, float]:
         """The metrics of the whole step."""
-        coef = self._objective.observation_coef
-        metrics: dict[str, float] = self._trainer.train_step(
-            self._samples, self._objective.loss, observation_coef=coef, **self._options
-        )
+        metrics: dict[str, float] = self._trainer.train_step(self._samples, self._objective.loss, **self._options)
         return metrics
 
     def row(self, index: int, episode: Episode, training_reward: float) -> StepRow:
@@ -293,8 +289,7 @@ class _Measured:
         units = self._units_of([sample])
         if index in self._computed and units:
             share = units / self._units
-            coef = self._objective.observation_coef / max(self._observed, 1) / share
-            alone = self._trainer.train_step([sample], self._objective.loss, observation_coef=coef, **self._options)
+            alone = self._trainer.train_step([sample], self._objective.loss, **self._options)
             loss, grad_norm = alone["loss"] * share, alone["grad_norm"] * share
         return StepRow(
             episode=episode.id,

@@ -36,6 +36,7 @@ TABLES = {
     "grammars": "lets an engine sample under grammars: a class, of a model folder",
     "gymnasium": "register: a function that registers an environment with Gymnasium, by its name",
     "hosts": "machines beside this one",
+    "models": "families of models, by the model_type of config.json: a Family of trainers/families/family.py",
     "observers": "classes that see a training run from its start to its end, trainers/metrics/observer.py",
     "reports": "functions that write a page of a training run when it ends",
     "sandboxes": "backends of sandboxes; one that comes behind no other isolates nothing, and is opened by name only",

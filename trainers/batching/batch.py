@@ -11,7 +11,7 @@ If the rows of an episode do not fit into one micro-batch, it is split over seve
 sees complete episodes, so it cannot be called on these micro-batches: see `trainers.titan.backward`.
 
 Letters in shapes: B sequences of a micro-batch, L tokens of a sequence, E episodes, T targets of an episode,
-N sampled and M observed targets of the micro-batch, K experts that compute a token in a layer.
+N sampled targets of the micro-batch, K experts that compute a token in a layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from forge_env.core.errors import InvariantError
-from forge_env.core.tokens import FLOATS, IDS, MASK, SINGLES, TokenRecord, array_of
+from forge_env.core.tokens import FLOATS, IDS, SINGLES, TokenRecord, array_of
 from trainers.batching.packing import DEFAULT_CROSSOVER, Layout, plan_packed, plan_padded, round_up
 from trainers.batching.routes import routes_shape, write_routes
 
@@ -47,7 +47,6 @@ class Sample(TokenRecord):
         "advantage": FLOATS,
         "reference_logprobs": SINGLES,
         "old_logprobs": SINGLES,
-        "observed": MASK,
         "teacher_ids": IDS,
         "teacher_logprobs": SINGLES,
     }
@@ -60,9 +59,6 @@ class Sample(TokenRecord):
     """float32: the reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
     old_logprobs: np.ndarray | None = None
     """float32: the trainer's own logprobs of the weights before the step, or before the first step of a window."""
-    observed: np.ndarray | None = None
-    """bool: the tokens of the environment that are learned as data, one for each token of the rows, in order; see
-    trainers/objective/observations.py."""
     teacher_ids: np.ndarray | None = None
     """int32: the tokens that a teacher finds most likely at each sampled target, K after K; the same K in each step."""
     teacher_logprobs: np.ndarray | None = None
@@ -81,22 +77,7 @@ class Sample(TokenRecord):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is learned from it by a loss that needs an advantage."""
-        return not self.has_advantage and not self.num_observed and self.teacher_ids is None
-
-    @property
-    def observed_rows(self) -> list[np.ndarray]:
-        """`observed`, row by row; all False for an episode without a sampled target, which no loss sees."""
-        lengths = [len(row.token_ids) for row in self.rows]
-        if self.observed is None or not self.num_targets:
-            return [np.zeros(length, dtype=MASK) for length in lengths]
-        if len(self.observed) != sum(lengths):
-            raise InvariantError(f"a sample has {len(self.observed)} values of observed for {sum(lengths)} tokens")
-        return np.split(self.observed, np.cumsum(lengths)[:-1])
-
-    @property
-    def num_observed(self) -> int:
-        """How many observed targets it has, in all of its rows; a row's first token is predicted by nothing."""
-        return 0 if self.observed is None else sum(int(np.count_nonzero(row[1:])) for row in self.observed_rows)
+        return not self.has_advantage and self.teacher_ids is None
 
     @property
     def units(self) -> tuple[int, int]:
@@ -131,13 +112,11 @@ class MicroBatch:
     source: Tensor
     """(E, T) int64: the place in the flattened (B, L) whose output predicts this target, -1 if there is no target."""
     selected: Tensor
-    """(N + M,) int64 places in the flattened (B, L) that predict sampled targets, in loss order, and then observed
-    ones."""
+    """(N,) int64 places in the flattened (B, L) that predict sampled targets, in loss order."""
     slots: Tensor
     """(N,) int64 places in the flattened (E, T) of the sampled targets, in loss order."""
     targets: Tensor
-    """(N + M,) int64 token ids, those of the sampled targets first. With a teacher's K tokens (N + M, 1 + K), which
-    follow the target."""
+    """(N,) int64 token ids of the sampled targets. With a teacher's K tokens (N, 1 + K), which follow the target."""
     target_index: Tensor
     """(N,) int64: each sampled target's number among the targets of all samples given to `pack`, in order of sample and
     row."""
@@ -160,8 +139,6 @@ class MicroBatch:
     routes: Tensor | None = None
     """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 if the router chooses them: in
     padding, and if the engine returned none. None if no row has any, or they are not asked for."""
-    observed: Tensor = field(default_factory=lambda: tensor_of(np.zeros(0, dtype=np.float32)))
-    """(M,) float32: the weight of each observed target, one over the number of them in its episode."""
     teacher_logprobs: Tensor = field(default_factory=lambda: tensor_of(np.zeros((0, 0), dtype=np.float32)))
     """(N, K) float32: the teacher's of its K tokens."""
     rows_read: tuple[int, int] = (0, 0)
@@ -206,7 +183,6 @@ class _Read(NamedTuple):
     lengths: list[int]  # inputs of each row
     counts: list[int]  # sampled targets of each row
     start: int  # the number of its first sampled target
-    observed: list[np.ndarray]  # of each row, True on the observed targets among the tokens after the first
 
     @property
     def rows(self) -> list[int]:
@@ -246,7 +222,7 @@ def pack(
     hold them. Otherwise the episode is split, and `MicroBatch.is_part` is true of the micro-batches with its rows. A
     row longer than `max_tokens` or `pack_length` gets what it needs. Sequence lengths are rounded up to `multiple`.
     What nothing is learned from is left out: tokens after a row's last target, rows and episodes without a target.
-    Targets are the sampled tokens and the observed ones; a row's first token is never a target.
+    Targets are the sampled tokens; a row's first token is never one.
 
     Packing pays where attention skips what a document does not see (flex, varlen). With the dense mask of the CPU it
     costs the square of the sequence: a model of 2 layers and width 128 on 64 rows of 60 to 140 tokens took 4.1 times
@@ -260,8 +236,7 @@ def pack(
     reads: list[_Read] = []
     for index, sample in enumerate(samples):
         start = reads[-1].start + sum(reads[-1].counts) if reads else 0
-        observed_rows = [row[1:] for row in sample.observed_rows]
-        reads.append(_Read(sample, *_lengths(index, sample, observed_rows), start, observed_rows))
+        reads.append(_Read(sample, *_lengths(index, sample), start))
     lengths = [read.lengths for read in reads]
     limits: dict[str, Any] = {"max_tokens": max_tokens, "multiple": multiple, "ranks": ranks, "crossover": crossover}
     if pack_length:
@@ -278,15 +253,15 @@ def pack(
     return [_build(reads, layout, format_) for layout in layouts]
 
 
-def _lengths(index: int, sample: Sample, observed_rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
+def _lengths(index: int, sample: Sample) -> tuple[list[int], list[int]]:
     """Of each row, how many inputs the model has to read, those up to the last target; and its sampled targets."""
     lengths, counts = [], []
-    for number, (row, is_observed) in enumerate(zip(sample.rows, observed_rows, strict=True)):
+    for number, row in enumerate(sample.rows):
         if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
-        counts.append(int(np.count_nonzero(row.loss_mask[1:])))
-        (targets,) = (row.loss_mask[1:] | is_observed).nonzero()
+        (targets,) = row.loss_mask[1:].nonzero()
+        counts.append(len(targets))
         # Attention is causal: later tokens change nothing.
         lengths.append(int(targets[-1]) + 1 if len(targets) else 0)
     sampled = sum(counts)
@@ -309,9 +284,6 @@ class _Written(NamedTuple):
     targets: np.ndarray  # (E, T)
     sampled: np.ndarray  # (E, T)
     generator_logprobs: np.ndarray  # (E, T)
-    seen_places: np.ndarray  # (M,) in the flattened (B, L), of observed targets
-    seen_ids: np.ndarray  # (M,)
-    seen_weights: np.ndarray  # (M,)
 
 
 def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Mapping[int, Sequence[int]]) -> _Written:
@@ -327,8 +299,6 @@ def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Ma
     targets = np.zeros(shape, dtype=np.int64)
     sampled = np.zeros(shape, dtype=bool)
     generator_logprobs = np.zeros(shape, dtype=np.float32)
-    none = np.zeros(0, dtype=np.int64)
-    observations = [(none, none, none.astype(np.float32))]
     for number, sequence in enumerate(layout):
         start = 0
         for sample, row_number in sequence:
@@ -345,15 +315,9 @@ def _write(reads: Sequence[_Read], layout: Layout, format_: _Format, rows_of: Ma
             targets[outputs] = row.token_ids[1 : n + 1]
             sampled[outputs] = row.loss_mask[1 : n + 1]
             generator_logprobs[outputs] = row.generator_logprobs[1 : n + 1]
-            if len(places := np.flatnonzero(reads[sample].observed[row_number])):
-                weight = np.float32(1 / reads[sample].sample.num_observed)
-                observations.append(
-                    (places + (number * L + start), row.token_ids[places + 1], np.full(len(places), weight))
-                )
             start += n
         positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
-    of_observed = map(np.concatenate, zip(*observations, strict=True))
-    return _Written(tokens, positions, routes, holes, source, targets, sampled, generator_logprobs, *of_observed)
+    return _Written(tokens, positions, routes, holes, source, targets, sampled, generator_logprobs)
 
 
 def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBatch:
@@ -372,11 +336,10 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         flat = np.zeros(loss_mask.shape[0] * loss_mask.shape[1], dtype=np.float32)
         flat[slots] = np.concatenate(own)
         values[name] = tensor_of(flat.reshape(loss_mask.shape))
-    targets = np.concatenate([rows.targets.ravel()[slots], rows.seen_ids])
+    targets = rows.targets.ravel()[slots]
     teacher_ids, teacher_logprobs = _of_teachers(reads, here)
-    if teacher_ids.shape[1]:  # at observed targets, which no teacher judges, the target again
-        again = np.repeat(rows.seen_ids[:, None], teacher_ids.shape[1], axis=1)
-        targets = np.column_stack([targets, np.concatenate([teacher_ids, again])])
+    if teacher_ids.shape[1]:
+        targets = np.column_stack([targets, teacher_ids])
     starts = np.append(np.flatnonzero(rows.positions == 0), rows.positions.size)
     is_valid = zip(rows_of.items(), loss_mask.any(-1), strict=True)
     read = sum(reads[s].lengths[row] for sequence in layout for s, row in sequence)
@@ -387,11 +350,10 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         starts=tensor_of(starts.astype(np.int32)) if format_.packed else None,
         longest=int(np.diff(starts).max()),
         source=tensor_of(rows.source),
-        selected=tensor_of(np.concatenate([rows.source.ravel()[slots], rows.seen_places])),
+        selected=tensor_of(rows.source.ravel()[slots]),
         slots=tensor_of(slots),
         targets=tensor_of(targets),
         teacher_logprobs=tensor_of(teacher_logprobs),
-        observed=tensor_of(rows.seen_weights),
         target_index=tensor_of(np.concatenate([reads[s].start + places for s, places in here.items()])),
         loss_mask=tensor_of(loss_mask),
         generator_logprobs=tensor_of(np.where(loss_mask, rows.generator_logprobs, np.float32(0))),

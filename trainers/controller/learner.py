@@ -88,7 +88,7 @@ class Learner:
             return False
         training = self.run.plan.config.training
         has_own_parts = bool(training.entropy_coef or training.loss or training.advantages)
-        has_own_parts |= metrics.get("observation_tokens", 0.0) > 0 or self.objective.distillation is not None
+        has_own_parts |= self.objective.distillation is not None
         return metrics["groups_with_signal"] > 0 or has_own_parts or not self.objective.needs_siblings
 
     # ---- steps ----
@@ -113,15 +113,9 @@ class Learner:
                     self.objective.loss,
                     old_is_present=self.old is not None and old is None,
                     compare_replay=run.plan.compares_replay(step),
-                    observation_coef=self.objective.observation_coef,
                     distill_coef=self.objective.top_coef,
                 )
                 use_metrics = await use
-        if step == 1 and metrics.get("observation_tokens") == 0:
-            run.record.warn(
-                "warning: --training.observation_coef has nothing to learn from: no episode of the first step has a "
-                "token of the environment after its first prompt, such as the result of a call"
-            )
         active = [episode for episode in episodes if self.objective.learns_from(episode)]
         run.record.add_trained(step, zip(active, (sample.advantage for sample in samples), strict=True))
         run.weights.ages.note_step(skipped=bool(metrics["skipped"]))

@@ -28,8 +28,6 @@ class Experts:
     """The width of one expert's MLP."""
     normalised: bool
     """Whether the router's scores of the chosen experts are divided by their sum."""
-    shared: int = 0
-    """The width of an MLP that computes every token beside them, with a gate of its own; 0 is none."""
     setting: str = "num_experts"
     """The name of their number in config.json."""
 
@@ -76,6 +74,8 @@ class Family:
     """Settings of weights that it does not read, which an export has not."""
     gpu_packages: Mapping[str, str] = field(default_factory=dict)
     """Modules that its trainer needs on a GPU, with the name under which each is installed."""
+    dequantizer: str = ""
+    """What writes a folder with a `quantization` as one in bfloat16: "module:function" of it and the new folder."""
     published_sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sizes of published models in the names of config.json, by hub id, for a plan before they are downloaded."""
 
@@ -148,9 +148,11 @@ class Family:
             num_experts=experts.count if experts else 0,
             num_experts_per_tok=experts.active if experts else 0,
             moe_intermediate_size=experts.size if experts else 0,
-            shared_size=experts.shared if experts else 0,
-            shared_gate=bool(experts and experts.shared),
         )
+
+    def quantization(self, config: Mapping[str, Any]) -> str:
+        """What of a folder is written in bfloat16 before it is trained, such as "experts in MXFP4"; "" is nothing."""
+        return ""
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """The tensors of `weights` that a tensor of a folder holds one after the other; none if no one reads it."""
@@ -186,14 +188,12 @@ class Family:
 
     def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         """The tensors of a layer's MLP, or of its router and experts."""
-        width, shared = shape.hidden_size, shape.shared_size
+        width = shape.hidden_size
         if not shape.num_experts:
             return gated_mlp("mlp", width, shape.intermediate_size)
         weights: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (shape.num_experts, width)}
         for expert in range(shape.num_experts):
             weights |= gated_mlp(f"mlp.experts.{expert}", width, shape.moe_intermediate_size)
-        if shared:
-            weights |= {"mlp.shared_expert_gate.weight": (1, width), **gated_mlp("mlp.shared_expert", width, shared)}
         return weights
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from agents.model_folder import check_hub_id, find_model
 from forge_env.core.errors import UserError
 from forge_env.records.run_weights import run_of
-from trainers.families.gpt_oss import is_quantized
 from trainers.families.shape import ModelShape
-from trainers.families.table import FAMILIES, KNOWN_SHAPES, family_of, read_config
+from trainers.families.table import families, family_of, known_shapes, read_config
 from trainers.model.sizes import MODEL_SIZES
 
 
@@ -29,8 +28,8 @@ class FoundModel:
     """The folder or the hub id that the user names; "" for a model made on the spot."""
     size: str = "tiny"
     """The size of a model made on the spot."""
-    is_quantized: bool = False
-    """Whether its experts are in MXFP4: the run writes a copy in bfloat16."""
+    quantization: str = ""
+    """What it has in another form than floats, such as "experts in MXFP4": the run writes a copy in bfloat16."""
     unread: int = 0
     """Tensors of the folder that no one reads, such as those that guess further tokens."""
     untrained_tokens: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -71,7 +70,7 @@ def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> Fou
     if cached is not None:
         return _model_of(cached, f"the hub's cache on this machine, {path}", path)
     return FoundModel(
-        shape=KNOWN_SHAPES.get(path),
+        shape=known_shapes().get(path),
         where=f"the hub, {path}",
         missing=f"the model {path} is neither a folder nor in the hub's cache here: the start downloads it",
         path=path,
@@ -80,9 +79,10 @@ def find_shape(path: str, size: str = "tiny", *, option: str = "--model") -> Fou
 
 def _model_of(folder: Path, where: str, path: str) -> FoundModel:
     config = read_config(folder)
-    copy_note = "; its experts are in MXFP4, and the run writes a copy in bfloat16" if is_quantized(config) else ""
-    shape = family_of(config).shape(config)
-    return FoundModel(shape=shape, where=where + copy_note, path=path, is_quantized=bool(copy_note))
+    family = family_of(config)
+    if quantization := family.quantization(config):
+        where += f"; it has {quantization}, and the run writes a copy in bfloat16"
+    return FoundModel(shape=family.shape(config), where=where, path=path, quantization=quantization)
 
 
 def made_model(size: str) -> str:
@@ -93,7 +93,7 @@ def made_model(size: str) -> str:
 def made_shape(size: str) -> ModelShape:
     """The sizes of a model that is made on the spot; its vocabulary may turn out smaller."""
     size_settings = MODEL_SIZES[size]
-    return FAMILIES[size_settings.model_type].shape(asdict(size_settings))
+    return families()[size_settings.model_type].shape(asdict(size_settings))
 
 
 def _cached_config(hub_id: str) -> Path | None:

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from agents.renderer.chat_template import QWEN3_TEMPLATE
 from agents.renderer.rendering import Renderer
 from forge_env.core.types import Message, ToolSpec
-from trainers.families.table import FAMILIES, family_of
+from trainers.families.table import families, family_of
 from trainers.model.sizes import ModelSize
 
 SPECIAL_TOKENS = (
@@ -102,7 +102,7 @@ def _config(size: ModelSize, *, vocab_size: int) -> dict[str, object]:
     return {
         **sizes,
         **experts,
-        "architectures": [FAMILIES[size.model_type].architecture],
+        "architectures": [families()[size.model_type].architecture],
         "model_type": size.model_type,
         "vocab_size": vocab_size,
         "attention_bias": False,

@@ -29,7 +29,6 @@ class LossOptions(TypedDict, total=False):
     """Settings that every policy-gradient loss takes beside `beta` and `aggregation`; `PolicyLoss` explains them."""
 
     kl: KL
-    kl_straight_through: bool
     entropy_coef: float
     constant: float
     correction: Correction
@@ -61,7 +60,6 @@ class PolicyLoss(TensorLoss):
             without a valid token counts in none of them, as in verl; TRL keeps such a row in its mean over rows.
         kl: estimator of the KL penalty, "k1", "k2" or "k3", see `trainers.objective.loss_terms.kl_estimate`. The
             penalty is neither weighted by the importance ratio nor corrected, as in TRL and verl.
-        kl_straight_through: the estimator's value with k2's gradient, which on-policy is the KL's own.
         entropy_coef: weight of the entropy bonus. The bonus is aggregated as the loss is, as in verl. TRL takes the
             mean over tokens for every loss, as here with aggregation="token".
         constant: with aggregation="constant", the divisor of an episode's sum of token losses. TRL's dr_grpo is
@@ -89,7 +87,6 @@ class PolicyLoss(TensorLoss):
         aggregation: Aggregation,
         beta: float = 0.0,
         kl: KL = "k3",
-        kl_straight_through: bool = False,
         entropy_coef: float = 0.0,
         constant: float = 1.0,
         correction: Correction = "mask",
@@ -110,7 +107,6 @@ class PolicyLoss(TensorLoss):
         self.aggregation = aggregation
         self.beta = beta
         self.kl = kl
-        self.kl_straight_through = kl_straight_through
         self.entropy_coef = entropy_coef
         self.constant = constant
         self.correction = correction
@@ -143,7 +139,7 @@ class PolicyLoss(TensorLoss):
             if reference_logprobs is None:
                 raise UserError(f"beta={self.beta} needs reference_logprobs: give a reference model, or set beta to 0.")
             difference = log_ratio(logprobs, reference_logprobs, mask)
-            policy = policy + self.beta * kl_estimate(difference, self.kl, straight_through=self.kl_straight_through)
+            policy = policy + self.beta * kl_estimate(difference, self.kl)
         if self.entropy_coef:
             if entropy is None:
                 raise UserError(f"entropy_coef={self.entropy_coef} needs the entropy of every token: pass entropy=.")

@@ -49,20 +49,17 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return keep(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bool = False) -> Tensor:
+def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL) -> Tensor:
     """Estimate KL(policy || reference) at each sampled token from d = logprobs - reference_logprobs.
 
     k1 = d is unbiased and may be negative. k2 = d^2 / 2 is biased, and on-policy its gradient is the KL's own. k3 =
     exp(-d) + d - 1 is unbiased and never negative, and its gradient is not the KL's. The gradient of k1 is the
-    logprob's, with mean 0 over the policy's own samples. So k1 as a term of a loss needs `straight_through`, which
-    keeps the estimator's value and takes k2's gradient (verl writes "k1+" and "k3+").
+    logprob's, with mean 0 over the policy's own samples: as a term of a loss it holds nothing back.
 
     k3 is at most MAX_K3, with gradient 0 beyond: from d = -2.6 down, and from d = 11 up.
     """
     d = log_ratio_to_ref
-    k2 = d * d / 2
-    value = d if estimator == "k1" else k2 if estimator == "k2" else ((-d).expm1() + d).clamp(max=MAX_K3)
-    return k2 + (value - k2).detach() if straight_through else value
+    return d if estimator == "k1" else d * d / 2 if estimator == "k2" else ((-d).expm1() + d).clamp(max=MAX_K3)
 
 
 def correction_weight(log_rho: Tensor, mode: Correction, low: float, high: float) -> Tensor:

@@ -19,7 +19,6 @@ from forge_env.core.types import Outcome
 from trainers.batching.batch import Sample
 from trainers.objective.credit import Credit, by_step, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.objective.distillation import taught_advantages
-from trainers.objective.observations import observed_tokens
 from trainers.objective.reward import TrainingReward
 from trainers.objective.reward_parts import RewardParts
 from trainers.settings.distill import DistillConfig
@@ -57,8 +56,6 @@ class Objective:
     """Whether a group is sampled anew if all its episodes have one task reward (dynamic sampling)."""
     distillation: DistillConfig | None = None
     """What a teacher adds to the advantages or to the loss; None without one."""
-    observation_coef: float = 0.0
-    """Weight of the cross entropy on the environment's tokens, see trainers/objective/observations.py; 0 is none."""
 
     def samples(
         self,
@@ -108,7 +105,6 @@ class Objective:
                 advantage=advantages[i],
                 reference_logprobs=references[i],
                 old_logprobs=values,
-                observed=observed_tokens(episodes[i]) if self.observation_coef else None,
                 teacher_ids=top[i][0],
                 teacher_logprobs=top[i][1],
             )

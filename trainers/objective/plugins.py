@@ -138,7 +138,7 @@ def resolve(
     objective: Objective, training: LoopOptions, distill: DistillConfig | None, *, has_reference: bool
 ) -> Objective:
     """The objective of a run: with the user's own parts, and with its teacher and its reference model decided."""
-    objective = replace(with_own_parts(objective, training), observation_coef=training.observation_coef)
+    objective = with_own_parts(objective, training)
     if distill is not None:
         objective = replace(objective, distillation=distill)
         if distill.only:  # no group is dropped, or given up, for its rewards

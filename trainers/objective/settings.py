@@ -31,9 +31,8 @@ class AlgorithmConfig:
     """"loss": the penalty is a term of the loss. "reward": it is subtracted from the episode's reward before the
     advantages."""
     kl: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """Estimator of the KL penalty; "auto" is k3 in the loss, and k1 in the reward."""
-    kl_straight_through: bool = False
-    """The estimator's value with k2's gradient, which on-policy is the KL's own."""
+    """Estimator of the KL penalty; "auto" is k3 in the loss, and k1 in the reward. The gradient of k2 is
+    the KL's own on the policy's own samples."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """"token" weighs every sampled token alike, "sequence" every episode, "constant" is Dr.GRPO's sum of tokens."""
     constant: Annotated[float, Ge(0)] = 0.0

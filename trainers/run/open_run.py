@@ -23,7 +23,9 @@ from forge_env.runtime.machines import Machines
 from forge_env.utils.by_value import write
 from forge_env.utils.folders import full_disk, remove_empty
 from forge_env.utils.gc_settings import shorten_collections
+from forge_env.utils.targets import load
 from trainers.checkpoints import Checkpoint
+from trainers.families.table import family_of, read_config
 from trainers.metrics.startup import Startup
 from trainers.model.find import made_model
 from trainers.model.make import count_parameters, make_model
@@ -254,15 +256,13 @@ async def _prepare_model(
 
 
 def _in_bfloat16(plan: RunPlan, record: RunRecord, model: Path) -> Path:
-    """The folder of the model, or of a copy in bfloat16 if its experts are in MXFP4."""
-    if not plan.model.is_quantized:
+    """The folder of the model, or of a copy in bfloat16 if it is quantized."""
+    if not plan.model.quantization:
         return model
-    from trainers.run.mxfp4 import write_bfloat16  # slow import, which no other run needs
-
     copy = record.folder / INITIAL
     if not copy.is_dir():  # a resumed run has it
         record.say(f"writing the weights of {model} in bfloat16")
-        write_bfloat16(model, copy)
+        load(family_of(read_config(model)).dequantizer)(model, copy)
     return copy
 
 

@@ -82,7 +82,6 @@ class Trainer:
         *,
         old_is_present: bool = False,
         compare_replay: bool = False,
-        observation_coef: float = 0.0,
         distill_coef: float = 0.0,
     ) -> dict[str, float]:
         """Take one optimizer step, see `TitanTrainer.train_step`; returns its metrics."""
@@ -96,7 +95,6 @@ class Trainer:
                 temperature=self._plan.temperature,
                 old_is_present=old_is_present,
                 compare_replay=compare_replay,
-                observation_coef=observation_coef,
                 distill_coef=distill_coef,
             )
         self.tokens_trained += int(metrics.get("tokens", 0))

@@ -31,9 +31,6 @@ class LoopOptions:
     by default if the trainer is on GPUs, unless training.attention is sdpa."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    observation_coef: Annotated[float, Ge(0)] = 0.0
-    """Weight of the cross entropy on the environment's tokens beside the policy gradient (ECHO, 0.05 in its paper).
-    The model also learns to predict the results of its calls, from failed episodes too. 0 is none."""
     loss: str = ""
     """A loss of your own instead of the algorithm's, "module:MyLoss"; see trainers/objective/plugins.py."""
     advantages: str = ""

@@ -273,11 +273,6 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         )
     if warning := kl_warning(plan.config):
         warnings.append(warning)
-    if plan.objective and plan.objective.needs_signal and plan.objective.observation_coef:
-        warnings.append(
-            f"--{plan.config.algorithm_name}.dynamic_sampling drops groups of failed episodes before training, so that "
-            "--training.observation_coef learns nothing from them: set it to false"
-        )
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):
         warnings.append(
             f"{', '.join(inexact)}: the engine's logprobs differ from the trainer's by more than rounding; each step "

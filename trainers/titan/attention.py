@@ -1,4 +1,4 @@
-"""Attention on the CPU, by torch's own kernel, and checkpointing that keeps what attention or a delta rule gives."""
+"""Attention on the CPU, by torch's own kernel, and checkpointing that keeps what attention gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.attention import FlexAttention
 
-from trainers.titan.delta_rule import fla_rule
+SAVED_OPS: set[Any] = set()
+"""Operations of families whose outputs checkpoints keep as those of attention."""
 
 
 class CausalSDPA(FlexAttention):
@@ -63,14 +64,14 @@ def document_mask(positions: Tensor, window: int | None = None) -> Tensor:
 
 
 class MatrixAC(SelectiveAC):
-    """TorchTitan's choice: keep what attention and every second matrix product give; and what the delta rule gives."""
+    """TorchTitan's choice: keep what attention and every second matrix product give; and `SAVED_OPS`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(SelectiveAC.Config):
         pass
 
     def get_save_ops(self) -> set[Any]:
-        return super().get_save_ops() | {fla_rule._opoverload}
+        return super().get_save_ops() | SAVED_OPS
 
 
 class AttentionAC(SelectiveAC):
@@ -81,8 +82,7 @@ class AttentionAC(SelectiveAC):
         pass
 
     def get_save_ops(self) -> set[Any]:
-        return {
-            fla_rule._opoverload,
+        return SAVED_OPS | {
             torch.ops.torch_attn._varlen_attn.default,
             torch.ops.higher_order.flex_attention,
             torch.ops.higher_order.inductor_compiled_code,  # flex, if the blocks are not compiled

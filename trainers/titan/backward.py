@@ -31,29 +31,6 @@ from trainers.objective.loss_call import LossCall
 from trainers.objective.loss_metrics import LossMetrics
 
 
-class LossBeside:
-    """coef times a mean beside the policy's loss, of one optimizer step, micro-batch by micro-batch.
-
-    Args:
-        coef: 0 means no such loss.
-        count: what the mean is over, of all ranks.
-        zero: a scalar 0 on the device of the batches.
-    """
-
-    def __init__(self, coef: float, count: int, zero: Tensor) -> None:
-        self._coef, self._count = coef, count
-        self.total = zero.clone()
-        """This rank's part of the mean; once it is summed over the ranks, the mean."""
-
-    def __call__(self, loss_sum: Tensor | None) -> Tensor | None:
-        """The part of a micro-batch with this sum, a scalar with gradient; None if there is nothing to learn."""
-        if not self._coef or not self._count or loss_sum is None:
-            return None
-        loss = loss_sum / self._count
-        self.total += loss.detach()
-        return self._coef * loss
-
-
 class StepLoss:
     """The loss of one optimizer step, called on one micro-batch after the other.
 
@@ -157,6 +134,6 @@ def _full_batch(sample: Sample, part: MicroBatch) -> MicroBatch:
         sample = dataclasses.replace(sample, reference_logprobs=None)
     if part.old_logprobs is None:
         sample = dataclasses.replace(sample, old_logprobs=None)
-    sample = dataclasses.replace(sample, observed=None, teacher_ids=None, teacher_logprobs=None)
+    sample = dataclasses.replace(sample, teacher_ids=None, teacher_logprobs=None)
     (batch,) = pack([sample], max_tokens=sys.maxsize, pack_length=0, pad_id=0)
     return batch

@@ -235,8 +235,8 @@ class _RandomState:
 def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config that must be equal if one model's checkpoint is to fit another."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    experts = family_of(config).experts(config)
-    sizes = [size for size in (experts.count, experts.size, experts.shared) if size] if experts else []
+    shape = family_of(config).shape(config)
+    sizes = [size for size in (shape.num_experts, shape.moe_intermediate_size, shape.shared_size) if size]
     return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")} | (
         {"experts": sizes} if sizes else {}
     )

@@ -101,14 +101,14 @@ class Context:
         return sequence * size + order.argsort()[place] - self.rank * size
 
     def combine(self, values: Tensor, batch: MicroBatch) -> Tensor:
-        """Per-token values (N + M, ...) of the full micro-batch, the same on all ranks, from those of this rank's part.
+        """Per-token values (N, ...) of the full micro-batch, the same on all ranks, from those of this rank's part.
 
         Every rank computes the loss of all tokens from them. In the backward pass a rank takes the gradient of its own
         tokens.
         """
         if not isinstance(batch, LocalBatch):
             return values
-        result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots) + len(batch.observed), self._group)
+        result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots), self._group)
         return result
 
     def mask(self, positions: Tensor, window: int | None) -> Tensor:

@@ -25,7 +25,6 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_token_dispatcher_config
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.models.common.feed_forward import SigmoidGatedFeedForward
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
@@ -212,16 +211,12 @@ class ReplayedModel(Replayed, Qwen3Model):
 
 def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[..., Any]]) -> MoE.Config:
     """The config of a layer's router and experts."""
-
-    def linear(inputs: int, outputs: int) -> Linear.Config:
-        return Linear.Config(in_features=inputs, out_features=outputs, param_init=dict(init))
-
     return ReplayedMoE.Config(
         num_experts=experts.count,
         load_balance_coeff=None,
         router=Router.Config(
             num_experts=experts.count,
-            gate=linear(width, experts.count),
+            gate=Linear.Config(in_features=width, out_features=experts.count, param_init=dict(init)),
             top_k=experts.active,
             score_func="softmax",
             route_norm=experts.normalised,
@@ -238,14 +233,6 @@ def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[...
                 num_experts=experts.count, top_k=experts.active, comm_backend="standard"
             ),
         ),
-        shared_experts=SigmoidGatedFeedForward.Config(
-            w1=linear(width, experts.shared),
-            w2=linear(experts.shared, width),
-            w3=linear(width, experts.shared),
-            gate=linear(width, 1),
-        )
-        if experts.shared
-        else None,
     )
 
 

@@ -40,8 +40,7 @@ class Passes:
         ids = torch.zeros_like(values, dtype=torch.int64)
         with torch.no_grad():
             for batch in self._rounds(samples, temperature, with_routes=False):
-                selected = batch.selected[: len(batch.slots)]
-                top = self._model.top_logprobs(batch.tokens, batch.positions, selected, temperature, count)
+                top = self._model.top_logprobs(batch.tokens, batch.positions, batch.selected, temperature, count)
                 if batch.samples:
                     values[batch.target_index], ids[batch.target_index] = top
         arrays = (by_sample(samples, self._batches.sum_over_ranks(each)) for each in (ids, values))
@@ -82,8 +81,8 @@ class Passes:
 
     def forward(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        """The values of `of_batch`, logprobs (M,) of observed targets, and (N, K) of a teacher's tokens or None."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The values of `of_batch`, and logprobs (N, K) of a teacher's tokens or None."""
         inputs, routes = (batch.tokens, batch.positions, batch.selected, batch.targets), batch.routes
         rows = None if batch.starts is None else (batch.starts, batch.longest)
         if routes is None and self._fills_routes and (experts := self._model.experts):
@@ -92,8 +91,7 @@ class Passes:
         logprobs, entropies = self._model.logprobs(
             *inputs, temperature, with_entropy=with_entropy, routes=routes, rows=rows
         )
-        combine, sampled = self._model.context.combine, len(batch.slots)
+        combine = self._model.context.combine
         logprobs = combine(logprobs, batch)
-        entropies = None if entropies is None else combine(entropies, batch)[:sampled]
-        own, teacher = (logprobs, None) if logprobs.dim() == 1 else (logprobs[:, 0], logprobs[:sampled, 1:])
-        return own[:sampled], entropies, own[sampled:], teacher
+        entropies = None if entropies is None else combine(entropies, batch)
+        return (logprobs, entropies, None) if logprobs.dim() == 1 else (logprobs[:, 0], entropies, logprobs[:, 1:])

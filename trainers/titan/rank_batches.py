@@ -44,8 +44,6 @@ class StepWork(NamedTuple):
     """Valid tokens of all samples, computed or not."""
     episodes: int
     """Episodes with valid tokens, computed or not."""
-    observations: tuple[int, int]
-    """Observed targets of all samples, and samples that have any."""
 
 
 class RankBatches:
@@ -106,9 +104,7 @@ class RankBatches:
         batches = self.of(active)
         counts = self.count(batches)
         tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in idle), strict=True))
-        num_observed = [sample.num_observed for sample in active]
-        tokens, episodes = tokens + counts.tokens, episodes + counts.episodes
-        return StepWork(active, batches, counts, tokens, episodes, (sum(num_observed), sum(map(bool, num_observed))))
+        return StepWork(active, batches, counts, tokens + counts.tokens, episodes + counts.episodes)
 
     def of(self, samples: Sequence[Sample], *, with_routes: bool | None = None) -> list[MicroBatch]:
         """This rank's share of the samples, on the CPU, with the caller's numbers of `samples`."""

@@ -27,7 +27,6 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
 - ../objective/loss_call.py: the tensors that a loss gets, and its divisor.
 - ../objective/loss_metrics.py: what is measured beside the loss.
-- ../objective/observations.py: the loss on the tokens of the environment.
 """
 
 from __future__ import annotations
@@ -62,9 +61,8 @@ from trainers.batching.empty import batches_to_compile
 from trainers.objective.distillation import distillation_loss
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
-from trainers.objective.observations import observation_loss
 from trainers.titan.adapter_files import export_adapter, load_adapter
-from trainers.titan.backward import LossBeside, SplitEpisodes, StepLoss
+from trainers.titan.backward import SplitEpisodes, StepLoss
 from trainers.titan.checkpoint import TrainingState
 from trainers.titan.context import multiple_of_lengths
 from trainers.titan.device import device, limit_memory, release_memory
@@ -200,7 +198,6 @@ class TitanTrainer:
         temperature: float = 1.0,
         old_is_present: bool = False,
         compare_replay: bool = False,
-        observation_coef: float = 0.0,
         distill_coef: float = 0.0,
     ) -> dict[str, float]:
         """Take one optimizer step on `samples`; every rank is given the same ones.
@@ -212,7 +209,6 @@ class TitanTrainer:
                 is then exactly 1; a second pass would round differently. Otherwise old_logprobs are the samples' own,
                 if any.
             compare_replay: if rows have routes, also measure the step without them: one more forward pass.
-            observation_coef: weight of the cross entropy on the samples' observed tokens, see `observation_loss`.
             distill_coef: weight of the mean reverse KL over the samples' teacher_ids, see `distillation_loss`.
 
         Returns:
@@ -222,8 +218,6 @@ class TitanTrainer:
             advantage and the loss needs none of them. The loss is still divided by all;
             the metrics of `LossMetrics.values` and, if rows have routes, of `ReplayMetrics.values`, over the computed
             ones;
-            observation_loss and observation_tokens, if observation_coef is above 0: L_env, in nats a token, and the
-            number of observed tokens;
             teacher_kl, if the samples have teacher_ids: the mean of that KL, in nats a token;
             skipped: 1.0 if nothing was changed, because there was no valid token, or the loss or the gradient was not
                 finite. If all episodes are left out, the step is taken with a gradient of 0.
@@ -237,16 +231,15 @@ class TitanTrainer:
         metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, work.counts.rows_read)
         normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
-        observations = LossBeside(observation_coef, work.observations[1], torch.zeros_like(normalizer))
         distill_targets = sum(sample.units[0] for sample in samples if sample.teacher_ids is not None)
-        distillation = LossBeside(distill_coef, distill_targets, torch.zeros_like(normalizer))
+        distill_weight = distill_coef / max(distill_targets, 1)
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
         batches = self._batches.rounds(work.batches, max(work.counts.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
                 replay.compare(batches, partial(self._passes.of_batch, temperature=temperature))
-            self._add_gradients(work, batches, step, replay, temperature, observations, distillation)
-            for part in (step.total, observations.total, distillation.total, metrics.sums):
+            distillation = self._add_gradients(work, batches, step, replay, temperature, distill_weight)
+            for part in (step.total, distillation, metrics.sums):
                 self._batches.sum_over_ranks(part)
             replay.sum_over_ranks(self._batches.sum_over_ranks)
             self._batches.max_over_ranks(metrics.largest)
@@ -266,9 +259,7 @@ class TitanTrainer:
             "episodes_left_out": float(work.episodes - work.counts.episodes),
             **metrics.values(work.counts.tokens),
             **replay.values(work.counts.tokens),
-            **({"observation_tokens": float(work.observations[0])} if observation_coef else {}),
-            **({"observation_loss": float(observations.total)} if observation_coef and work.observations[0] else {}),
-            **({"teacher_kl": float(distillation.total)} if distill_coef else {}),
+            **({"teacher_kl": float(distillation) / distill_coef} if distill_coef else {}),
             "skipped": float(not is_taken),
             "seconds": time.perf_counter() - start,
         }
@@ -280,10 +271,14 @@ class TitanTrainer:
         step: StepLoss,
         replay: ReplayMetrics,
         temperature: float,
-        observations: LossBeside,
-        distillation: LossBeside,
-    ) -> None:
-        """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device."""
+        distill_weight: float,
+    ) -> Tensor:
+        """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device.
+
+        Returns:
+            The distillation's part of this rank's loss, a scalar.
+        """
+        distillation = torch.zeros_like(step.total)
         split = SplitEpisodes(work.samples, work.batches, step)
         if work.tokens and work.counts.rounds_of_parts:
             parts = self._batches.pad([batch for batch in batches if batch.is_part], work.counts.rounds_of_parts)
@@ -292,19 +287,15 @@ class TitanTrainer:
             self.model.complete_gradients(number == len(batches))
             # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
             with_entropy = split.uses_entropy or not batch.is_part
-            logprobs, entropies, observation_logprobs, teacher_logprobs = self._passes.forward(
-                batch, temperature, with_entropy=with_entropy
-            )
+            logprobs, entropies, teacher_logprobs = self._passes.forward(batch, temperature, with_entropy=with_entropy)
             replay.add(batch)
-            both = (
-                observations(observation_loss(batch, observation_logprobs)),
-                distillation(distillation_loss(batch, teacher_logprobs)),
-            )
-            terms = [term for term in both if term is not None]
-            beside = torch.stack(terms).sum() if terms else None
+            divergence = distillation_loss(batch, teacher_logprobs) if distill_weight else None
+            beside = None if divergence is None else distill_weight * divergence
             (split if batch.is_part else step).backward(batch, logprobs, entropies, beside=beside)
             if beside is not None:
-                step.total += beside.detach()
+                distillation += beside.detach()
+        step.total += distillation
+        return distillation
 
     def _update_weights(self, total_loss: Tensor, *, has_tokens: bool) -> tuple[float, float, bool]:
         """Take the optimizer step, unless there is no token, or a value that is not finite.

@@ -65,8 +65,6 @@ def test_the_metrics_of_a_step_have_the_parts_of_the_reward() -> None:
         (GRPO, (), {"groups_with_signal": 1.0, "grad_norm": math.nan, "skipped": 1.0}, False),
         (GRPO, ("--grpo.beta", "0.1"), {}, False),  # rounding of the KL penalty
         (GRPO, ("--training.entropy_coef", "0.1"), {}, True),
-        (GRPO, ("--training.observation_coef", "0.1"), {"observation_tokens": 5.0}, True),
-        (GRPO, ("--training.observation_coef", "0.1"), {"observation_tokens": 0.0}, False),
         (GRPO, ("--loss", "trainers.losses:SFTLoss"), {}, True),
         (REINFORCE, ("--reinforce.baseline", "none"), {}, True),
     ],

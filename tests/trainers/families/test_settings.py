@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from trainers.families.family import Family
 from trainers.families.settings import COMPUTED, HARMLESS, ONLY, REFUSED
-from trainers.families.table import FAMILIES
+from trainers.families.table import families
 
 CONFIGS = ("config", "hf_config", "hf_text_config")
 """Names of variables that hold a model's config in both packages."""
@@ -32,7 +32,7 @@ NOT_OF_MODELS = ("interfaces", "utils", "adapters")
 def test_every_setting_is_classified() -> None:
     unknown = {
         family.model_type: sorted(missing)
-        for family in FAMILIES.values()
+        for family in families().values()
         if (missing := _read_of(family) - family.settings)
     }
     assert unknown == {}
@@ -41,16 +41,16 @@ def test_every_setting_is_classified() -> None:
 def test_what_is_classified_is_read() -> None:
     """A name that nobody reads any more, or that is misspelt, goes."""
     others = {"model_type", "torch_dtype", "rope_scaling", "full_attention_interval"}  # read before there is a config
-    read = set().union(*map(_read_of, FAMILIES.values())) | others
+    read = set().union(*map(_read_of, families().values())) | others
     assert sorted((COMPUTED | HARMLESS | REFUSED | ONLY.keys()) - read) == []
-    own = {name for family in FAMILIES.values() for name in family.settings}
+    own = {name for family in families().values() for name in family.settings}
     assert sorted(own - read) == []
 
 
 def test_the_walk_sees_what_engines_read() -> None:
-    assert {"logit_scale", "sliding_window", "is_causal", "bias"} <= _read_of(FAMILIES["llama"])
-    assert {"max_window_layers", "layer_types", "rope_parameters"} <= _read_of(FAMILIES["qwen2"])
-    assert {"num_experts", "mlp_only_layers", "norm_topk_prob"} <= _read_of(FAMILIES["qwen3_moe"])
+    assert {"logit_scale", "sliding_window", "is_causal", "bias"} <= _read_of(families()["llama"])
+    assert {"max_window_layers", "layer_types", "rope_parameters"} <= _read_of(families()["qwen2"])
+    assert {"num_experts", "mlp_only_layers", "norm_topk_prob"} <= _read_of(families()["qwen3_moe"])
 
 
 def _read_of(family: Family) -> frozenset[str]:

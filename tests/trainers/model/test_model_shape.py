@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_env.core.errors import UserError
-from trainers.families.table import KNOWN_SHAPES, read_shape
+from trainers.families.table import known_shapes, read_shape
 from trainers.model.find import find_shape, made_shape
 
 SIZES = {
@@ -48,7 +48,7 @@ EXPERTS: dict[str, dict[str, int]] = {
     ],
 )
 def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    assert KNOWN_SHAPES[name].parameters == parameters
+    assert known_shapes()[name].parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str,
 
 
 def test_active_parameters_count_the_active_experts_only() -> None:
-    shape = KNOWN_SHAPES["Qwen/Qwen3-30B-A3B"]
+    shape = known_shapes()["Qwen/Qwen3-30B-A3B"]
     one = 3 * shape.hidden_size * shape.moe_intermediate_size
     assert shape.expert_parameters == 128 * one
     assert shape.layer_parameters - shape.active_layer_parameters == 120 * one

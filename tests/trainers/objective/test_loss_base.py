@@ -134,15 +134,6 @@ def test_the_entropy_bonus_has_a_gradient_and_is_aggregated_as_the_loss(name: st
         loss(**given)
 
 
-def test_straight_through_has_the_estimators_value_and_the_gradient_of_k2() -> None:
-    batch = make_batch() | {"advantages": torch.zeros(5, 1, dtype=torch.float64)}
-    results = {kl: value_and_gradient(GRPOLoss(beta=1.0, kl=kl), batch) for kl in ("k1", "k2", "k3")}
-    for kl in ("k1", "k2", "k3"):
-        value, gradient = value_and_gradient(GRPOLoss(beta=1.0, kl=kl, kl_straight_through=True), batch)
-        assert value == pytest.approx(results[kl][0], abs=1e-14)
-        torch.testing.assert_close(gradient, results["k2"][1])
-
-
 def test_the_default_correction_masks_only_extreme_ratios() -> None:
     batch = make_batch(spread=1.0)
     unbounded = value_and_gradient(GRPOLoss(correction="none"), batch)

@@ -13,7 +13,7 @@ from forge_env.records.run_files import MANIFEST
 from forge_env.utils.settings import leaves
 from tests.helpers.model_folders import make_model_folder
 from trainers.algorithm import Algorithm
-from trainers.families.table import KNOWN_SHAPES
+from trainers.families.table import known_shapes
 from trainers.grpo import GRPO, Config
 from trainers.setup.checks.machine_checks import check_host_memory, check_trainer, host_memory
 from trainers.setup.memory import host_bytes, state_bytes
@@ -95,7 +95,7 @@ def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
 
 def test_pinned_memory_comes_in_powers_of_two() -> None:
     """Each matrix of a rank by itself: 96 MiB of an MLP's take 128, and 1,187 of an embedding's 2,048."""
-    shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
+    shape = known_shapes()["Qwen/Qwen3-8B"]
     of_layer, embeddings = 64 + 32 + 3 * 128, 2 * 2048
     pinned = 2 * 2 * (36 * of_layer + embeddings) * 2**20
     moments = 8 * shape.parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers import sft
-from trainers.families.table import KNOWN_SHAPES
+from trainers.families.table import known_shapes
 from trainers.grpo import GRPO
 from trainers.model.find import made_shape
 from trainers.setup.describe import RATE, describe_cost, describe_plan, duration, flops_of_token
@@ -35,7 +35,7 @@ def test_a_run_that_belongs_on_a_gpu_shows_at_once() -> None:
 
 
 def test_adapters_cost_less_and_idle_experts_nothing() -> None:
-    dense, experts = KNOWN_SHAPES["Qwen/Qwen3-8B"], KNOWN_SHAPES["Qwen/Qwen3-30B-A3B"]
+    dense, experts = known_shapes()["Qwen/Qwen3-8B"], known_shapes()["Qwen/Qwen3-30B-A3B"]
     assert 4 * flops_of_token(dense, has_adapters=True) == 3 * flops_of_token(dense)
     assert flops_of_token(experts) < flops_of_token(dense)
 

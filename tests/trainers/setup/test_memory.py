@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainers.families.shape import ModelShape
-from trainers.families.table import KNOWN_SHAPES
+from trainers.families.table import known_shapes
 from trainers.grpo import GRPO, Config
 from trainers.model.find import FoundModel
 from trainers.setup.card import GIB, Memory, gib
@@ -81,7 +81,7 @@ def test_a_trainer_alone_in_float32() -> None:
 @pytest.mark.parametrize("result, tokens", [("gpu_trainer", 32768), ("gpu_trainer_16", 16384)])
 def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: int) -> None:
     measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
-    plan = plan_with(KNOWN_SHAPES["Qwen/Qwen3-0.6B"], "--trainer.with_gpus", "--training.compile", tokens=tokens)
+    plan = plan_with(known_shapes()["Qwen/Qwen3-0.6B"], "--trainer.with_gpus", "--training.compile", tokens=tokens)
     memory = trainer_memory(plan)
     tensors = memory.total - memory.always["runtime"] - memory.phases[0]["workspaces"]
     assert tensors == pytest.approx(measured, rel=0.15)

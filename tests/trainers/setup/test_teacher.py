@@ -12,7 +12,7 @@ from forge_env.core.errors import UserError
 from tests.helpers.model_folders import change_json, make_model_folder
 from trainers import dapo, reinforce
 from trainers.algorithm import Algorithm
-from trainers.families.table import KNOWN_SHAPES
+from trainers.families.table import known_shapes
 from trainers.grpo import GRPO
 from trainers.setup.describe import describe_plan
 from trainers.setup.memory import frozen_memory
@@ -39,9 +39,9 @@ def test_it_has_processes_and_memory_of_its_own_model() -> None:
         (rank, replica, f"frozen teacher, FSDP {rank}", "CPU, 3 threads") for replica in (0, 1) for rank in (0, 1)
     ]
     memory = next(memory for process, memory in plan.processes if process.service == "teacher")
-    assert memory == frozen_memory(plan, plan.config.services.teacher, KNOWN_SHAPES["Qwen/Qwen3-8B"])
-    assert memory.always["weights"] == 4 * KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters / 2
-    assert plan.deadlines == plan.config.deadlines.of(KNOWN_SHAPES["Qwen/Qwen3-8B"].parameters)
+    assert memory == frozen_memory(plan, plan.config.services.teacher, known_shapes()["Qwen/Qwen3-8B"])
+    assert memory.always["weights"] == 4 * known_shapes()["Qwen/Qwen3-8B"].parameters / 2
+    assert plan.deadlines == plan.config.deadlines.of(known_shapes()["Qwen/Qwen3-8B"].parameters)
     [said] = [text for name, text in describe_plan(plan) if name == "teacher"]
     assert said.endswith("counts 1 times; rewards count as well") and "8,190,735,360 parameters" in said
     without = plan_of("--model=Qwen/Qwen3-0.6B", "--teacher.procs=2")
@@ -55,7 +55,7 @@ def test_several_teachers_have_processes_and_memory_each_and_the_policy_itself_h
     names = {"math": "Qwen/Qwen3-8B", "code_exec": "Qwen/Qwen3-0.6B"}
     plan = plan_of(*both, *(f"--mixture.{label}.distill.teacher={name}" for label, name in names.items()))
     memory = {p.replica: found.always["weights"] for p, found in plan.processes if p.service == "teacher" and found}
-    sizes = [4.0 * KNOWN_SHAPES[name].parameters for name in names.values()]
+    sizes = [4.0 * known_shapes()[name].parameters for name in names.values()]
     assert memory == {0: sizes[0], 1: sizes[0], 2: sizes[1], 3: sizes[1]}
     assert {what: (name, model.path) for what, (name, model) in plan.frozen_models.items()} == {
         "reference": ("ref_model", "Qwen/Qwen3-0.6B"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,11 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     Glm4MoeConfig,
-    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
@@ -51,67 +49,24 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
-# Both kinds of layers, shared keys, and a head of which a part is rotated.
-HYBRID: dict[str, Any] = {
-    "head_dim": 32,
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
-}
-HYBRID_MOE = {
-    **HYBRID,
-    "num_hidden_layers": 4,
-    "layer_types": ...,  # not in its config: it follows from the next one
-    "full_attention_interval": 2,
-    "intermediate_size": ...,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 48,
-}
-# Rows of 100 tokens are longer than the windows, and than the positions that yarn leaves as they are.
-GPT_OSS: dict[str, Any] = {
-    "head_dim": 32,
-    "intermediate_size": 32,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "sliding_window": 16,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 5000.0,
-        "factor": 4.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 32,
-    },
-}
-UNTIED = {"gpt-oss", "olmo3", "glm4-moe"}
+UNTIED = {"olmo3", "glm4-moe"}
 """Families whose output layer is not the embedding."""
-_LARGE = {"sinks": 1.0, "gate_up_proj_bias": 5.0}
-"""Deviations of weights of gpt-oss: sinks take a share of the softmax, and gates and ups reach their clamps."""
-# name -> config class, and what is special about it
-FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+Kinds = dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]]
+"""The config class of each family, and what is special about it."""
+FAMILIES: Kinds = {
     "qwen3": (Qwen3Config, {"head_dim": 24}),
     "qwen3-moe": (Qwen3MoeConfig, {"head_dim": 24, **EXPERTS}),
     "llama-3": (LlamaConfig, {}),
     "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
     "qwen2.5": (Qwen2Config, {}),
-    "qwen3.5": (Qwen3_5TextConfig, HYBRID),
-    "qwen3.5-moe": (Qwen3_5MoeTextConfig, HYBRID_MOE),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
-    "gpt-oss": (GptOssConfig, GPT_OSS),
 }
 KINDS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0}
 # Transformers' own module is the trainer's model; dropout is nobody's in a run.
-MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+MODULES: Kinds = {
     "gemma3": (
         Gemma3TextConfig,
         {
@@ -154,15 +109,29 @@ MODULES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 
 
 def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Path:
-    """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
+    """Save a random model of one of these families."""
+    return save_random(folder, *{**FAMILIES, **MODULES}[family], **changes, tie_word_embeddings=tied)
+
+
+def save_random(
+    folder: Path,
+    kind: type[PreTrainedConfig],
+    special: Mapping[str, Any],
+    deviations: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> Path:
+    """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1.
+
+    `deviations` are those of weights by the last part of their names, if they are not 0.1.
+    """
     torch.manual_seed(1)
-    kind, special = {**FAMILIES, **MODULES}[family]
-    settings = deepcopy({**SIZES, **special, "tie_word_embeddings": tied, **changes})  # it changes what it gets
+    settings = deepcopy({**SIZES, **special, **changes})  # it changes what it gets
     config = kind(**{name: value for name, value in settings.items() if value is not ...})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=_LARGE.get(name.rpartition(".")[2], 0.1))
+            alpha = (deviations or {}).get(name.rpartition(".")[2], 0.1)
+            parameter.add_(torch.randn_like(parameter), alpha=alpha)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # as large as the scores are apart
                 buffer.add_(torch.randn_like(buffer), alpha=0.2)

@@ -17,7 +17,7 @@ pytest.importorskip("torchtitan")
 from forge_env.core.errors import UserError
 from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
-from tests.trainers.titan.test_trainer import make_model, make_samples, observing, taught
+from tests.trainers.titan.test_trainer import make_model, make_samples, taught
 from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import Sample, pack
 from trainers.batching.empty import empty_batch
@@ -73,14 +73,12 @@ def test_the_masks_of_all_ranks_are_the_whole_mask(drawn, window):
 @few
 @given(st.integers(2, 4), st.integers(1, 6), st.integers(0, 3), st.booleans())
 def test_each_target_is_on_the_one_rank_that_has_its_token(ranks, count, seed, packed):
-    samples = observing(make_samples(count, seed=seed))
+    samples = make_samples(count, seed=seed)
     multiple = multiple_of_lengths(ranks, tensor=1, full_blocks=False)
     limits: dict[str, Any] = {"max_tokens": 128, "pack_length": 128 if packed else 0, "multiple": multiple}
     for batch in (*pack(samples, pad_id=0, **limits), empty_batch(multiple)):
         parts = [Context(ranks, rank).local(batch) for rank in range(ranks)]
-        assert sorted(i for part in parts for i in part.chosen.tolist()) == list(
-            range(len(batch.slots) + len(batch.observed))
-        )
+        assert sorted(i for part in parts for i in part.chosen.tolist()) == list(range(len(batch.slots)))
         for rank, part in enumerate(parts):
             assert isinstance(part, LocalBatch) and len(part.selected) == len(part.targets) > 0
             context = Context(ranks, rank)
@@ -165,7 +163,7 @@ def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
         trainer.train_step(samples, GSPOLoss(clip_low=0.2, clip_high=0.2)),
         trainer.train_step(samples, GSPOLoss(), old_is_present=True),
         trainer.train_step([with_one_target(samples[0])], GRPOLoss()),
-        trainer.train_step(taught(observing(samples)), GRPOLoss(), observation_coef=0.5, distill_coef=0.5),
+        trainer.train_step(taught(samples), GRPOLoss(), distill_coef=0.5),
     ]
     logprobs = [values.tolist() for values in before + trainer.logprobs(samples)]
     return {"metrics": metrics, "logprobs": logprobs, "weights": weights_of(trainer)}

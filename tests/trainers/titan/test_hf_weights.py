@@ -202,7 +202,6 @@ def test_weights_are_checked_before_any_is_read(trainer: TitanTrainer, tmp_path:
 CASES: dict[str, dict[str, Any]] = {
     "llama-3.2": {"data_parallel_shard_degree": 2, "activation_checkpoint": "full"},
     "qwen2.5-tied": {"data_parallel_shard_degree": 2, "fused": True},
-    "qwen3.5-moe-tied": {"data_parallel_shard_degree": 2},
     "qwen3": {"tensor_parallel_degree": 2, "dtype": "bfloat16"},
 }
 FOUR_CASES: dict[str, dict[str, Any]] = {
@@ -224,7 +223,8 @@ LARGE: dict[str, Any] = {
 def run_cases(root: Path, world: int, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """What each rank says of the cases."""
     for name in cases:
-        make_folder(root / name, name.removesuffix("-tied"), tied=name.endswith("-tied"))
+        if not (root / name).is_dir():
+            make_folder(root / name, name.removesuffix("-tied"), tied=name.endswith("-tied"))
     run_ranks(be_a_rank, root, cases, world=world, seconds=240)
     return [json.loads((root / f"{rank}.json").read_text()) for rank in range(world)]
 

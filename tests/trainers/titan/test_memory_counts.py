@@ -19,7 +19,7 @@ pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
 from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
-from tests.trainers.titan.folders import GPT_OSS, KINDS, make_folder
+from tests.trainers.titan.folders import KINDS, make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.families.table import read_shape
 from trainers.lora import Lora
@@ -28,6 +28,7 @@ from trainers.setup.memory import FLOAT32, activation_bytes, state_bytes, traine
 from trainers.titan.trainer import TitanTrainer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 32}
+LONG: dict[str, Any] = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
 
 
 def bytes_of(*tensors: torch.Tensor) -> int:
@@ -42,8 +43,6 @@ def bytes_of(*tensors: torch.Tensor) -> int:
         ("llama-3", False),
         ("qwen2.5", True),
         ("qwen3-moe", False),
-        ("qwen3.5-moe", False),
-        ("gpt-oss", False),
         ("gemma3", True),
         ("glm4-moe", False),
     ],
@@ -51,7 +50,11 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
     sizes = sizes | (KINDS if family == "gemma3" else {})
-    folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
+    check_bytes(make_folder(tmp_path / family, family, tied=tied, **sizes))
+
+
+def check_bytes(folder: Path) -> None:
+    """Of weights, gradients, moments and published tensors of a model."""
     shape, trainer = read_shape(folder), TitanTrainer(folder, SETTINGS)
     trainer.train_step(make_samples(), GRPOLoss())
     weights = list(trainer.model.module.parameters())
@@ -89,17 +92,16 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     trainer.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3.5-moe", "gpt-oss", "gemma3", "glm4-moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma3", "glm4-moe"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
-    sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
-    special: dict[str, dict[str, Any]] = {
-        "gpt-oss": {"rope_parameters": GPT_OSS["rope_parameters"] | {"factor": 32.0}},
-        "qwen3.5-moe": {"full_attention_interval": 1},  # no delta rule, for which a GPU has kernels that keep less
-        "gemma3": KINDS,
-    }
-    folder = make_folder(tmp_path / "model", family, tied=False, **(sizes | special.get(family, {})))
+    sizes = LONG | (KINDS if family == "gemma3" else {})
+    check_activations(make_folder(tmp_path / "model", family, tied=False, **sizes), mode, most)
+
+
+def check_activations(folder: Path, mode: str, most: float) -> None:
+    """Of a model of `LONG`'s sizes."""
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, activation_checkpoint=mode))
     module, kept = trainer.model.module, {}
     held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

@@ -46,9 +46,9 @@ def check_folder(plan: RunPlan, folder: Path) -> FoundModel:
         check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, plan.shape), shapes)
     renderer = files.renderer
     rows = untrained_tokens(folder, renderer)
-    if rows and plan.config.model.new_rows == "on" and plan.model.is_quantized:
+    if rows and plan.config.model.new_rows == "on" and plan.model.quantization:
         raise UserError(
-            f"--model.new_rows is on, and the experts of {folder} are in MXFP4, of which the run writes a copy in "
+            f"--model.new_rows is on, and {folder} has {plan.model.quantization}, of which the run writes a copy in "
             "bfloat16: run with new_rows off once, and name its initial_model with --model"
         )
     return replace(
@@ -74,9 +74,9 @@ def check_teacher(plan: RunPlan, name: str, folder: Path, model: Path | None) ->
     """Check that a teacher can judge the tokens of the model, a folder, or None if that is not here yet."""
     longest, shape = plan.config.env.max_tokens, plan.teachers[name].shape
     _check_tensors(folder)
-    if plan.teachers[name].is_quantized:
+    if quantization := plan.teachers[name].quantization:
         raise UserError(
-            f"--distill.teacher is {name}, and its experts are in MXFP4: name a copy in bfloat16, such as the "
+            f"--distill.teacher is {name}, which has {quantization}: name a copy in bfloat16, such as the "
             "initial_model that a run with --model writes"
         )
     if shape is not None and shape.max_position_embeddings < longest:

@@ -85,7 +85,7 @@ def _of_algorithm(plan: RunPlan) -> Iterator[Rule]:
     section, name = plan.config.algorithm, plan.config.algorithm_name
     assert section is not None
     kl = f"--{name}.beta is 0, and there is no KL penalty"
-    yield Rule(not section.beta, _within(name, "kl kl_in kl_straight_through"), kl)
+    yield Rule(not section.beta, _within(name, "kl kl_in"), kl)
     constant = f"--{name}.aggregation is {section.aggregation}"
     yield Rule(section.aggregation != "constant", f"{name}.constant", constant)
     of_correction = _within(name, "correction_low correction_high")

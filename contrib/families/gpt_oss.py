@@ -42,6 +42,9 @@ class GptOss(Family):
     )
     only: Mapping[str, Any] = field(default_factory=lambda: dict(_VALUES))
 
+    def quantization(self, config: Mapping[str, Any]) -> str:
+        return "experts in MXFP4" if config.get("quantization_config") else ""
+
     def uncomputed(self, config: Mapping[str, Any]) -> list[str]:
         rope, method = rope_parameters(config), (config.get("quantization_config") or {}).get("quant_method")
         rope_settings = config.get("rope_theta") or (config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -82,7 +85,7 @@ class GptOss(Family):
 
     def weights_of_layer(self, config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
         weights = super().weights_of_layer(config, layer)
-        if not is_quantized(config):
+        if not self.quantization(config):
             return weights
         for name in ("gate_up_proj", "down_proj"):
             count, inputs, outputs = weights.pop(f"mlp.experts.{name}")
@@ -104,20 +107,14 @@ class GptOss(Family):
         }
 
 
-def is_quantized(config: Mapping[str, Any]) -> bool:
-    """Whether the experts of a folder are in MXFP4."""
-    return bool(config.get("quantization_config"))
-
-
-FAMILIES = (
-    GptOss(
-        model_type="gpt_oss",
-        architecture="GptOssForCausalLM",
-        builder="trainers.titan.gpt_oss:GptOssBuilder",
-        thinks=True,
-        published_sizes={
-            "openai/gpt-oss-20b": sizes(2880, 2880, 24, 64, 8, 64, 201088, 131072, experts=(32, 4, 2880)),
-            "openai/gpt-oss-120b": sizes(2880, 2880, 36, 64, 8, 64, 201088, 131072, experts=(128, 4, 2880)),
-        },
-    ),
+GPT_OSS = GptOss(
+    model_type="gpt_oss",
+    architecture="GptOssForCausalLM",
+    builder="contrib.families.gpt_oss_model:GptOssBuilder",
+    thinks=True,
+    dequantizer="contrib.families.mxfp4:write_bfloat16",
+    published_sizes={
+        "openai/gpt-oss-20b": sizes(2880, 2880, 24, 64, 8, 64, 201088, 131072, experts=(32, 4, 2880)),
+        "openai/gpt-oss-120b": sizes(2880, 2880, 36, 64, 8, 64, 201088, 131072, experts=(128, 4, 2880)),
+    },
 )

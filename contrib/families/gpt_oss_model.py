@@ -41,8 +41,8 @@ from torchtitan.models.gpt_oss.sharding import set_gpt_oss_sharding_config
 from torchtitan.protocols.module import Module
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
+from contrib.families.gpt_oss import EPS
 from forge_env.core.errors import UserError
-from trainers.families.gpt_oss import EPS, is_quantized
 from trainers.titan.attention import CausalSDPA
 from trainers.titan.builder import SKIP, Builder
 from trainers.titan.experts import Replayed, local
@@ -52,7 +52,7 @@ _BIASES = ("gate_up_bias_EG", "down_bias_ED")
 
 
 class SinkAttention(Attention):
-    """Attention whose kernel gets the sinks."""
+    """Attention that gives its kernel the sinks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Attention.Config):
@@ -163,7 +163,7 @@ class SinkVarlen(VarlenAttention):
 
     The gradient of torch's kernel ignores what comes through `lse`, so TorchTitan's rescaled output gives queries and
     keys a wrong one. Here the backward kernel is given the output and the `lse` of the softmax with the sink in it. It
-    computes the probabilities from the latter and the rest from the former, so its gradient is exact.
+    computes the probabilities from `lse` and the rest from the output, so its gradient is exact.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -245,7 +245,7 @@ class GptOssExperts(GroupedExperts):
         self.down_bias_ED = nn.Parameter(torch.empty(count, width))
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """Without expert parallelism the tensor ranks sum their outputs, of which each then adds a part of the bias."""
+        """Without expert parallelism each tensor rank adds a part of the bias, for they sum their outputs."""
         self.tensor_ranks = 1 if parallel_dims.ep_enabled else parallel_dims.tp
         super().parallelize(parallel_dims)
 
@@ -331,12 +331,12 @@ class GptOssBuilder(Builder):
     adapter = Names
 
     def __init__(self, config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> None:
-        if is_quantized(config):
-            raise UserError(
-                "the experts of the model are in MXFP4, which cannot be trained: write them as bfloat16 first, by "
-                "trainers.run.mxfp4.write_bfloat16, as a run does"
-            )
         super().__init__(config, attention=attention, fuse_qkv=fuse_qkv)
+        if quantization := self.family.quantization(config):
+            raise UserError(
+                f"the model has {quantization}, which cannot be trained: write them as bfloat16 first, by "
+                "contrib.families.mxfp4.write_bfloat16, as a run does"
+            )
 
     def kernel(self, window: int | None) -> Any:
         if self.attention == "varlen" and window is not None:

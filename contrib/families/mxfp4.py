@@ -1,6 +1,6 @@
 """Writes a folder with experts in MXFP4, as gpt-oss was published, as one in bfloat16, which trainer and engine take.
 
-MXFP4 (OCP Microscaling Formats 1.0): 32 numbers share a scale, a power of two whose exponent is a byte less 127. Each
+MXFP4 (OCP Microscaling Formats 1.0): 32 numbers share a scale, a power of two. Its exponent is a byte less 127. Each
 number has four bits, E2M1: a sign, and one of eight values. Two of them are in a byte, the first one in its low bits.
 Every one of these numbers is one of bfloat16, so nothing is rounded.
 """

@@ -15,12 +15,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from agents.model_folder import weight_files
 from agents.model_weights import check_weights, places
+from contrib.families.mxfp4 import dequantize, write_bfloat16
+from contrib.families.tests.folders import make_folder
 from forge_env.core.errors import UserError
 from tests.helpers.family_proof import random_row
-from tests.trainers.titan.folders import make_folder
 from trainers.families.table import family_of, read_config
 from trainers.model.find import find_shape
-from trainers.run.mxfp4 import dequantize, write_bfloat16
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 
@@ -58,8 +58,8 @@ def test_a_plan_takes_it_and_a_trainer_takes_its_copy(published: Path, tmp_path:
     shapes = {name: place.shape for name, place in places(weight_files(published)).items()}
     check_weights(published, family_of(config).weights(config), shapes)
     found = find_shape(str(published))
-    assert found.where.endswith("its experts are in MXFP4, and the run writes a copy in bfloat16")
-    with pytest.raises(UserError, match=r"experts of the model are in MXFP4.*trainers.run.mxfp4.write_bfloat16"):
+    assert found.where.endswith("it has experts in MXFP4, and the run writes a copy in bfloat16")
+    with pytest.raises(UserError, match=r"the model has experts in MXFP4.*contrib.families.mxfp4.write_bfloat16"):
         TitanTrainer(published, TitanSettings(dtype="float32"))
     write_bfloat16(published, tmp_path / "copy")
     trainer = TitanTrainer(tmp_path / "copy", TitanSettings(dtype="float32"))

@@ -15,8 +15,9 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torch.nn.attention.flex_attention import create_block_mask
 from torchtitan.models.common.attention import VarlenMetadata
 
+from contrib.families.gpt_oss_model import SinkFlex, _SinkVarlen
+from contrib.families.tests.folders import make_folder
 from tests.helpers.forks import run_ranks
-from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_context import PACKED, SETTINGS
 from tests.trainers.titan.test_replay import be_a_rank, take_steps
 from tests.trainers.titan.test_trainer import make_samples
@@ -24,7 +25,6 @@ from tests.trainers.titan.weights import check_same, weights_of
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.titan.attention import document_mask
-from trainers.titan.gpt_oss import SinkFlex, _SinkVarlen
 from trainers.titan.trainer import TitanTrainer
 
 Make = Callable[..., TitanTrainer]

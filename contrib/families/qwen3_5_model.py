@@ -20,15 +20,16 @@ from torchtitan.config import CompileConfig
 from torchtitan.models.common import Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import BaseAttention
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.feed_forward import SigmoidGatedFeedForward
 from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.nn_modules import Conv1d
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
-from trainers.families.qwen3_5 import Qwen35
+from contrib.families.delta_rule import PackedRows, delta_rule
+from contrib.families.qwen3_5 import Qwen35
 from trainers.families.shape import LinearAttention
 from trainers.titan.builder import SKIP, Builder
-from trainers.titan.delta_rule import PackedRows, delta_rule
 from trainers.titan.experts import WEIGHTS, ReplayedModel
 from trainers.titan.rope import scaling_of
 
@@ -250,6 +251,15 @@ class Qwen35Builder(Builder):
             norm=super().norm(sizes.value_dim),
             param_init={"A_log": SKIP["weight"], "dt_bias": SKIP["weight"]},
         )
+
+    def mlp(self) -> dict[str, Any]:
+        parts, shape = super().mlp(), self.family.shape(self.hf)
+        if shape.shared_size:
+            width, inner = shape.hidden_size, shape.shared_size
+            parts["moe"].shared_experts = SigmoidGatedFeedForward.Config(
+                w1=linear(width, inner), w2=linear(inner, width), w3=linear(width, inner), gate=linear(width, 1)
+            )
+        return parts
 
     def shard(self, config: Any, *, enable_sp: bool, enable_ep: bool) -> None:
         for layer in config.layers:  # nothing but its experts is cut

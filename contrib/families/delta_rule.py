@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainers.titan.attention import SAVED_OPS
+
 _CHUNK = 64  # tokens, as in fla and transformers
 
 
@@ -52,7 +54,7 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: T
     Args:
         query, key: (T, key heads, key size).
         value: (T, value heads, value size).
-        decay: (T, value heads) float32, at most 0: logarithm of what stays of the memory.
+        decay: (T, value heads) float32, at most 0: logarithm of the share that stays of the memory.
         rate: (T, value heads), 0 to 1: how much of the new value is written.
         rows: of the T tokens.
 
@@ -165,3 +167,4 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 fla_rule.register_autograd(_differentiate, setup_context=_keep)
+SAVED_OPS.add(fla_rule._opoverload)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forge_env.core.errors import UserError
-from trainers.families.family import Experts, Family, check_size
+from trainers.families.family import Experts, Family, check_size, gated_mlp
 from trainers.families.rope import rope_parameters
 from trainers.families.settings import SIZES, names
 from trainers.families.shape import LinearAttention, ModelShape
@@ -34,7 +34,7 @@ _EXPERTS = {
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Tensors of all experts of a layer in published folders: (experts, rows of these matrices, columns)."""
 _FACTOR = 0.25  # of a head that is rotated, if a config does not say it
-_EVERY = 4  # the last of so many layers has attention, if a config does not say it
+_EVERY = 4  # every fourth layer has attention, if a config does not say it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +137,16 @@ class Qwen35Moe(Qwen35):
     computed: frozenset[str] = Qwen35.computed.union(_EXPERTS)
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        count, active, size, shared = (config.get(name, usual) for name, usual in _EXPERTS.items())
-        return Experts(count=count, active=active, size=size, normalised=True, shared=shared)
+        count, active, size, _ = (config.get(name, usual) for name, usual in _EXPERTS.items())
+        return Experts(count=count, active=active, size=size, normalised=True)
+
+    def shape(self, config: Mapping[str, Any]) -> ModelShape:
+        shared = {**_EXPERTS, **config}["shared_expert_intermediate_size"]
+        return replace(super().shape(config), shared_size=shared, shared_gate=True)
+
+    def mlp_weights(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        gate = {"mlp.shared_expert_gate.weight": (1, shape.hidden_size)}
+        return super().mlp_weights(shape) | gate | gated_mlp("mlp.shared_expert", shape.hidden_size, shape.shared_size)
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         whole, (layer, _, stack) = super().parts(name, shape), name.rpartition(".mlp.experts.")
@@ -151,30 +159,29 @@ class Qwen35Moe(Qwen35):
         }
 
 
+_GPU = {"fla": "flash-linear-attention"}
 _ONLY = {"attn_output_gate": True, "layer_scale": False}
 _VISION = names(
     """image_token_id video_token_id vision_start_token_id vision_end_token_id depth in_channels num_heads
     num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size decoder_sparse_step"""
 )
-FAMILIES = (
-    Qwen35(
-        model_type="qwen3_5_text",
-        architecture="Qwen3_5ForCausalLM",
-        builder="trainers.titan.qwen3_5:Qwen35Builder",
-        qk_norm=True,
-        thinks=True,
-        only=_ONLY,
-        harmless=_VISION | names("moe_intermediate_size norm_topk_prob num_experts"),
-        gpu_packages={"fla": "flash-linear-attention"},
-    ),
-    Qwen35Moe(
-        model_type="qwen3_5_moe_text",
-        architecture="Qwen3_5MoeForCausalLM",
-        builder="trainers.titan.qwen3_5:Qwen35Builder",
-        qk_norm=True,
-        thinks=True,
-        only={**_ONLY, "norm_topk_prob": True},
-        harmless=_VISION,
-        gpu_packages={"fla": "flash-linear-attention"},
-    ),
+DENSE = Qwen35(
+    model_type="qwen3_5_text",
+    architecture="Qwen3_5ForCausalLM",
+    builder="contrib.families.qwen3_5_model:Qwen35Builder",
+    qk_norm=True,
+    thinks=True,
+    only=_ONLY,
+    harmless=_VISION | names("moe_intermediate_size norm_topk_prob num_experts"),
+    gpu_packages=_GPU,
+)
+EXPERTS = Qwen35Moe(
+    model_type="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    builder="contrib.families.qwen3_5_model:Qwen35Builder",
+    qk_norm=True,
+    thinks=True,
+    only={**_ONLY, "norm_topk_prob": True},
+    harmless=_VISION,
+    gpu_packages=_GPU,
 )

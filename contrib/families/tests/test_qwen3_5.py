@@ -1,6 +1,6 @@
 """Qwen3.5: its two kinds of layers, its experts, folders as they are published, and what is refused.
 
-tests/trainers/titan compares it with transformers, as every family.
+test_models.py compares it with transformers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from agents.model_folder import check_engine_packages, has_linear_attention
+from contrib.families.delta_rule import PackedRows, delta_rule
+from contrib.families.qwen3_5 import Qwen35
+from contrib.families.tests.folders import FAMILIES, HYBRID, make_folder
 from forge_env.core.errors import UserError
 from tests.helpers.family_proof import SETTINGS, random_row, transformers_logprobs, two_steps_of_grpo, with_tokenizer
 from tests.helpers.model_folders import change_weights, make_model_folder
-from tests.trainers.titan.folders import FAMILIES, HYBRID, SIZES, make_folder
+from tests.trainers.titan.folders import SIZES
 from tests.trainers.titan.weights import weights_of
-from trainers.families.qwen3_5 import Qwen35
 from trainers.families.table import family_of, read_config
 from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
@@ -40,7 +42,6 @@ from trainers.setup.options.read_config import read_config as read_options
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import check_engine
-from trainers.titan.delta_rule import PackedRows, delta_rule
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 VISION = {

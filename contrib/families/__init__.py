@@ -1,0 +1,1 @@
+"""Families of models with parts of their own: gpt-oss and Qwen3.5."""

@@ -1,0 +1,20 @@
+"""The experts of Qwen3.5, spread over two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchtitan")
+from contrib.families.tests.folders import make_folder
+from tests.trainers.titan.test_trainer import compare_with_one, run_cases
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_ranks_with_the_experts_of_each_other_take_the_steps_of_one(tmp_path: Path, make) -> None:
+    folder = make_folder(tmp_path / "model", "qwen3.5-moe", tied=True)
+    smooth = {"eps": 1e-3}  # else Adam's first steps blow up the rounding of small gradients
+    cases = {"ep": (folder.name, {"expert_parallel_degree": 2, "pack_length": 64, **smooth})}
+    compare_with_one(folder, run_cases(tmp_path, cases) / "ep", make, **smooth)
