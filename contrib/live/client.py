@@ -75,7 +75,7 @@ class LiveClient:
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         line = json.dumps(request).encode()
         if len(line) > MOST_BYTES:  # the server ends the connection of whoever sends it
-            raise UserError(f"the request has {len(line):,} bytes, and a run reads {MOST_BYTES:,}: give a shorter value")
+            raise UserError(f"the request has {len(line):,} bytes, and {MOST_BYTES:,} are read: give a shorter value")
         try:
             self._file.write(line + b"\n")
             self._file.flush()

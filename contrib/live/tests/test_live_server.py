@@ -226,7 +226,7 @@ async def test_the_longest_request_is_read_and_a_longer_one_is_a_mistake(
     with await asyncio.to_thread(LiveClient, tmp_path, "a test") as client:
         assert "cannot change while a run goes on" in await run.ask("set", "x" * room, client=client)
         assert await run.ask("set", "x" * (room + 1), client=client) == (
-            "refused: the request has 16,385 bytes, and a run reads 16,384: give a shorter value"
+            "refused: the request has 16,385 bytes, and 16,384 are read: give a shorter value"
         )
         assert (await run.ask("pause", client=client)).startswith("pauses")
 

@@ -123,11 +123,13 @@ class Init:
                 self.reap(os.WNOHANG)
 
     def receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.link, _MAX_MESSAGE, _MAX_FDS)
+        data, fds, flags, _ = socket.recv_fds(self.link, _MAX_MESSAGE, _MAX_FDS)
         if not data:
             os._exit(0)  # the owner is gone, and the kernel ends everything else here
         request = json.loads(data)
         try:
+            if flags & socket.MSG_CTRUNC:  # the kernel drops what has no number here
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if "kill" in request:
                 self.kill(request["kill"], only_below=request["only_below"])
             elif "end_processes" in request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import math
 import os
@@ -209,8 +210,11 @@ def result_of(
         return _workspace_ended(fields, watched, timed_out=timed_out)
     if answer.refused:
         raise UserError(f"a command cannot be run: {answer.reason}")
+    if answer.failed and answer.failed != errno.EAGAIN and not watched.usage().memory_exceeded:
+        raise SandboxError(no_room(answer))
     if answer.failed:
-        return CommandResult(status=ExecStatus.PIDS, **fields)
+        status = ExecStatus.PIDS if answer.failed == errno.EAGAIN else ExecStatus.MEMORY
+        return CommandResult(status=status, **fields)
     code = os.waitstatus_to_exitcode(answer.status)
     usage = watched.usage() if code else GroupUsage()
     if usage.host_out_of_memory:
@@ -218,6 +222,11 @@ def result_of(
     fields |= {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None, "cpu_s": answer.cpu_s}
     fields["started"] = answer.started
     return CommandResult(status=_status_of(code, usage, outputs, timed_out=timed_out), **fields)
+
+
+def no_room(answer: Answer) -> str:
+    """Return why the machine, and not a limit of the workspace, kept pid 1 from starting a process."""
+    return f"the machine has no room for another process of the workspace: {os.strerror(answer.failed)}"
 
 
 def _status_of(code: int, usage: GroupUsage, outputs: Outputs, *, timed_out: bool) -> ExecStatus:

@@ -323,6 +323,11 @@ class Server(Controlled[BoxEnd]):
         self._send({"ping": number})
         self._expect_answer(_ANSWER_S)
 
+    def _take(self, message: dict[str, Any]) -> None:
+        if message.get("kept") and message["ended"] not in self._waiting:  # it was given up: nobody holds its layer
+            self.drop_layer(message["kept"])
+        super()._take(message)
+
     def drop_layer(self, number: int) -> None:
         self._send({"drop": number})
 

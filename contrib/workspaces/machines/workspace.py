@@ -21,7 +21,7 @@ from contrib.workspaces.contract import (
     WorkspaceLimits,
 )
 from contrib.workspaces.machines.box import Answer, Box
-from contrib.workspaces.machines.command import SCRIPT, answer_of, run_command, script_of, why_no_environment
+from contrib.workspaces.machines.command import SCRIPT, answer_of, no_room, run_command, script_of, why_no_environment
 from contrib.workspaces.machines.shell import Shell
 from contrib.workspaces.machines.snapshot import Origin, Snapshot, Started
 from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
@@ -472,6 +472,8 @@ def _require_done(path: str, answer: Answer | None, failure: str) -> None:
         raise error
     if answer.refused:
         raise UserError(f"{path!r}: {answer.reason}")
+    if answer.failed and answer.failed != errno.EAGAIN:
+        raise SandboxError(no_room(answer))
     if answer.failed:
         raise WorkspaceFileError(f"{path!r}: no room for another process in the workspace")
     if answer.status:
