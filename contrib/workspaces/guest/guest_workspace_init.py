@@ -102,12 +102,12 @@ class Init:
     def serve(self, listeners: list[socket.socket]) -> NoReturn:
         _make_standard_files(self.workdir)
         os.chdir("/")
-        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wakeup, wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Commands inherit them, and a program resets handlers. The kernel spares pid 1 what would end it by default.
         kernel.end_ignored_signals()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         socket.send_fds(self.link, [b'{"ready": true}'], [listener.fileno() for listener in listeners])
         for listener in listeners:
             listener.close()
