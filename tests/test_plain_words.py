@@ -41,7 +41,7 @@ MODELS = {"sampled", "expected", "masked", "packed", "shared", "cached", "clippe
 NO_PARTICIPLES = {"seed", "speed", "need", "feed", "embed"}
 TERMS = GYMNASIUM | MODELS | NO_PARTICIPLES
 """Participles that are terms of the field or of a library, and words that only look like one."""
-NAMES_BOUND = {**dict.fromkeys(PACKAGES, 8.0), "contrib": 52.0}
+NAMES_BOUND = {**dict.fromkeys(PACKAGES, 8.0), "contrib": 37.0}
 """Participles among 1,000 assigned names that a package may have. That of contrib only falls."""
 
 

@@ -9,8 +9,6 @@ rewrites earlier turns, the next turn starts a new row.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -20,8 +18,8 @@ import numpy as np
 
 from agents.renderer.call_form import trial_calls
 from agents.renderer.conversation_format import Thinking, ToolsForm, learn_format
-from agents.renderer.dialects import begin_of, to_openai
-from agents.renderer.model_json import decode_all, dump
+from agents.renderer.defusing import Defuser
+from agents.renderer.dialects import to_openai
 from agents.renderer.reading import END_THINK, THINK, ChannelForm
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer
@@ -30,9 +28,6 @@ from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.tokens import IDS, NO_IDS, Ids, as_list, join_arrays
 from forge_env.core.types import Action, Message, ToolSpec
-
-_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", THINK, END_THINK)
-"""Marks of templates that may be plain text to the tokenizer; messages of users and tools may not contain them."""
 
 
 class Renderer:
@@ -58,9 +53,7 @@ class Renderer:
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
         self.stop: tuple[str, ...] = tuple(end for end in self.format.ends if end not in self.format.tokens)
         """The ends of an answer that are ordinary text to the tokenizer."""
-        marks = [mark for mark in _MARKS if mark in self.format.template.source]
-        special = sorted({*self.format.tokens, *marks, *self.stop}, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        self._defuser = Defuser(self.format, self.stop)
         answers = self.format.answers
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
         closing = answers.close_thought + answers.begin_content if self.thinks else ""
@@ -69,7 +62,6 @@ class Renderer:
         self.end_thought: int = -1 if self._end_think is None else self._end_think
         """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
-        self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._ends = {role: self._tokenizer.token_id(self._end_before(role)) for role in ("tool", "user")}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
         self._continues = True
@@ -84,12 +76,12 @@ class Renderer:
         """
         self.check_tools(tools)
         row = _last_row(conversation)
-        tools, text_of_tools = self._defused_tools(tools)
+        tools, text_of_tools = self._defuser.tools(tools)
         if not conversation.turns:
-            return NO_IDS, self._first_prompt(self._defuse_all(conversation.observation), tools, text_of_tools)
+            return NO_IDS, self._first_prompt(self._defuser.messages(conversation.observation), tools, text_of_tools)
         if len(row) and self._continues and (new_ids := self._continuation(conversation, tools)) is not None:
             return row, new_ids
-        text = self._render(self._defuse_all(conversation.messages), tools, add_generation_prompt=True)
+        text = self._render(self._defuser.messages(conversation.messages), tools, add_generation_prompt=True)
         return NO_IDS, self._tokenizer.encode(text)
 
     def with_hint(self, rows: Sequence[Ids], prompt: Ids, messages: Sequence[Message], hint: str) -> list[list[int]]:
@@ -101,7 +93,7 @@ class Renderer:
         """
         with_text: Message = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{hint}"}
         plain, longer = (
-            self._tokenizer.encode(self._render(self._defuse_all(each), add_generation_prompt=True))
+            self._tokenizer.encode(self._render(self._defuser.messages(each), add_generation_prompt=True))
             for each in (messages, [*messages[:-1], with_text])
         )
         same, ids = _common(plain, longer), as_list(prompt)
@@ -170,7 +162,7 @@ class Renderer:
             )
         question = self.format.question
         base = self._render(question, tools, add_generation_prompt=True).removesuffix(self.format.opening)
-        full = self._render([*question, *self._defuse_all([message])], tools)
+        full = self._render([*question, *self._defuser.messages([message])], tools)
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
@@ -249,51 +241,10 @@ class Renderer:
 
     def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages as the chat template takes them, for a server that executes it: see `next_prompt`."""
-        return [self.format.prepare(message) for message in self._defuse_all(messages)]
+        return [self.format.prepare(message) for message in self._defuser.messages(messages)]
 
     def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
-        return self._defused_tools(tools)[0]
-
-    def _defuse_all(self, messages: Sequence[Message]) -> list[Message]:
-        """Keep messages from forging turns: if one of their fields spells out a special token, it becomes plain
-        text."""
-        return [self._defused_message(message) for message in messages]
-
-    def _defused_message(self, message: Message) -> Message:
-        if message["role"] != "assistant":
-            return {**message, "content": self._defuse(message["content"])}
-        if self.format.writes_thoughts:
-            message = _with_thought(message)
-        copy: Message = self._defuse({key: value for key, value in message.items() if key != "tool_calls"})
-        if "tool_calls" in message:
-            copy["tool_calls"] = [self._defused_call(call) for call in message["tool_calls"] or ()]
-        return copy
-
-    def _defused_call(self, call: Any) -> Any:
-        """Defuse a call. JSON escapes in the text of its arguments can spell out a token for a template, too.
-
-        The text of a call without its end begins with its mark, which stays.
-        """
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        text = function.get("arguments") if isinstance(function, Mapping) else None
-        if function is None or not isinstance(text, str):
-            return self._defuse(call)
-        begin = begin_of(self.format.answers.dialect)
-        begin = begin if text.startswith(begin) else ""
-        text = text[len(begin) :]
-        if "\\" in text:
-            arguments, problem = decode_all(text)
-            text = text if problem else dump(arguments)
-        function = self._defuse(function) | {"arguments": begin + self._defuse(text)}
-        return self._defuse({**call, "function": {}}) | {"function": function} if "function" in call else function
-
-    def _defuse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            text = value if value.isascii() else value.encode("utf-8", "replace").decode()  # a lone surrogate: no token
-            return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
-        if isinstance(value, Mapping):
-            return {self._defuse(key): self._defuse(item) for key, item in value.items()}
-        return [self._defuse(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return self._defuser.tools(tools)[0]
 
     # ---- the tokens behind a turn ----
 
@@ -320,7 +271,7 @@ class Renderer:
 
     def _continuation(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> list[int] | None:
         """The tokens that continue a row; None if the template rewrites the row."""
-        new = self._defuse_all(conversation.observation)
+        new = self._defuser.messages(conversation.observation)
         if not new:
             return None
         sampled = conversation.turns[-1].token_ids.tolist()
@@ -328,7 +279,7 @@ class Renderer:
         parts = self._bridges[role] if role in self._bridges and self._is_plain(role, sampled) else None
         if parts is not None and (len(new) == 1 or parts.between) and all(m["role"] == role for m in new):
             return parts.fill(self._tokenizer, [message["content"] for message in new])
-        messages = self._defuse_all(conversation.messages)
+        messages = self._defuser.messages(conversation.messages)
         behind = self._behind(messages[: -len(new) - 1], messages[-len(new) - 1], new, tools, self.decode(sampled))
         return None if behind is None else self._tokens_behind(sampled, behind)
 
@@ -424,16 +375,6 @@ class Renderer:
             return self._tokenizer.encode(self._render(messages, tools, add_generation_prompt=True))
         return parts.fill(self._tokenizer, [last["content"]])
 
-    def _defused_tools(self, tools: Sequence[ToolSpec]) -> tuple[Sequence[ToolSpec], str]:
-        """The defused tools, and their text; instances of an environment share one list, which is read once."""
-        cached = self._tools.get(id(tools))
-        if cached is None or cached[0] is not tools:
-            if len(self._tools) >= 64:
-                self._tools.clear()
-            copies = self._defuse(list(tools))
-            cached = self._tools[id(tools)] = (tools, copies, json.dumps(copies))
-        return cached[1:]
-
     def _learn_first_prompt(self, others: list[Message], tools: Sequence[ToolSpec]) -> TemplateParts | None:
         def render(contents: Sequence[str]) -> list[int]:
             last: Message = {"role": "user", "content": contents[0]}
@@ -444,14 +385,6 @@ class Renderer:
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-
-
-def _with_thought(message: Message) -> Message:
-    """A message with its thought as its reasoning, as templates read it, if its content begins with a thought."""
-    thought, end, rest = (message.get("content") or "").lstrip().partition(END_THINK)
-    if "reasoning_content" in message or not end or not thought.startswith(THINK):
-        return message
-    return {**message, "reasoning_content": thought.removeprefix(THINK).strip("\n"), "content": rest.lstrip("\n")}
 
 
 def _following(role: str, answer: Mapping[str, Any], contents: Sequence[str]) -> list[dict[str, Any]]:

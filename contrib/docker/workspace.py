@@ -117,8 +117,8 @@ class DockerWorkspaces(Workspaces):
     def _drop_layer(self, layer: Any) -> None:
         self._start_task(self._engine_images.remove(layer))
 
-    def _start_error(self, failed: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
-        return SandboxError(f"a workspace did not start: {failed['failed']}")
+    def _start_error(self, failure: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
+        return SandboxError(f"a workspace did not start: {failure['failed']}")
 
     async def _close_all(self) -> None:
         try:

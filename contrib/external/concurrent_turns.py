@@ -96,10 +96,10 @@ class _ConcurrentTurns:
         self._others = 0
         """Requests that were not turns of the work: refused, or auxiliary."""
         self._reward = 0.0
-        self._begun = 0
+        self._num_begins = 0
         self._last: tuple[int, str] | None = None
         """The number of the latest turn, whatever the order of the answers, and the limit that cut its answer off."""
-        self._answered: tuple[float, Turn] | None = None
+        self._answer: tuple[float, Turn] | None = None
         """When the environment took the last answer, and its turn."""
 
     async def play(self) -> End:
@@ -130,9 +130,9 @@ class _ConcurrentTurns:
             if run.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
                 raise LimitReached("episode_seconds")
             self._begin(tasks)
-            started = time.perf_counter()
+            start = time.perf_counter()
             step = await run.call_env("step", read_step, env.listen)
-            end = self._apply(step, started)
+            end = self._apply(step, start)
             if end is not None:
                 return end
 
@@ -146,17 +146,17 @@ class _ConcurrentTurns:
                 "turns that run at once have different contexts"
             )
         self._turns += not conversation.auxiliary
-        self._begun += 1
+        self._num_begins += 1
         self._answering.add(number)
         if len(self._answering) > 1:
             run.info["turns_at_once"] = max(len(self._answering), run.info.get("turns_at_once", 0))
         # The environment sets its tools for each turn that it asks for.
-        task = tasks.create_task(self._take_turn(self._begun, number, conversation, self._env.tools))
+        task = tasks.create_task(self._take_turn(self._num_begins, number, conversation, self._env.tools))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _take_turn(self, begun: int, number: int, conversation: Conversation, tools: Sequence[ToolSpec]) -> None:
-        run, started = self._run, time.perf_counter()
+    async def _take_turn(self, order: int, number: int, conversation: Conversation, tools: Sequence[ToolSpec]) -> None:
+        run, start = self._run, time.perf_counter()
         try:
             turn, action = await run.act(conversation, tools)
         except ContextFull as reason:
@@ -174,17 +174,17 @@ class _ConcurrentTurns:
             self._no_turn(number, conversation)
             await run.call_env("refused", _nothing, self._env.refused, number, str(reason))
             return
-        answered = time.perf_counter()
+        end = time.perf_counter()
         self._answering.remove(number)  # the environment may ask for the next one before `answer` has returned
-        turn.policy_seconds = answered - started
+        turn.policy_seconds = end - start
         run.record(conversation, turn)
         if turn.auxiliary:
             self._note_other()
-        elif self._last is None or begun > self._last[0]:
-            self._last = begun, run.cutting_limit(conversation, turn, action)
+        elif self._last is None or order > self._last[0]:
+            self._last = order, run.cutting_limit(conversation, turn, action)
         await run.call_env("step", _nothing, self._env.answer, number, own_action(action))
-        self._answered = time.perf_counter(), turn
-        turn.env_seconds += self._answered[0] - answered
+        self._answer = time.perf_counter(), turn
+        turn.env_seconds += self._answer[0] - end
 
     def _no_turn(self, number: int, conversation: Conversation) -> None:
         """Take a turn back that the agent has not answered, though the episode goes on."""
@@ -198,11 +198,11 @@ class _ConcurrentTurns:
         if self._others > MAX_FULL_PROMPTS:
             raise _TooManyOthers from None
 
-    def _apply(self, step: ReadStep, started: float) -> End | None:
+    def _apply(self, step: ReadStep, start: float) -> End | None:
         """Record what the environment says; returns the end of the episode, or None."""
-        if self._answered is not None and self._answered[0] > started:
+        if self._answer is not None and self._answer[0] > start:
             # It has worked since that answer. Before, it may have waited for it.
-            self._answered[1].env_seconds += time.perf_counter() - self._answered[0]
+            self._answer[1].env_seconds += time.perf_counter() - self._answer[0]
         self._reward += step.reward
         end = self._run.apply(step)
         return (self._last and cut_end(step, self._last[1])) or end

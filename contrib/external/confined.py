@@ -33,20 +33,20 @@ _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 
 
 def confined(
-    command: Sequence[str], *, control: int, shown: Sequence[str], folder: Path, cwd: str, port: int
+    command: Sequence[str], *, control: int, paths: Sequence[str], folder: Path, cwd: str, port: int
 ) -> list[str]:
     """Return the command line that runs a command in a sandbox.
 
     Args:
         control: a descriptor that it inherits; `listener_of` reads the other end.
-        shown: paths that it may read beside the folders of the system.
+        paths: paths that it may read beside the folders of the system.
         folder: the one writable folder; as root its owner becomes the program's user.
         cwd: its working directory, in one of `shown`.
         port: the port of its listener.
     """
     limits = guest_limits(LIMITS, in_group=True)  # address space is not counted: some runtimes reserve terabytes of it
     spec = {
-        "shown": [os.path.abspath(path) for path in shown],
+        "shown": [os.path.abspath(path) for path in paths],
         "folder": os.path.abspath(folder),
         "cwd": os.path.abspath(cwd),
         "port": port,
@@ -81,7 +81,7 @@ async def check_programs() -> None:
     with host_end, tempfile.TemporaryDirectory(prefix="forge_env_program_") as folder:
         with guest_end:
             control = guest_end.fileno()
-            command = confined(["true"], control=control, shown=(), folder=Path(folder), cwd=folder, port=1)
+            command = confined(["true"], control=control, paths=(), folder=Path(folder), cwd=folder, port=1)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env={"PATH": "/usr/bin:/bin"},
@@ -141,8 +141,8 @@ def check_shown(paths: Sequence[str]) -> None:
                     f"a program in the sandbox would see all of {path}, and {private} with it: start it in a separate "
                     "folder, with cwd, and keep its files there"
                 )
-        needed = 0o005 if real.is_dir() else 0o004
-        if os.geteuid() == 0 and real.exists() and real.stat().st_mode & needed != needed:
+        bits = 0o005 if real.is_dir() else 0o004
+        if os.geteuid() == 0 and real.exists() and real.stat().st_mode & bits != bits:
             raise UserError(
                 f"a program in the sandbox runs as another user, who may not read {path}: chmod o+rX {path}, or "
                 "start forge_env as the owner of that path"

@@ -100,12 +100,12 @@ class Constraint:
         sampled = first.token_ids.tolist()
         is_ended = sampled[-1] == renderer.end_thought
         form = renderer.format.answers
-        inserted = tuple(renderer.encode(form.after_thought if is_ended else form.close_thought))
-        room = sampling.max_tokens - len(sampled) - len(inserted)
+        insertion = tuple(renderer.encode(form.after_thought if is_ended else form.close_thought))
+        room = sampling.max_tokens - len(sampled) - len(insertion)
         if room < 1 or not (is_ended or budget):
             return replace(first, finish_reason="length"), [first.prompt_ids]
-        rest = await _answer(ask, first.with_inserted(inserted), replace(sampling, max_tokens=room), 1)
-        return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
+        rest = await _answer(ask, first.with_inserted(insertion), replace(sampling, max_tokens=room), 1)
+        return first.then(insertion, rest), [first.prompt_ids, rest.prompt_ids]
 
     def check(self, action: Action, writer: str) -> None:
         """Check an answer that was written without a grammar. One that a limit has cut off is not checked."""
@@ -116,8 +116,8 @@ class Constraint:
         """Why an answer does not have the form, as a clause; "" if it has."""
         if calls := [call.name for call in action.tool_calls]:
             other = [name for name in calls if name not in self.tools]
-            allowed = f"only {', '.join(self.tools)} may be" if self.tools else "no tool may be"
-            return f"it calls {other[0]}, and {allowed}" if other else ""
+            rule = f"only {', '.join(self.tools)} may be" if self.tools else "no tool may be"
+            return f"it calls {other[0]}, and {rule}" if other else ""
         if not self.schema:
             return f"it calls no tool, and has to call {' or '.join(self.tools)}"
         from jsonschema import Draft202012Validator

@@ -34,8 +34,8 @@ def content_of(message: Mapping[str, Any]) -> Content:
 
 def _arguments(text: str) -> str:
     try:
-        parsed = json.loads(text or "{}", parse_int=_number, parse_float=_number)
-        return json.dumps(parsed, sort_keys=True)
+        arguments = json.loads(text or "{}", parse_int=_number, parse_float=_number)
+        return json.dumps(arguments, sort_keys=True)
     except (ValueError, RecursionError):
         return text
 
@@ -119,11 +119,11 @@ class ProgramConversations:
 
     def answered(self, conversation: ProgramConversation, request: ProgramRequest, reply: Message) -> None:
         """Add a response, as the program receives it."""
-        asked, conversation.asked = conversation.asked or (), None
+        question, conversation.asked = conversation.asked or (), None
         if isinstance(request.prompt, str):
             conversation.text = request.prompt + reply["content"]
         elif request.prompt is None:
-            conversation.known = [*asked, content_of(reply)]
+            conversation.known = [*question, content_of(reply)]
         conversation.ends.append(len(conversation.known))
 
     def _place_chat(self, request: ProgramRequest, contents: Sequence[Content]) -> ProgramConversation:
@@ -143,19 +143,19 @@ class ProgramConversations:
     def _idle(self, request: ProgramRequest) -> list[ProgramConversation]:
         """The conversations that a request may continue, as its client tells. A sub-agent continues its own ones
         only: it may begin with all that its caller knows."""
-        told = request.told
+        facts = request.told
         return [
             item
             for item in self._all
-            if bool(item.auxiliary) == bool(told.auxiliary)
+            if bool(item.auxiliary) == bool(facts.auxiliary)
             and not item.is_asked
-            and (item.agent == told.agent or not told.parent)
+            and (item.agent == facts.agent or not facts.parent)
         ]
 
     def _new(self, request: ProgramRequest) -> ProgramConversation:
-        told = request.told
+        facts = request.told
         conversation = ProgramConversation(
-            number=len(self._all), tools=request.tools, agent=told.agent, auxiliary=told.auxiliary
+            number=len(self._all), tools=request.tools, agent=facts.agent, auxiliary=facts.auxiliary
         )
         self._all.append(conversation)
         return conversation
@@ -167,25 +167,25 @@ def _with_model_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _with_model_id(message: Message) -> Message:
-    changed = message.copy()
+    copy = message.copy()
     if "tool_call_id" in message:
-        changed["tool_call_id"] = model_call_id(message["tool_call_id"])
+        copy["tool_call_id"] = model_call_id(message["tool_call_id"])
     if "tool_calls" in message:
-        changed["tool_calls"] = [{**call, "id": model_call_id(call["id"])} for call in message["tool_calls"]]
-    return changed
+        copy["tool_calls"] = [{**call, "id": model_call_id(call["id"])} for call in message["tool_calls"]]
+    return copy
 
 
 def _continues(conversation: ProgramConversation, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> bool:
     return conversation.tools == tools and _known_of(conversation.known, contents) > 0
 
 
-def _known_of(known: Sequence[Content], contents: Sequence[Content]) -> int:
+def _known_of(history: Sequence[Content], contents: Sequence[Content]) -> int:
     """How many messages of a request a conversation has; 0 if the request does not begin with all of it and add to it.
 
     An empty answer is part of its row, whether the program sends it back or drops it.
     """
     at = 0
-    for content in known:
+    for content in history:
         if at < len(contents) and contents[at] == content:
             at += 1
         elif content != _EMPTY_ANSWER:

@@ -284,11 +284,11 @@ class External(ConcurrentEnv):
         assert self._session is not None and self._player is not None
         asking = asyncio.create_task(self._session.next())
         ending = asyncio.create_task(self._player.ended())
-        answered = asyncio.create_task(self._none_asked.wait())
+        silence = asyncio.create_task(self._none_asked.wait())
         try:
             if self._asked:
                 async with queued():
-                    await asyncio.wait({asking, ending, answered}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({asking, ending, silence}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not ending.done():
                 await self._wait_for_player({asking, ending})
             if ending.done():
@@ -297,9 +297,9 @@ class External(ConcurrentEnv):
                 raise TimeoutError
             return asking.result()
         finally:
-            for task in (asking, ending, answered):
+            for task in (asking, ending, silence):
                 task.cancel()
-            await asyncio.gather(asking, ending, answered, return_exceptions=True)
+            await asyncio.gather(asking, ending, silence, return_exceptions=True)
 
     async def _wait_for_player(self, done: set[asyncio.Task[Any]]) -> None:
         """Wait until one of these is done, for as long as the player may take."""
@@ -364,8 +364,8 @@ class External(ConcurrentEnv):
         """Return the reward and its breakdown, of a player that has ended with this exit code."""
         result = player.result(self._messages[-1]["content"] if self._messages else "")
         if isinstance(player, InsideProgram) and player.room.env is not None and self.setup.scorer.part is None:
-            scored = await self._in_time(score_inside(player.room, result.answer))
-            reward, parts, self._verdict, self._next_step = scored
+            score = await self._in_time(score_inside(player.room, result.answer))
+            reward, parts, self._verdict, self._next_step = score
             return reward, parts
         if code:
             result = replace(result, reward=0.0)  # the reward that a program gives itself counts only if it succeeded

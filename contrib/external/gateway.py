@@ -81,9 +81,9 @@ class Gateway:
             session: to end.
             is_remembered: whether later requests are told that it is over, and not that nobody knows their token.
         """
-        known = self._sessions.pop(session.token, None)
+        entry = self._sessions.pop(session.token, None)
         session.close()
-        if is_remembered and known is not None:
+        if is_remembered and entry is not None:
             self._over[session.token] = session
             while len(self._over) > REMEMBERED:
                 self._over.popitem(last=False)
@@ -137,8 +137,8 @@ class Gateway:
     ) -> PendingRequest:
         """Read a request and queue it in the session."""
         if path not in DIALECTS:
-            offered = ", ".join(["/v1/models", *DIALECTS])
-            raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
+            paths = ", ".join(["/v1/models", *DIALECTS])
+            raise RequestRefused(404, f"there is no {path}; there are {paths}", code="not_found")
         if method != "POST":
             raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
         data = await read_body(headers, receive, self.max_request_bytes)
@@ -166,8 +166,8 @@ class Gateway:
 
     def _session(self, headers: Mapping[bytes, bytes]) -> ProgramSession:
         tokens = [bearer_token(headers), headers.get(b"x-api-key", b"").decode("latin-1").strip()]
-        known: Mapping[str, ProgramSession] = ChainMap(self._sessions, self._over)
-        session = next((known[token] for token in tokens if token in known), None)
+        sessions: Mapping[str, ProgramSession] = ChainMap(self._sessions, self._over)
+        session = next((sessions[token] for token in tokens if token in sessions), None)
         if session is None:
             self.unknown_requests += 1
             message = "this endpoint needs the token that its program was given, and this is no such token"
@@ -188,35 +188,35 @@ class _Delivery:
         self._send = send
 
     async def run(self) -> None:
-        disconnected = asyncio.create_task(until_disconnected(self._receive))
+        hangup = asyncio.create_task(until_disconnected(self._receive))
         try:
             deliver = self._stream if self._pending.request.stream else self._whole
-            await deliver(disconnected)
+            await deliver(hangup)
         finally:
             self._pending.clients -= 1
-            disconnected.cancel()
+            hangup.cancel()
 
-    async def _whole(self, disconnected: asyncio.Task[None]) -> None:
+    async def _whole(self, hangup: asyncio.Task[None]) -> None:
         reply = self._pending.reply
-        await _either(reply, disconnected)
-        if await is_disconnected(disconnected):
+        await _either(reply, hangup)
+        if await is_disconnected(hangup):
             return
         answer = self._dialect.body(reply.result(), self._pending.request)
         self._remember()
         await send_json(self._send, 200, answer, *_headers(self._pending))
         self._session.delivered(self._pending)
 
-    async def _stream(self, disconnected: asyncio.Task[None]) -> None:
+    async def _stream(self, hangup: asyncio.Task[None]) -> None:
         reply = self._pending.reply
         # The head waits for the response, as long as clients wait: it may be a refusal with another status.
-        await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS)
+        await _either(reply, hangup, timeout=KEEP_ALIVE_SECONDS)
         if reply.done() and reply.exception() is not None:
             reply.result()
         await _start(self._send, 200, b"text/event-stream", *_headers(self._pending))
-        while not reply.done() and not disconnected.done():
-            if not await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS):
+        while not reply.done() and not hangup.done():
+            if not await _either(reply, hangup, timeout=KEEP_ALIVE_SECONDS):
                 await self._send(_KEEP_ALIVE)
-        if await is_disconnected(disconnected):
+        if await is_disconnected(hangup):
             return
         # In one message: a client may close the connection as soon as it has read the end of the response.
         try:
@@ -236,21 +236,21 @@ class _Delivery:
 
 
 def _headers(pending: PendingRequest) -> list[tuple[bytes, bytes]]:
-    ignored = pending.request.ignored
-    return [(b"x-forge-env-ignored", ", ".join(ignored).encode())] if ignored else []
+    without_effect = pending.request.ignored
+    return [(b"x-forge-env-ignored", ", ".join(without_effect).encode())] if without_effect else []
 
 
-async def _either(*waited: asyncio.Future[Any], timeout: float | None = None) -> bool:
+async def _either(*futures: asyncio.Future[Any], timeout: float | None = None) -> bool:
     """Wait until one of the futures is done; return whether one is."""
-    done, _ = await asyncio.wait(set(waited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(set(futures), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
 
 
-async def is_disconnected(disconnected: asyncio.Task[None]) -> bool:
+async def is_disconnected(hangup: asyncio.Task[None]) -> bool:
     """Whether the client has closed its connection, by the task of `until_disconnected`."""
     for _ in range(_DISCONNECT_ROUNDS):
         await asyncio.sleep(0)
-    return disconnected.done()
+    return hangup.done()
 
 
 async def until_disconnected(receive: Receive) -> None:
@@ -266,8 +266,8 @@ async def send_json(send: Send, status: int, value: Any, *headers: tuple[bytes, 
 
 
 async def _start(send: Send, status: int, kind: bytes, *headers: tuple[bytes, bytes]) -> None:
-    sent = [(b"content-type", kind), NO_STORE, *headers]
-    await send({"type": "http.response.start", "status": status, "headers": sent})
+    own_headers = [(b"content-type", kind), NO_STORE, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": own_headers})
 
 
 @asynccontextmanager

@@ -57,9 +57,9 @@ class _Trial:
     def problem(self, grammar: str) -> str:
         """The reason why the engine cannot use a grammar, as a sentence; "" if it can."""
         try:
-            compiled = self._compiler.compile_structural_tag(grammar)
+            automaton = self._compiler.compile_structural_tag(grammar)
             for seed in range(_WALKS):
-                self._walk(compiled, seed)
+                self._walk(automaton, seed)
         except MemoryError:
             raise
         except Exception as error:
@@ -67,7 +67,7 @@ class _Trial:
             return f"the engine cannot make a grammar of the schema: {reason}"
         return ""
 
-    def _walk(self, compiled: Any, seed: int) -> None:
+    def _walk(self, automaton: Any, seed: int) -> None:
         """Compute the masks of an answer that the grammar allows.
 
         The first answer is random. The others are words that repeat as long as they may: nested repeats can read these
@@ -76,17 +76,17 @@ class _Trial:
         import numpy as np
         import xgrammar
 
-        matcher, mask = xgrammar.GrammarMatcher(compiled), xgrammar.allocate_token_bitmask(1, self._vocabulary)
+        matcher, mask = xgrammar.GrammarMatcher(automaton), xgrammar.allocate_token_bitmask(1, self._vocabulary)
         random, token = np.random.default_rng(seed), -1
         for _ in range(_TOKENS):
             matcher.fill_next_token_bitmask(mask)
             bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[: self._vocabulary]
-            allowed = np.flatnonzero(bits)
+            choices = np.flatnonzero(bits)
             words = np.flatnonzero(bits & self._words)
             if seed and len(words):
                 token = token if token in words else int(random.choice(words))
-            elif len(allowed):
-                token = int(random.choice(allowed))
+            elif len(choices):
+                token = int(random.choice(choices))
             else:
                 break
             if not matcher.accept_token(token) or matcher.is_terminated():

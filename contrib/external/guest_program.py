@@ -67,15 +67,15 @@ def _start_init(control: socket.socket, spec: dict[str, Any], command: list[str]
         os._exit(126)
 
 
-def _enter_root(shown: list[str], folder: str, tmp_bytes: int) -> None:
+def _enter_root(paths: list[str], folder: str, tmp_bytes: int) -> None:
     """Replace the root of this mount namespace by a read-only one with the system's programs.
 
     Args:
-        shown: further files and folders, read-only, at their paths outside.
+        paths: further files and folders, read-only, at their paths outside.
         folder: the only writable folder beside the private /tmp.
         tmp_bytes: size of /tmp in bytes.
     """
-    named = [(os.path.realpath(path), path) for path in (*shown, folder)]
+    real_paths = [(os.path.realpath(path), path) for path in (*paths, folder)]
     kernel.enter_new_root()
     os.mkdir("/tmp")
     kernel.mount_private_tmp(tmp_bytes)
@@ -85,9 +85,9 @@ def _enter_root(shown: list[str], folder: str, tmp_bytes: int) -> None:
     kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID_NOEXEC, "newinstance,ptmxmode=0666")
     os.symlink("pts/ptmx", "/dev/ptmx")
     # Folders before their contents. Real paths first: then the targets of links exist.
-    for source, target in sorted((real, real) for real, _ in named):
+    for source, target in sorted((real, real) for real, _ in real_paths):
         kernel.bind(source, target)
-    for source, target in sorted(named, key=lambda pair: pair[1]):
+    for source, target in sorted(real_paths, key=lambda pair: pair[1]):
         kernel.bind(source, target)
     kernel.leave_old_root()
     for path in ("/tmp", os.path.realpath(folder)):

@@ -169,8 +169,8 @@ async def start_in_room(
     if user not in (None, "", "0", 0, "root"):
         await workspace.exec(["chown", str(user), str(_FOLDER)], user="0", cwd="/")
     # Metadata of tasks with workspaces may have what their agents are not to see.
-    shown = described(task, {} if room.env is not None else task.metadata, seed)
-    await workspace.put(str(_FOLDER / TASK), shown.encode("utf-8", "replace"), user=user)
+    description = described(task, {} if room.env is not None else task.metadata, seed)
+    await workspace.put(str(_FOLDER / TASK), description.encode("utf-8", "replace"), user=user)
     variables = variables_of(setup, session, _FOLDER, seed) | _NOT_PROXIED
     if room.env is not None and (servers := room.env.mcp_servers):
         variables["FORGE_ENV_MCP"] = str(_FOLDER / MCP)

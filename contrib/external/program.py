@@ -81,10 +81,14 @@ class Program(ProgramOutput):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
-                passed, cwd = theirs.fileno(), cwd or os.getcwd()
-                shown = shown_to(command, cwd)
-                boxed = confined(command, control=passed, shown=shown, folder=folder, cwd=cwd, port=sandbox_port)
-                program = await cls._start(boxed, folder, cwd, stdin, _sparse_environment(variables, folder), passed)
+                descriptor, cwd = theirs.fileno(), cwd or os.getcwd()
+                paths = shown_to(command, cwd)
+                guarded_command = confined(
+                    command, control=descriptor, paths=paths, folder=folder, cwd=cwd, port=sandbox_port
+                )
+                program = await cls._start(
+                    guarded_command, folder, cwd, stdin, _sparse_environment(variables, folder), descriptor
+                )
             try:
                 program.listener = await listener_of(ours)
             except BaseException as error:
@@ -96,7 +100,13 @@ class Program(ProgramOutput):
 
     @classmethod
     async def _start(
-        cls, command: Sequence[str], folder: Path, cwd: str, stdin: Path, environment: Mapping[str, str], *passed: int
+        cls,
+        command: Sequence[str],
+        folder: Path,
+        cwd: str,
+        stdin: Path,
+        environment: Mapping[str, str],
+        *descriptors: int,
     ) -> Program:
         with stdin.open("rb") as stdin_file:
             process = await asyncio.create_subprocess_exec(
@@ -106,7 +116,7 @@ class Program(ProgramOutput):
                 stderr=asyncio.subprocess.PIPE,
                 cwd=cwd or None,
                 env=environment,
-                pass_fds=passed,
+                pass_fds=descriptors,
                 start_new_session=True,
             )
         return cls(process, folder)
@@ -139,9 +149,9 @@ def shown_to(command: Sequence[str], cwd: str) -> list[str]:
     """The folders that a program in a sandbox can read, in addition to the system's."""
     cwd = cwd or os.getcwd()
     program = os.path.join(cwd, shutil.which(command[0]) or command[0])
-    shown = [cwd, *installation(program)]
-    check_shown(shown)
-    return shown
+    paths = [cwd, *installation(program)]
+    check_shown(paths)
+    return paths
 
 
 def new_folder() -> Path:
@@ -160,7 +170,7 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def _sparse_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the variables of a program in a sandbox: none of this process that could be a secret, and no proxy."""
-    shown = ("OPENAI_", "ANTHROPIC_", "FORGE_ENV_", "TMPDIR", "PYTHONUNBUFFERED")
-    kept = {name: value for name, value in variables.items() if name.startswith(shown)}
+    prefixes = ("OPENAI_", "ANTHROPIC_", "FORGE_ENV_", "TMPDIR", "PYTHONUNBUFFERED")
+    rest = {name: value for name, value in variables.items() if name.startswith(prefixes)}
     path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
-    return {"PATH": path, "LANG": language, "HOME": str(folder), **kept}
+    return {"PATH": path, "LANG": language, "HOME": str(folder), **rest}

@@ -29,16 +29,16 @@ class PlayerRecord:
 
     def info(self) -> dict[str, Any]:
         """Return the info of the episode."""
-        kept = self._player.facts()
+        facts = self._player.facts()
         if self.note:
-            kept["note"] = self.note
-        info: dict[str, Any] = {self._player.kind: kept}
-        if ignored := self._session.ignored:
-            info["ignored_fields"] = dict(ignored)
+            facts["note"] = self.note
+        info: dict[str, Any] = {self._player.kind: facts}
+        if without_effect := self._session.ignored:
+            info["ignored_fields"] = dict(without_effect)
         if media := self._session.media:
             info["media"] = dict(media)
         if (refusals := self._session.refusals).counts:
-            kept["refused"] = refusals.sentences
+            facts["refused"] = refusals.sentences
             info["refused_requests"] = dict(refusals.counts)
         return info
 

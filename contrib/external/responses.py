@@ -37,12 +37,12 @@ class ProgramReply:
         if calls := _calls(action, turn):
             message["tool_calls"] = calls
         counts = action.usage or {}
-        used = {name: int(counts.get(name, 0)) for name in ("prompt_tokens", "completion_tokens")}
+        usage = {name: int(counts.get(name, 0)) for name in ("prompt_tokens", "completion_tokens")}
         return cls(
             id=f"turn-{turn}",
             message=message,
             finish_reason="tool_calls" if calls and finish == "stop" else finish,
-            usage={**used, "total_tokens": sum(used.values())},
+            usage={**usage, "total_tokens": sum(usage.values())},
             stop_text=stop_text,
             logprobs=action.logprobs if request.logprobs else (),
         )
@@ -59,10 +59,10 @@ def call_id(turn: int, model_id: str) -> str:
     return f"turn{turn}-{model_id}"
 
 
-def model_call_id(seen: str) -> str:
+def model_call_id(id_: str) -> str:
     """Return the id that the model gave, out of one of `call_id`; any other text stays as it is."""
-    turn, dash, model_id = seen.partition("-")
-    return model_id if dash and turn.startswith("turn") and turn[4:].isdecimal() else seen
+    turn, dash, model_id = id_.partition("-")
+    return model_id if dash and turn.startswith("turn") and turn[4:].isdecimal() else id_
 
 
 def _cut(action: Action, stop: Sequence[str]) -> tuple[str, str, str]:

@@ -38,8 +38,8 @@ class Rooms:
     def enforced(self) -> dict[str, Any]:
         """Return what confines the programs."""
         shared = self.factory.shared.values() if self.factory is not None else [self.workspaces]
-        measured = [getattr(one, "capabilities", None) for one in shared]
-        return next((asdict(one) for one in measured if isinstance(one, WorkspaceCapabilities)), {"missing": ()})
+        capabilities = [getattr(one, "capabilities", None) for one in shared]
+        return next((asdict(one) for one in capabilities if isinstance(one, WorkspaceCapabilities)), {"missing": ()})
 
 
 def has_workspaces(tasks: str) -> bool:
@@ -80,6 +80,6 @@ async def open_rooms(
             factory = task_factory(tasks, data=data, image=image, task_options=task_options)
             yield Rooms(files=folder, factory=await stack.enter_async_context(factory))
         else:
-            found = await asyncio.to_thread(find_image, image)
+            image_folder = await asyncio.to_thread(find_image, image)
             workspaces = await stack.enter_async_context(open_workspaces())
-            yield Rooms(files=folder, workspaces=workspaces, image=found)
+            yield Rooms(files=folder, workspaces=workspaces, image=image_folder)

@@ -31,12 +31,12 @@ def why_row_began(
         contents: of its messages.
         earlier: the conversations before it. Auxiliary ones are left out: the work does not come from them.
     """
-    told = request.told
+    facts = request.told
     earlier = [item for item in earlier if item.has_begun and not item.auxiliary]
     began = _of_earlier(request, contents, earlier) if earlier else RowBegan("", "")
-    if told.auxiliary:
-        began = began._replace(kind="auxiliary", why=told.auxiliary)
-    return began._replace(agent=told.agent)
+    if facts.auxiliary:
+        began = began._replace(kind="auxiliary", why=facts.auxiliary)
+    return began._replace(agent=facts.agent)
 
 
 def _of_earlier(
@@ -44,17 +44,17 @@ def _of_earlier(
 ) -> RowBegan:
     if request.prompt is not None:
         return _of_text(request.prompt, earlier)
-    told = request.told
-    named = [item for item in earlier if told.agent and item.agent == told.agent]
-    callers = [item for item in earlier if told.parent and item.agent == told.parent]
-    if callers and not named:  # the first request of an agent that another one has called
+    facts = request.told
+    same_agent = [item for item in earlier if facts.agent and item.agent == facts.agent]
+    callers = [item for item in earlier if facts.parent and item.agent == facts.parent]
+    if callers and not same_agent:  # the first request of an agent that another one has called
         caller, turns = _called_by(callers, contents)
         if caller is None:
             caller = _nearest(callers, contents) or callers[-1]
             turns = _answers(caller, contents) or caller.turns
-        why = f"{told.parent_field} names the agent that it works for"
-        return RowBegan("sub_agent", why, caller.number, turns, told.parent_field)
-    if nearest := _nearest(named or earlier, contents):
+        why = f"{facts.parent_field} names the agent that it works for"
+        return RowBegan("sub_agent", why, caller.number, turns, facts.parent_field)
+    if nearest := _nearest(same_agent or earlier, contents):
         reason = _difference_of(request, contents, nearest)
         return reason._replace(parent=nearest.number, turns=_answers(nearest, contents), known_by="messages")
     caller, turns = _called_by(earlier, contents)
@@ -63,9 +63,9 @@ def _of_earlier(
     independent = RowBegan(
         "independent", "it shares no message with an earlier conversation, except for a system prompt"
     )
-    if not named:
+    if not same_agent:
         return independent
-    return independent._replace(parent=named[-1].number, turns=named[-1].turns, known_by=told.agent_field)
+    return independent._replace(parent=same_agent[-1].number, turns=same_agent[-1].turns, known_by=facts.agent_field)
 
 
 def _nearest(earlier: Sequence[ProgramConversation], contents: Sequence[Content]) -> ProgramConversation | None:
@@ -116,8 +116,8 @@ def _texts_of(arguments: str) -> list[str]:
         values = json.loads(arguments)
     except (ValueError, RecursionError):
         return []
-    found = values.values() if isinstance(values, dict) else ()
-    return [text.strip() for text in found if isinstance(text, str) and len(text.strip()) >= _CALLED]
+    items = values.values() if isinstance(values, dict) else ()
+    return [text.strip() for text in items if isinstance(text, str) and len(text.strip()) >= _CALLED]
 
 
 def _difference_of(request: ProgramRequest, contents: Sequence[Content], nearest: ProgramConversation) -> RowBegan:
@@ -144,7 +144,7 @@ def _of_text(prompt: str | Sequence[int], earlier: Sequence[ProgramConversation]
 
 
 def _of_system_prompts(history: Sequence[Content], contents: Sequence[Content]) -> RowBegan | None:
-    was, now = (_shown(items[0]) if items[0][0] == "system" else "" for items in (history, contents))
+    was, now = (_excerpt(items[0]) if items[0][0] == "system" else "" for items in (history, contents))
     return None if was == now else RowBegan("system_prompt", f"the system prompt {_difference(was, now)}")
 
 
@@ -152,14 +152,14 @@ def _of_tools(was: Sequence[ToolSpec], now: Sequence[ToolSpec]) -> RowBegan | No
     if was == now:
         return None
     before, after = ({tool["function"]["name"]: tool for tool in tools} for tools in (was, now))
-    changed = [name for name in after if name in before and before[name] != after[name]]
+    differing = [name for name in after if name in before and before[name] != after[name]]
     parts = {
         "added": [name for name in after if name not in before],
         "removed": [name for name in before if name not in after],
-        "changed": changed,
+        "changed": differing,
     }
-    said = ", ".join(f"{_names(names)} {what}" for what, names in parts.items() if names)
-    return RowBegan("tools", f"the tools differ: {said or 'they have another order'}")
+    sentence = ", ".join(f"{_names(names)} {what}" for what, names in parts.items() if names)
+    return RowBegan("tools", f"the tools differ: {sentence or 'they have another order'}")
 
 
 def _of_messages(history: Sequence[Content], contents: Sequence[Content]) -> RowBegan:
@@ -171,7 +171,7 @@ def _of_messages(history: Sequence[Content], contents: Sequence[Content]) -> Row
     if not old:
         return RowBegan("sub_agent", f"another agent goes on from {_messages(same)} of an earlier conversation")
     if _adds_to(old[0], new[0]):
-        return RowBegan("edited_message", f"{_edited(same, old[0], new[0])}: text was added to it")
+        return RowBegan("edited_message", f"{_edit_of(same, old[0], new[0])}: text was added to it")
     places: dict[Content, int] = {}
     for i, content in enumerate(old):
         places.setdefault(content, i)
@@ -179,16 +179,16 @@ def _of_messages(history: Sequence[Content], contents: Sequence[Content]) -> Row
     if at is None:
         # Nothing of the rest comes again: the rest was edited, if its roles did stay, or is gone.
         is_edited = [role for role, *_ in old] == [role for role, *_ in new[: len(old)]]
-        gone, at = (1, 1) if is_edited else (len(old), 0)
+        num_missing, at = (1, 1) if is_edited else (len(old), 0)
     else:
-        gone = places[new[at]]
-    if gone == at:
-        return RowBegan("edited_message", _edited(same, old[0], new[0]))
-    if gone < at:
-        count = f"{_messages(at - gone)} more than before"
+        num_missing = places[new[at]]
+    if num_missing == at:
+        return RowBegan("edited_message", _edit_of(same, old[0], new[0]))
+    if num_missing < at:
+        count = f"{_messages(at - num_missing)} more than before"
         return RowBegan("inserted_messages", f"it has {count}, from message {same} ({new[0][0]}) on: {_start(new[0])}")
-    last = same + gone - 1
-    which = f"message {same}" if gone == 1 else f"messages {same} to {last}"
+    last = same + num_missing - 1
+    which = f"message {same}" if num_missing == 1 else f"messages {same} to {last}"
     return RowBegan(
         "dropped_messages",
         f"{which} of the earlier conversation, from the {old[0][0]}'s {_start(old[0])} on, became {_messages(at)}; "
@@ -196,10 +196,10 @@ def _of_messages(history: Sequence[Content], contents: Sequence[Content]) -> Row
     )
 
 
-def _edited(number: int, was: Content, now: Content) -> str:
+def _edit_of(number: int, was: Content, now: Content) -> str:
     if was[0] != now[0]:
         return f"message {number} is of the role {now[0]}, and was of {was[0]}"
-    return f"message {number} ({now[0]}) {_difference(_shown(was), _shown(now))}"
+    return f"message {number} ({now[0]}) {_difference(_excerpt(was), _excerpt(now))}"
 
 
 def _difference(was: str, now: str) -> str:
@@ -208,14 +208,14 @@ def _difference(was: str, now: str) -> str:
     return f"differs at character {at}: {old} became {new}"
 
 
-def _shown(content: Content) -> str:
+def _excerpt(content: Content) -> str:
     """What a model reads of a message, as one text."""
     _, text, calls = content
     return " ".join([text, *(f"{name}({arguments})" for name, arguments in calls)]).strip()
 
 
 def _start(content: Content) -> str:
-    return repr(_shown(content)[: _BEFORE + _AFTER])
+    return repr(_excerpt(content)[: _BEFORE + _AFTER])
 
 
 def _names(names: Sequence[str]) -> str:

@@ -49,19 +49,19 @@ def read_result(file: str | None, stdout: str, last_words: str) -> Result:
     # Not by `splitlines`, which also cuts at U+2028 and form feeds: an answer may hold them.
     lines = [_ESCAPE.sub("", line).strip().strip("\0\ufeff").strip() for line in re.split("[\\r\\n]", stdout)]
     line = next(filter(None, reversed(lines)), "")
-    printed = _object(line) or {}
-    answer = last_words if printed else line or last_words
+    output = _object(line) or {}
+    answer = last_words if output else line or last_words
     in_file = {} if file is None else _object(file)
     if in_file is None:
         raise EnvError('the result file of the program is no JSON object like {"answer": "4", "reward": 1.0}')
-    values = {**printed, **in_file}
+    values = {**output, **in_file}
     if "answer" in values:
         answer = values["answer"] if isinstance(values["answer"], str) else write(values["answer"])
     reward = in_file.get("reward")
     return Result(
         answer=answer,
         reward=None if reward is None else reward_value(reward, "the program gave the reward"),
-        printed_reward="reward" in printed,
+        printed_reward="reward" in output,
     )
 
 
@@ -78,10 +78,10 @@ def text_of(file: Path) -> str:
     """Return the text of a result file on this machine."""
     try:
         # No link, which could lead out of a sandbox, and no pipe, which would block.
-        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise EnvError("the result file of the program is no file")
-            return decoded(opened.read(MAX_RESULT))
+            return decoded(stream.read(MAX_RESULT))
     except OSError as error:
         raise EnvError(f"the result file of the program cannot be read: {error.strerror}") from None
 
@@ -118,9 +118,9 @@ class Scorer:
         if self.env is not None:
             return await _score_in(self.env, task, result.answer, seed=seed, limits=limits)
         if result.reward is None:
-            printed = "a reward that is printed does not count, since the model's text may be printed too; "
+            hint = "a reward that is printed does not count, since the model's text may be printed too; "
             raise EnvError(
-                f"nothing says what the program's work is worth: {printed if result.printed_reward else ''}name a "
+                f"nothing says what the program's work is worth: {hint if result.printed_reward else ''}name a "
                 'function with the option reward, or let the program write {"reward": 1.0} to the file FORGE_ENV_RESULT'
             )
         low, high = self.reward_range

@@ -70,8 +70,8 @@ class Refusals:
         total = self.counts.total()
         sentences = self.sentences
         more = [f"and for {len(sentences) - SHOWN} reasons more"] * (len(sentences) > SHOWN)
-        shown = "; ".join([*sentences[:SHOWN], *more])
-        return f"{total} {'request was' if total == 1 else 'requests were'} refused ({shown})" if total else ""
+        text = "; ".join([*sentences[:SHOWN], *more])
+        return f"{total} {'request was' if total == 1 else 'requests were'} refused ({text})" if total else ""
 
 
 class ProgramSession:
@@ -90,8 +90,8 @@ class ProgramSession:
         self._end = ("the episode is over", "episode_over")
         self._open: list[PendingRequest] = []
         self._queue: deque[PendingRequest] = deque()
-        self._delivered: deque[PendingRequest] = deque(maxlen=REMEMBERED)
-        self._arrived = asyncio.Event()
+        self._deliveries: deque[PendingRequest] = deque(maxlen=REMEMBERED)
+        self._arrival = asyncio.Event()
         self._closed = False
 
     def add(self, request: ProgramRequest, digest: bytes, *, is_retry: bool) -> PendingRequest:
@@ -103,7 +103,7 @@ class ProgramSession:
         """
         if self._closed:
             raise self._over()
-        same = [one for one in (*self._open, *self._delivered) if one.digest == digest and (one.is_lost or is_retry)]
+        same = [one for one in (*self._open, *self._deliveries) if one.digest == digest and (one.is_lost or is_retry)]
         if same:  # a client that retries means its latest request; of several, one that has lost its connection
             pending = max(same, key=lambda one: (one.is_lost, one.number))
             pending.clients += 1
@@ -129,14 +129,14 @@ class ProgramSession:
                 if not pending.is_lost:
                     pending.taken = True
                     return pending
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._arrival.clear()
+            await self._arrival.wait()
 
     def delivered(self, pending: PendingRequest) -> None:
         """Note that a response was delivered."""
         if not pending.delivered:
             pending.delivered = True
-            self._delivered.append(pending)
+            self._deliveries.append(pending)
             self._open.remove(pending)
 
     def refuse(self, pending: PendingRequest, refusal: RequestRefused) -> None:
@@ -183,10 +183,10 @@ class ProgramSession:
 
     def _enqueue(self, pending: PendingRequest) -> None:
         self._queue.append(pending)
-        self._arrived.set()
+        self._arrival.set()
 
 
 def was_cut_by_program(pending: PendingRequest, action: Action) -> bool:
     """Whether the last response ended at the `max_tokens` that the program had set."""
-    limit, used = pending.request.max_tokens, (action.usage or {}).get("completion_tokens", 0)
-    return action.finish_reason == "length" and limit is not None and used >= limit
+    limit, num_written = pending.request.max_tokens, (action.usage or {}).get("completion_tokens", 0)
+    return action.finish_reason == "length" and limit is not None and num_written >= limit

@@ -69,11 +69,11 @@ class Sessions(External):
         await self._desk.offer(self._visit)
 
     async def _wait_for_player(self, done: set[asyncio.Task[Any]]) -> None:
-        started = time.monotonic()
+        start = time.monotonic()
         seconds = max(0.0, min(self._wait_seconds, self._left))
         async with queued():  # the rollout's own deadlines would make another outcome of it
             await asyncio.wait(done, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        self._left -= time.monotonic() - started
+        self._left -= time.monotonic() - start
 
     @property
     def _wait_seconds(self) -> float:

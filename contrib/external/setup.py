@@ -122,14 +122,14 @@ async def open_scorer(
     tasks: str, reward: str, reward_range: str, giver: str = "program", task_options: Options = ""
 ) -> AsyncIterator[Scorer]:
     """Open what scores answers; see `open_setup` for the options."""
-    allowed = _range(reward_range)
+    bounds = _range(reward_range)
     part = load_reward(reward) if reward else None
     async with AsyncExitStack() as stack:
         env = None
         if tasks and part is None:
             factory = task_factory(tasks, data="", image="", task_options=task_options)
             env = await stack.enter_async_context(factory)
-        yield Scorer(part=part, env=env, reward_range=allowed, giver=giver)
+        yield Scorer(part=part, env=env, reward_range=bounds, giver=giver)
 
 
 def _range(text: str) -> tuple[float, float]:

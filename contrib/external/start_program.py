@@ -48,8 +48,8 @@ def prompt_of(messages: Sequence[Message]) -> str:
 
 def described(task: Task, metadata: Mapping[str, Any], seed: int) -> str:
     """Return a task without its target as JSON, for the program."""
-    shown = {"id": task.id, "messages": task.prompt, "metadata": dict(metadata), "seed": seed}
-    return json.dumps(shown, default=repr)
+    fields = {"id": task.id, "messages": task.prompt, "metadata": dict(metadata), "seed": seed}
+    return json.dumps(fields, default=repr)
 
 
 def variables_of(setup: ProgramSetup, session: ProgramSession, folder: PurePath, seed: int) -> dict[str, str]:

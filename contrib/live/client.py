@@ -13,6 +13,8 @@ from forge_env.core.errors import ServiceError, UserError
 
 FILE = "live.json"
 """Of a run that goes on: host, process id, port and token, for its owner only."""
+MOST_BYTES = 1 << 14
+"""Of a request."""
 SECONDS = 10.0
 """For an answer; the controller answers within one, unless the machine has no time for it."""
 
@@ -62,7 +64,7 @@ class LiveClient:
         """Act on the run; returns a sentence on what follows.
 
         Raises:
-            UserError: the run refuses it, or has ended.
+            UserError: the run refuses it, or has ended; or the request is too long.
         """
         return str(self._ask({"do": action, "value": value})["text"])
 
@@ -71,8 +73,11 @@ class LiveClient:
         self._ask({"do": "release"})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        line = json.dumps(request).encode()
+        if len(line) > MOST_BYTES:  # the server ends the connection of whoever sends it
+            raise UserError(f"the request has {len(line):,} bytes, and {MOST_BYTES:,} are read: give a shorter value")
         try:
-            self._file.write(json.dumps(request).encode() + b"\n")
+            self._file.write(line + b"\n")
             self._file.flush()
             line = self._file.readline()
             answer = json.loads(line) if line else None

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.live.actions import act
-from contrib.live.client import FILE
+from contrib.live.client import FILE, MOST_BYTES
 from contrib.live.state import state_of
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.utils.atomic import replace_file
@@ -37,8 +37,6 @@ from trainers.run.run import Run
 ACTIONS_FILE = "actions.jsonl"
 FIRST_LINE_SECONDS = 5.0
 MOST_CONNECTIONS = 32
-MOST_BYTES = 1 << 14
-"""Of a request."""
 
 
 class LiveServer(Observer):

@@ -12,7 +12,8 @@ from contrib.apis.tool_names import free_name
 from contrib.openenv.messages import takes_messages
 from contrib.openenv.session import MAX_FRAME
 from forge_env.core.errors import UserError
-from forge_env.core.tools import Tool, ToolOptions, without_titles
+from forge_env.core.tool_arguments import without_titles
+from forge_env.core.tools import Tool, ToolOptions
 
 KINDS = ("auto", "tool", "text")
 NO_LIMIT = 30 * 86_400.0

@@ -51,18 +51,18 @@ class TasksOfToday:
     recorded task is not among these. `note` says why tasks of the record are judged instead.
     """
 
-    def __init__(self, factory: EnvFactory, recorded: Iterable[Task]) -> None:
+    def __init__(self, factory: EnvFactory, tasks_of_run: Iterable[Task]) -> None:
         self._by_prompt: dict[str, dict[str, Task]] = {}
         self._is_whole = False
         self.note = ""
-        wanted = {task.id for task in recorded}
+        ids = {task.id for task in tasks_of_run}
         try:
-            self._list(factory, max(_FEW_TASKS, len(wanted)), TASKS_SECONDS)
+            self._list(factory, max(_FEW_TASKS, len(ids)), TASKS_SECONDS)
         except UserError as error:
             self.note = f"the tasks are those of the record, since the environment lists no others: {error}"
             return
-        listed = {id_ for tasks in self._by_prompt.values() for id_ in tasks}
-        if self._is_whole or wanted <= listed:
+        ids_today = {id_ for tasks in self._by_prompt.values() for id_ in tasks}
+        if self._is_whole or ids <= ids_today:
             return
         with contextlib.suppress(UserError):
             self._list(factory, _MOST_TASKS, _SECONDS)
@@ -78,16 +78,16 @@ class TasksOfToday:
             self._by_prompt.setdefault(_key(task.prompt), {})[task.id] = task
         self._is_whole = len(tasks) < count
 
-    def of(self, recorded: Task) -> Task:
+    def of(self, record: Task) -> Task:
         """Return the task that is judged, under its recorded id."""
-        found = self._by_prompt.get(_key(recorded.prompt), {})
-        if recorded.id in found or (not found and not self._is_whole):
-            return recorded
-        if len(found) != 1:
-            many = "no task" if not found else f"{len(found)} tasks"
+        candidates = self._by_prompt.get(_key(record.prompt), {})
+        if record.id in candidates or (not candidates and not self._is_whole):
+            return record
+        if len(candidates) != 1:
+            many = "no task" if not candidates else f"{len(candidates)} tasks"
             raise UserError(f"the environment has {many} with its prompt today")
-        [task] = found.values()
-        return replace(task, id=recorded.id)
+        [task] = candidates.values()
+        return replace(task, id=record.id)
 
 
 async def judge_again(
@@ -96,14 +96,14 @@ async def judge_again(
     """Yield the episodes, judged; those that are compared with each other come at the end, group by group."""
     remaining, groups = iter(episodes), dict[str, list[JudgedAgain]]()
     while batch := list(islice(remaining, at_once)):
-        for judged in await asyncio.gather(*(_judge(episode, settings, factory, tasks) for episode in batch)):
+        for verdict in await asyncio.gather(*(_judge(episode, settings, factory, tasks) for episode in batch)):
             if factory.group_rewards:
-                groups.setdefault(judged.before.group_id, []).append(judged)
+                groups.setdefault(verdict.before.group_id, []).append(verdict)
             else:
-                yield judged
+                yield verdict
     for siblings in groups.values():
-        for judged in await _compare(siblings, settings, factory):
-            yield judged
+        for verdict in await _compare(siblings, settings, factory):
+            yield verdict
 
 
 async def _compare(
@@ -122,48 +122,48 @@ async def _compare(
     return [replace(one, after=episode) for one, episode in zip(siblings, group.episodes, strict=True)]
 
 
-async def _judge(recorded: Episode, settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday) -> JudgedAgain:
-    if recorded.outcome in _NOT_THE_ENVIRONMENT:
-        return _refused(recorded, f"it has nothing to judge: {recorded.outcome.replace('_', ' ')}: {recorded.error}")
+async def _judge(before: Episode, settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday) -> JudgedAgain:
+    if before.outcome in _NOT_THE_ENVIRONMENT:
+        return _refused(before, f"it has nothing to judge: {before.outcome.replace('_', ' ')}: {before.error}")
     try:
-        task = tasks.of(recorded.task)
+        task = tasks.of(before.task)
     except UserError as error:
-        return _refused(recorded, str(error))
-    played = await replay_in(factory, replace(recorded, task=task), settings)
-    if reason := _not_enough(played):
-        return _refused(recorded, reason)
-    return JudgedAgain(before=recorded, after=_with_verdict(recorded, played, task))
+        return _refused(before, str(error))
+    replay = await replay_in(factory, replace(before, task=task), settings)
+    if reason := _not_enough(replay):
+        return _refused(before, reason)
+    return JudgedAgain(before=before, after=_with_verdict(before, replay, task))
 
 
-def _not_enough(played: Replay) -> str:
+def _not_enough(replay: Replay) -> str:
     """Why the replay is not the recorded episode; "" if it is, whatever its rewards are."""
-    if played.replayed.outcome in _NOT_THE_ENVIRONMENT and not played.stopped:
-        return f"the machinery failed: {played.replayed.error}"
-    if played.stopped:
-        return f"the record does not hold enough: {played.stopped}"
-    for difference in played.differences:
+    if replay.replayed.outcome in _NOT_THE_ENVIRONMENT and not replay.stopped:
+        return f"the machinery failed: {replay.replayed.error}"
+    if replay.stopped:
+        return f"the record does not hold enough: {replay.stopped}"
+    for difference in replay.differences:
         # What is shown after the last turn is not a question to the agent: it may tell the verdict.
-        if difference.what in ("observation", "tools", "end") and difference.turn != len(played.recorded.turns):
+        if difference.what in ("observation", "tools", "end") and difference.turn != len(replay.recorded.turns):
             return f"the record does not hold enough: turn {difference.turn} has another {difference.what} today"
     return ""
 
 
-def _with_verdict(recorded: Episode, played: Replay, task: Task) -> Episode:
+def _with_verdict(before: Episode, replay: Replay, task: Task) -> Episode:
     """The recorded episode with what the environment says today."""
-    replayed = played.replayed
-    turns = [replace(turn, reward=played.taken[number].reward) for number, turn in enumerate(recorded.turns)]
+    today = replay.replayed
+    turns = [replace(turn, reward=replay.taken[number].reward) for number, turn in enumerate(before.turns)]
     return replace(
-        recorded,
+        before,
         task=task,
         turns=tuple(turns),
-        outcome=replayed.outcome,
-        reward=replayed.reward,
-        rewards=replayed.rewards,
-        success=replayed.success,
-        error=replayed.error,
-        ended_by=replayed.ended_by,
-        tail=replayed.tail,
-        info={**recorded.info, **replayed.info},
+        outcome=today.outcome,
+        reward=today.reward,
+        rewards=today.rewards,
+        success=today.success,
+        error=today.error,
+        ended_by=today.ended_by,
+        tail=today.tail,
+        info={**before.info, **today.info},
     )
 
 

@@ -54,11 +54,11 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
     """
     result = Audit()
     for phase, path in all_files(run).items():
-        seen: set[str] = set()
+        faults: set[str] = set()
         for number, line in _lines(path):
             if path.name == FAULTS:
-                line, seen = episode_line(line), set()  # an episode may fault several times
-            for problem in _check(line, seen, result, decode, is_of_engine=phase in OF_ENGINES):
+                line, faults = episode_line(line), set()  # an episode may fault several times
+            for problem in _check(line, faults, result, decode, is_of_engine=phase in OF_ENGINES):
                 result.problems.append(f"{path}:{number}: {problem}")
     return result
 
@@ -68,15 +68,15 @@ def model_of(run: Path) -> Path | None:
     try:
         agent = json.loads((run / "plan.json").read_text(encoding="utf-8")).get("agent", "")
     except (OSError, ValueError, AttributeError):
-        trained: Path | None = run
+        run_of_model: Path | None = run
         folders = []
     else:
         kind, _, name = str(agent).partition(":")
-        trained = run_of(name) if kind in ("vllm", "checkpoint") else None
+        run_of_model = run_of(name) if kind in ("vllm", "checkpoint") else None
         folders = [Path(name).expanduser()] if kind == "vllm" else []
-    if trained is not None:  # all its weights have one tokenizer
-        folders += [trained / "model", trained / "initial_model"]
-        folders += [path / "model" for path in steps_of(trained).values()]
+    if run_of_model is not None:  # all its weights have one tokenizer
+        folders += [run_of_model / "model", run_of_model / "initial_model"]
+        folders += [path / "model" for path in steps_of(run_of_model).values()]
     return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 
@@ -94,7 +94,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(file, 1)
 
 
-def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None, *, is_of_engine: bool) -> Iterator[str]:
+def _check(line: str, faults: set[str], result: Audit, decode: Decoder | None, *, is_of_engine: bool) -> Iterator[str]:
     try:
         episode = Episode.from_json(line)
     except ForgeError as error:
@@ -103,9 +103,9 @@ def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None, *, 
     result.episodes += 1
     result.turns += len(episode.turns)
     result.sampled_tokens += episode.num_sampled
-    if episode.id in seen:
+    if episode.id in faults:
         yield f"the episode {episode.id!r} is there twice"
-    seen.add(episode.id)
+    faults.add(episode.id)
     total, reward = sum(turn.reward for turn in episode.turns), episode.reward or 0.0
     is_sum = math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9)
     if episode.outcome is Outcome.SCORED and episode.turns and not is_sum:  # without turns there is nothing to add up
@@ -118,9 +118,9 @@ def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None, *, 
         yield from (f"turn {number}: {problem}" for problem in problems)
         if decode is not None and turn.kind != "text" and not problems:  # only valid tokens can be decoded
             result.decoded_turns += 1
-            decoded = decode(turn)
-            if not _is_message(decoded, turn, is_exact=turn.kind == "sampled" and not is_imported):
-                yield f"turn {number}: its tokens decode to {decoded!r:.200}, and its message is {turn.message!r:.200}"
+            message = decode(turn)
+            if not _is_message(message, turn, is_exact=turn.kind == "sampled" and not is_imported):
+                yield f"turn {number}: its tokens decode to {message!r:.200}, and its message is {turn.message!r:.200}"
 
 
 def _check_turn(turn: Turn, *, is_imported: bool) -> Iterator[str]:
@@ -143,18 +143,18 @@ def _check_turn(turn: Turn, *, is_imported: bool) -> Iterator[str]:
         yield f"its weight versions are {versions}: they never fall, and start at 0"
 
 
-def _is_message(decoded: Message, turn: Turn, *, is_exact: bool) -> bool:
+def _is_message(message: Message, turn: Turn, *, is_exact: bool) -> bool:
     """Whether a turn's message is what its tokens decode to; with the same calls in any form, unless exact."""
     if is_exact:
-        return decoded == turn.message
-    texts = [{key: value for key, value in each.items() if key != "tool_calls"} for each in (decoded, turn.message)]
-    calls = [_called(listed["function"]) for listed in decoded.get("tool_calls", ())]
+        return message == turn.message
+    texts = [{key: value for key, value in each.items() if key != "tool_calls"} for each in (message, turn.message)]
+    calls = [_call_of(listed["function"]) for listed in message.get("tool_calls", ())]
     return texts[0] == texts[1] and calls == [
         (call.name, call.raw if call.arguments is None else call.arguments) for call in turn.tool_calls
     ]
 
 
-def _called(function: Mapping[str, Any]) -> tuple[str, Any]:
+def _call_of(function: Mapping[str, Any]) -> tuple[str, Any]:
     """The name and the arguments of a call in a decoded message; text that is not JSON stays text."""
     try:
         return function["name"], json.loads(function["arguments"])

@@ -51,7 +51,7 @@ def find_episode(run: Path, name: str) -> FoundEpisode:
         raise UserError(_not_found(run, files, name, sorted({line.id for line in lines if line.id})))
     ids = sorted({line.id for line in matching})
     if len(ids) > 1:
-        raise UserError(f"{len(ids)} episodes of {run} begin with {name!r}: {_listed(ids)}; write more of the id")
+        raise UserError(f"{len(ids)} episodes of {run} begin with {name!r}: {_list_of(ids)}; write more of the id")
     if len(matching) > 1:  # prefer a later attempt without a fault, else take the last fault
         matching = [line for line in matching if line.phase != FAULTED] or matching[-1:]
     phases = sorted({line.phase for line in matching})
@@ -100,9 +100,9 @@ def _not_found(run: Path, files: dict[str, Path], name: str, ids: Sequence[str])
         return f"{run} has no phase {phase!r}. {nearest(phase, files)}"
     close = difflib.get_close_matches(name, ids, n=1, cutoff=0.4)
     hint = f". Did you mean {close[0]}?" if close else "."
-    return f"{run} has no episode {name!r}{hint} It has {len(ids)}: {_listed(ids)}; a line number will do as well"
+    return f"{run} has no episode {name!r}{hint} It has {len(ids)}: {_list_of(ids)}; a line number will do as well"
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _list_of(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
     return ", ".join(ids[:MAX_LISTED]) + more

@@ -72,40 +72,38 @@ class Replay:
         return not self.differences
 
 
-async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool = False) -> Replay:
+async def replay(record: Episode, settings: RunSettings, *, keep_going: bool = False) -> Replay:
     """Run an episode again with the turns that were recorded.
 
     If the settings name no environment, the episode's is used. `keep_going` takes all turns, even after an observation
     differs.
     """
-    name = settings.env or recorded.env
+    name = settings.env or record.env
     if not name:
-        raise UserError(f"the episode {recorded.id} names no environment: name it with --env")
+        raise UserError(f"the episode {record.id} names no environment: name it with --env")
     factory = make(name, **settings.options)
     factory.add_group_reward(settings.group_reward)
     async with factory:
-        return await replay_in(factory, recorded, settings, keep_going=keep_going)
+        return await replay_in(factory, record, settings, keep_going=keep_going)
 
 
-async def replay_in(
-    factory: EnvFactory, recorded: Episode, settings: RunSettings, *, keep_going: bool = False
-) -> Replay:
+async def replay_in(factory: EnvFactory, record: Episode, settings: RunSettings, *, keep_going: bool = False) -> Replay:
     """As `replay`, in an environment that is open. What siblings are compared by is not part of it."""
-    agent, limits = Replayer(recorded, keep_going=keep_going), settings.limits
-    if any(turn.is_summary for turn in recorded.turns):  # the record says when, and the limits may not be recorded
+    agent, limits = Replayer(record, keep_going=keep_going), settings.limits
+    if any(turn.is_summary for turn in record.turns):  # the record says when, and the limits may not be recorded
         limits = replace(limits or factory.episode_limits(), compact_at=0.5)
-    replayed = await run_episode(
+    episode = await run_episode(
         factory,
         agent,
-        recorded.task,
-        seed=recorded.seed,
-        episode_id=recorded.id,
-        group_id=recorded.group_id,
+        record.task,
+        seed=record.seed,
+        episode_id=record.id,
+        group_id=record.group_id,
         limits=limits,
-        env_options=recorded.info.get("env_options"),
+        env_options=record.info.get("env_options"),
     )
-    alone = without_group_rewards(recorded, factory.group_rewards)
-    return compare_episodes(alone, replayed, agent.taken, agent.stop)
+    alone = without_group_rewards(record, factory.group_rewards)
+    return compare_episodes(alone, episode, agent.taken, agent.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +128,10 @@ class Replayer:
     completes = True
     constrains = True
 
-    def __init__(self, recorded: Episode, *, keep_going: bool = False) -> None:
-        self._recorded = recorded
+    def __init__(self, record: Episode, *, keep_going: bool = False) -> None:
+        self._record = record
         self._keep_going = keep_going
-        self._full = Counter(recorded.info.get("full_contexts", ()))  # number of turns before a full prompt -> count
+        self._full = Counter(record.info.get("full_contexts", ()))  # number of turns before a full prompt -> count
         self.taken: dict[int, Turn] = {}
         """Number of the recorded turn -> the turn taken in the replay."""
         self.stop: Stop | None = None
@@ -142,9 +140,9 @@ class Replayer:
         number = self._next(conversation)
         if self._was_full(conversation, number):
             raise ContextFull("the prompt left no room to answer when this was recorded")
-        if number == len(self._recorded.turns):
+        if number == len(self._record.turns):
             raise self._end(conversation.observation)
-        turn = self._recorded.turns[number]
+        turn = self._record.turns[number]
         if conversation.is_summarised != turn.is_summary or (
             conversation.shorter and len(turn.observation) == len(conversation.shorter)
         ):
@@ -152,18 +150,18 @@ class Replayer:
         observation = _observation(conversation, turn)
         if not self._keep_going and compare_values(turn.observation, observation) == "different":
             reason = f"the observation before turn {number} differs, so that the turn is no answer to it"
-            raise self._stopped(reason, number, observation)
+            raise self._end_at(reason, number, observation)
         asked = conversation.next_turn
         if asked is not None and asked.constraint is not None and asked.constraint.label != turn.constraint:
             raise TurnRefused("the answer had not this form when it was recorded")
-        taken = replace(turn, observation=observation, reward=0.0, tool_uses=(), policy_seconds=0.0, env_seconds=0.0)
-        self.taken[number] = taken
-        return taken, Action(message=turn.message, tool_calls=turn.tool_calls, finish_reason=turn.finish_reason)
+        answer = replace(turn, observation=observation, reward=0.0, tool_uses=(), policy_seconds=0.0, env_seconds=0.0)
+        self.taken[number] = answer
+        return answer, Action(message=turn.message, tool_calls=turn.tool_calls, finish_reason=turn.finish_reason)
 
     def _was_full(self, conversation: Conversation, number: int) -> bool:
         """Whether the next prompt left no room to answer. Where turns ran at once, it fits no recorded turn."""
-        turns, count = self._recorded.turns, len(self.taken)
-        if "turns_at_once" in self._recorded.info:
+        turns, count = self._record.turns, len(self.taken)
+        if "turns_at_once" in self._record.info:
             count = min(+self._full, default=count)
             if number < len(turns):
                 was = turns[number]
@@ -178,41 +176,41 @@ class Replayer:
         if conversation.turns:
             last = conversation.turns[-1]
             number = next(number for number, turn in self.taken.items() if turn is last) + 1
-            return len(self._recorded.turns) if number in self.taken else number  # taken by another conversation
-        turns, latest = self._recorded.turns, next(reversed(self.taken), -1)
-        for row in self._recorded.lineage:
+            return len(self._record.turns) if number in self.taken else number  # taken by another conversation
+        turns, latest = self._record.turns, next(reversed(self.taken), -1)
+        for row in self._record.lineage:
             if row.kind == "summary" and row.parent == latest:
                 return row.turn
-        left = [number for number in range(len(turns)) if number not in self.taken]
-        left.sort(key=lambda number: number - 1 in self.taken)  # last, those that may continue another conversation
+        rest = [number for number in range(len(turns)) if number not in self.taken]
+        rest.sort(key=lambda number: number - 1 in self.taken)  # last, those that may continue another conversation
         fits = (
-            n for n in left if compare_values(turns[n].observation, _observation(conversation, turns[n])) != "different"
+            n for n in rest if compare_values(turns[n].observation, _observation(conversation, turns[n])) != "different"
         )
-        return next(fits, left[0] if left else len(turns))
+        return next(fits, rest[0] if rest else len(turns))
 
     def _end(self, observation: tuple[Message, ...]) -> Exception:
-        if self._recorded.outcome is Outcome.TRUNCATED:
+        if self._record.outcome is Outcome.TRUNCATED:
             return ContextFull()  # whichever limit ended it: tokens, turns or time
-        if self._recorded.outcome in _EXTERNAL_OUTCOMES:
-            return PolicyError(self._recorded.error)
+        if self._record.outcome in _EXTERNAL_OUTCOMES:
+            return PolicyError(self._record.error)
         reason = "the record has no more turns, and the environment continues"
-        return self._stopped(reason, len(self._recorded.turns), observation)
+        return self._end_at(reason, len(self._record.turns), observation)
 
-    def _stopped(self, reason: str, number: int, observation: tuple[Message, ...]) -> PolicyError:
+    def _end_at(self, reason: str, number: int, observation: tuple[Message, ...]) -> PolicyError:
         self.stop = Stop(reason, number, observation)
         return PolicyError(reason)
 
 
 def _observation(conversation: Conversation, turn: Turn) -> tuple[Message, ...]:
     """Return the observation at a recorded turn; for a plain prompt, the recorded part if the prompt ends with it."""
-    asked = conversation.next_turn
-    if asked is None or asked.prompt is None:
+    number = conversation.next_turn
+    if number is None or number.prompt is None:
         return conversation.observation
     old = turn.observation[0]["content"] if turn.observation else ""
-    if isinstance(asked.prompt, str):
-        same, text = asked.prompt.endswith(old), asked.prompt
+    if isinstance(number.prompt, str):
+        same, text = number.prompt.endswith(old), number.prompt
     else:
-        same, text = list(asked.prompt[-len(turn.prompt_ids) :]) == turn.prompt_ids.tolist(), str(asked.prompt)
+        same, text = list(number.prompt[-len(turn.prompt_ids) :]) == turn.prompt_ids.tolist(), str(number.prompt)
     return turn.observation if same else ({"role": "user", "content": text},)
 
 
@@ -231,11 +229,11 @@ def compare_episodes(
             result.turns.append(TurnCheck(observation="not reached"))
     count, missing = len(recorded.turns), next((n for n in range(len(recorded.turns)) if n not in taken), None)
     if stop is not None and stop.number == count:
-        end = Difference(turn=count, what="end", recorded=_ended(recorded), replayed=stop.reason)
+        end = Difference(turn=count, what="end", recorded=_ending_of(recorded), replayed=stop.reason)
         result.differences.append(end)
     elif stop is None and missing is not None:
         was = f"turn {missing} of {count} came next"
-        result.differences.append(Difference(turn=missing, what="end", recorded=was, replayed=_ended(replayed)))
+        result.differences.append(Difference(turn=missing, what="end", recorded=was, replayed=_ending_of(replayed)))
     elif stop is None:
         if not (recorded.turns and _broke_off(recorded, recorded.turns[-1])):
             result.tail = _check(result, count, "observation", recorded.tail, replayed.tail)
@@ -286,7 +284,7 @@ def _outcome_text(episode: Episode) -> str:
     return f"{episode.outcome}: {episode.error}" if episode.error else str(episode.outcome)
 
 
-def _ended(episode: Episode) -> str:
+def _ending_of(episode: Episode) -> str:
     return _outcome_text(episode) + ("" if episode.reward is None else f", reward {episode.reward:g}")
 
 

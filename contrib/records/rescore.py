@@ -42,8 +42,8 @@ async def rescore(episodes: Iterable[Episode], part: RewardPart) -> AsyncIterato
     """Score episodes again, in order; the last turn's reward changes with the episode's, so the turns add up."""
     remaining = iter(episodes)
     while batch := list(islice(remaining, BATCH_SIZE)):
-        for rescored in await asyncio.gather(*(_rescore(episode, part) for episode in batch)):
-            yield rescored
+        for answer in await asyncio.gather(*(_rescore(episode, part) for episode in batch)):
+            yield answer
 
 
 async def _rescore(episode: Episode, part: RewardPart) -> Rescored:
@@ -54,9 +54,9 @@ async def _rescore(episode: Episode, part: RewardPart) -> Rescored:
         reward, parts = await deadline.run(score([part], episode.task, messages, messages[-1]["content"]))
     except TimeoutError as error:
         reason = f"it took longer than {SECONDS:g} s" if deadline.has_expired else f"the reward timed out: {error}"
-        return _failed(episode, reason)
+        return _failure(episode, reason)
     except (EnvError, InfraError) as error:
-        return _failed(episode, error_text(error))
+        return _failure(episode, error_text(error))
     last = episode.turns[-1]
     turn = replace(last, reward=last.reward + reward - (episode.reward or 0.0))
     # The environment's verdict on success belongs to the old reward.
@@ -64,6 +64,6 @@ async def _rescore(episode: Episode, part: RewardPart) -> Rescored:
     return Rescored(before=episode, after=after)
 
 
-def _failed(episode: Episode, reason: str) -> Rescored:
+def _failure(episode: Episode, reason: str) -> Rescored:
     after = replace(episode, outcome=Outcome.ENV_FAULT, reward=None, rewards={}, success=None, error=reason)
     return Rescored(before=episode, after=after, error=reason)

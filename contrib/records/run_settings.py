@@ -72,8 +72,8 @@ def episode_line(line: str) -> str:
 def run_settings(run: Path, env: str = "") -> RunSettings | None:
     """The settings of the environment with this label, see `all_settings`; else of the first, whose agent and thinking
     all have. None if they are not recorded."""
-    made = all_settings(run)
-    return made.get(env) or next(iter(made.values()), None)
+    settings = all_settings(run)
+    return settings.get(env) or next(iter(settings.values()), None)
 
 
 def all_settings(run: Path) -> dict[str, RunSettings]:
@@ -88,29 +88,29 @@ def all_settings(run: Path) -> dict[str, RunSettings]:
         if env := trained_config(folder):
             facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
             config = with_secrets({"env": env, "mixture": trained_config(folder, "mixture") or {}}, folder)
-            made, name = {}, env.get("name")
+            settings, name = {}, env.get("name")
             for label, one in (read_names(str(name or "")) or {"": Named("")}).items():
                 own = config["env"] | config["mixture"].get(label, {})
                 saved = {**own, "env": env_here(one.name, folder), "registered": facts.get("registered")}
-                made[label] = _settings(folder / CONFIG, saved, own)
-            return made
+                settings[label] = _settings(folder / CONFIG, saved, own)
+            return settings
     return {}
 
 
-def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -> RunSettings:
-    options = saved.get("options")
-    if not isinstance(saved.get("env"), str) or not isinstance(options, dict):
+def _settings(file: Path, config: Mapping[str, Any], limits: Mapping[str, Any]) -> RunSettings:
+    options = config.get("options")
+    if not isinstance(config.get("env"), str) or not isinstance(options, dict):
         raise UserError(f"{file} names no environment with its options")
-    digests = saved.get("depends_on")
+    digests = config.get("depends_on")
     environment = digests.get("environment") if isinstance(digests, dict) else None
-    registered = saved.get("registered")
+    names = config.get("registered")
     return RunSettings(
-        env=saved["env"],
+        env=config["env"],
         options=options,
-        group_reward=str(saved.get("group_reward") or ""),
+        group_reward=str(config.get("group_reward") or ""),
         limits=limits_from(limits),
-        agent=str(saved.get("agent") or ""),
-        thinking=str(saved.get("thinking") or "off"),
-        registered=registered if isinstance(registered, dict) else {},
+        agent=str(config.get("agent") or ""),
+        thinking=str(config.get("thinking") or "off"),
+        registered=names if isinstance(names, dict) else {},
         environment=environment if isinstance(environment, dict) else {},
     )

@@ -96,8 +96,8 @@ async def train_again(run: Path, step: int) -> StepAgain:
         UserError: the run has no such step, its episodes or weights are not on the disk, or a teacher took part.
     """
     run = run.expanduser()
-    trained = _trained(run, step)
-    groups = _groups(run, step, [line.episode for line in trained])
+    rows_of_step = _trained(run, step)
+    groups = _groups(run, step, [line.episode for line in rows_of_step])
     checkpoint, weights_step = _nearest(run, step)
     plan = _plan(run, checkpoint)
     objective = plan.objective
@@ -108,24 +108,24 @@ async def train_again(run: Path, step: int) -> StepAgain:
     groups = [objective.with_verdicts(group) for group in groups]
     with _trainer(run, plan, checkpoint, weights_step) as trainer:
         references = _references(run, plan, trainer)
-        samples, rewards, made = await SampleMaker(objective=objective, reference=references)(groups)
+        samples, rewards, sample_metrics = await SampleMaker(objective=objective, reference=references)(groups)
         episodes = [episode for group in groups for episode in group.valid]
-        paid = dict(zip((e.id for e in episodes), (r for of_group in rewards for r in of_group), strict=True))
-        learned = [episode for episode in episodes if objective.learns_from(episode)]
-        measured = _Measured(plan, objective, trainer, samples)
-        rows = [measured.row(i, episode, paid[episode.id]) for i, episode in enumerate(learned)]
-        now = {**made, **measured.step()}
-        recorded = next((m for m in reversed(metrics_of(run, "train")) if m.get("step") == step), {})
+        reward_of = dict(zip((e.id for e in episodes), (r for of_group in rewards for r in of_group), strict=True))
+        learners = [episode for episode in episodes if objective.learns_from(episode)]
+        measures = _Measured(plan, objective, trainer, samples)
+        rows = [measures.row(i, episode, reward_of[episode.id]) for i, episode in enumerate(learners)]
+        now = {**sample_metrics, **measures.step()}
+        metrics_then = next((m for m in reversed(metrics_of(run, "train")) if m.get("step") == step), {})
         return StepAgain(
             step=step,
             weights_step=weights_step,
             weights=str(checkpoint.path if weights_step else _model(run, plan)),
             rows=rows,
-            batches=measured.batches,
+            batches=measures.batches,
             now=now,
-            recorded={name: recorded[name] for name in COMPARED if name in recorded},
-            advantage_difference=_largest_difference(rows, trained),
-            notes=[*_notes(plan, step, weights_step), *_missing(rows, trained)],
+            recorded={name: metrics_then[name] for name in COMPARED if name in metrics_then},
+            advantage_difference=_largest_difference(rows, rows_of_step),
+            notes=[*_notes(plan, step, weights_step), *_missing(rows, rows_of_step)],
         )
 
 
@@ -190,8 +190,8 @@ def _nearest(run: Path, step: int) -> tuple[Checkpoint, int]:
     if not steps:
         raise UserError(f"{run} holds no checkpoint, whose weights step {step} needs: train with --checkpoint.interval")
     newest = find(run)
-    known = {*steps, *([] if newest.extra["warmup_steps"] else [0])}
-    nearest = min(known, key=lambda other: (abs(other - (step - 1)), other))
+    checkpoints = {*steps, *([] if newest.extra["warmup_steps"] else [0])}
+    nearest = min(checkpoints, key=lambda other: (abs(other - (step - 1)), other))
     return (find(run, nearest) if nearest else newest), nearest
 
 
@@ -249,8 +249,8 @@ def _references(run: Path, plan: RunPlan, trainer: Any) -> Any:
 
     async def ask(samples: Sequence[Sample]) -> list[np.ndarray]:
         if plan.lora:
-            found: list[np.ndarray] = trainer.reference_logprobs(samples, plan.temperature)
-            return found
+            logprobs: list[np.ndarray] = trainer.reference_logprobs(samples, plan.temperature)
+            return logprobs
         with closing(TitanTrainer(_model(run, plan), trainer.settings, is_frozen=True)) as frozen:
             if (run / REFERENCE).is_file():
                 frozen.read_weights(run / REFERENCE)
@@ -267,9 +267,9 @@ class _Measured:
         self._call = LossCall(objective.loss)
         self._options = {"temperature": plan.temperature, "old_is_present": plan.old_logprobs == "trainer"}
         self._units = self._units_of(samples)
-        self._computed = [i for i, s in enumerate(samples) if not (self._call.skips_idle and s.is_idle)]
+        self._learners = [i for i, s in enumerate(samples) if not (self._call.skips_idle and s.is_idle)]
         self._logprobs = trainer.logprobs(samples, plan.temperature)
-        self._packed = _pack([samples[i] for i in self._computed], trainer)
+        self._packed = _pack([samples[i] for i in self._learners], trainer)
 
     @property
     def batches(self) -> list[dict[str, int]]:
@@ -287,7 +287,7 @@ class _Measured:
         differences = np.abs(self._logprobs[index].astype(np.float64) - target_logprobs(episode))
         loss = grad_norm = 0.0
         units = self._units_of([sample])
-        if index in self._computed and units:
+        if index in self._learners and units:
             share = units / self._units
             alone = self._trainer.train_step([sample], self._objective.loss, **self._options)
             loss, grad_norm = alone["loss"] * share, alone["grad_norm"] * share
@@ -308,7 +308,7 @@ class _Measured:
 
     def _place(self, index: int) -> int:
         """The number that a micro-batch has for a sample; -1 for one that is not computed."""
-        return self._computed.index(index) if index in self._computed else -1
+        return self._learners.index(index) if index in self._learners else -1
 
     def _units_of(self, samples: Sequence[Sample]) -> int:
         tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in samples), strict=True))
@@ -325,8 +325,8 @@ def _pack(samples: Sequence[Sample], trainer: Any) -> list[MicroBatch]:
     return pack(samples, pad_id=0, crossover=crossover, **limits)
 
 
-def _largest_difference(rows: Sequence[StepRow], trained: Sequence[Trained]) -> float:
-    recorded = {line.episode: line.advantages for line in trained}
+def _largest_difference(rows: Sequence[StepRow], rows_then: Sequence[Trained]) -> float:
+    recorded = {line.episode: line.advantages for line in rows_then}
     pairs = (zip(row.advantages, recorded.get(row.episode, ()), strict=False) for row in rows)
     return max((abs(a - b) for both in pairs for a, b in both), default=0.0)
 

@@ -32,6 +32,8 @@ MAX_PLAYERS = 15
 MAX_OPPONENT_MOVES = 1000
 """Moves of opponents between two of the agent."""
 BUILT_IN = ("random", "first")
+UNFIT = {"Bandit": "the further its last choice is from the best button, the more it is paid: choose another game"}
+"""Games whose rewards teach the opposite of their task, and why."""
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,60}\]")
 _WORDS_ALONE = "I pass."
 """The last move to be tried: games of talk accept any text."""
@@ -83,7 +85,9 @@ class Library:
     def _describe(self, name: str, options: dict[str, Any]) -> Request:
         """Return the numbers of players that a game takes and its limit of turns, or why it cannot be played."""
         players: list[int] = []
-        max_turns, refusal = None, ""
+        max_turns, refusal = None, UNFIT.get(name.partition("-")[0], "")
+        if refusal:
+            return {"refused": refusal}
         for number in range(1, MAX_PLAYERS + 1):
             try:
                 env = self._make(name, options, 0)
@@ -275,8 +279,9 @@ def _reason(error: BaseException) -> str:
             f"{corpus[1]}` fetches it where there is a network"
         )
     if isinstance(error, SyntaxError):
-        version = ".".join(map(str, sys.version_info[:2]))
-        return f"its source is no Python {version} ({text}): name a newer interpreter as python"
+        if text.startswith("f-string") and sys.version_info < (3, 12):
+            return f"its source needs Python 3.12 ({text}): name a newer interpreter as python"
+        return f"its source is wrong in every Python ({text}): choose another game, or mend it there"
     if "OpenRouter" in text:
         return "it asks models at OpenRouter while it is played, which its process cannot reach"
     return f"{type(error).__name__}: {text[:300]}"

@@ -43,6 +43,7 @@ import guest_snippet as snippet  # type: ignore[import-not-found]
 del sys.path[0]
 
 _MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and one per control group
+_STREAMS = 4  # descriptors of every run: its body, its report, and its output and errors
 _IDS = 1024  # one per slot and session
 _COLLECT_S, _POLL_MS = 0.25, 1
 """Seconds that the kernel may take to collect the sockets of a run, and the polling interval."""
@@ -210,6 +211,8 @@ class Zygote:
             os._exit(1)  # the host sees the end of its control socket
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        if len(fds) < _STREAMS + message.get("groups", 0):
+            raise OSError(errno.EBADF, "its message lacks descriptors")
         slot_network = self._network(message["slot"])
         init_is_bare, held_by_init = os.pipe()
         try:

@@ -50,21 +50,22 @@ class Server:
 
     def serve(self) -> NoReturn:
         while True:
-            data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
+            data, fds, flags, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
             if not data:
                 os._exit(0)
             message = json.loads(data)
             cpu_s = _cpu_s()
-            code, resource_code = self._answer(message, fds)
+            code, resource_code = self._answer(message, fds, flags)
             if os.getpid() != self._owner:
                 os._exit(code)  # a process forked by the cell: only the original process answers
             peak = resource.getrusage(_SELF).ru_maxrss * 1024
             os.write(snippet.REPORT_FD, _ANSWER.pack(message["number"], code, resource_code, _cpu_s() - cpu_s, peak))
 
-    def _answer(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
+    def _answer(self, message: dict[str, Any], fds: list[int], flags: int) -> tuple[int, bytes]:
         if message["do"] == "run":
-            return self._run(message, fds)
+            return self._run(message, fds, flags)
         try:
+            _require_all(fds, flags)
             if message["do"] == "put":
                 files.put(message["path"], fds[0])
             else:
@@ -72,14 +73,15 @@ class Server:
         except OSError as error:
             return (error.errno or errno.EIO) & 0xFF, b"\0"
         finally:
-            os.close(fds[0])
+            _close(fds)
         return 0, b"\0"
 
-    def _run(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
+    def _run(self, message: dict[str, Any], fds: list[int], flags: int) -> tuple[int, bytes]:
         """Return the exit code of the cell as if it were a script, and the exhausted resource."""
         name = self._next_name()
         resource_code = b"\0"
         try:
+            _require_all(fds, flags)
             code = _read(fds[0]).decode("utf-8", "surrogatepass")
             _set_stdin(fds[1:])
             _allow_cpu(message["cpu_s"])
@@ -109,6 +111,18 @@ class Server:
         last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
         exec(compile(tree, name, "exec"), self._namespace)
         exec(compile(ast.Interactive(last), name, "single"), self._namespace)
+
+
+def _require_all(fds: list[int], flags: int) -> None:
+    """Raise OSError if descriptors of a message are missing: the kernel drops what has no number here."""
+    if flags & socket.MSG_CTRUNC:
+        _close(fds)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def _read(fd: int) -> bytes:

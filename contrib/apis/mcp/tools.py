@@ -20,7 +20,8 @@ from contrib.apis.tool_names import free_name
 from contrib.common.json_text import write
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import with_marks
-from forge_env.core.tools import Tool, ToolOptions, without_titles
+from forge_env.core.tool_arguments import without_titles
+from forge_env.core.tools import Tool, ToolOptions
 from forge_env.core.types import ToolFailure
 from forge_env.utils.deadlines import queued
 

@@ -74,8 +74,8 @@ class AnthropicMessages(Dialect):
         return {**_head(reply, request), "content": list(_blocks(reply.message)), **_end(reply), "usage": _usage(reply)}
 
     def events(self, reply: ProgramReply, request: ProgramRequest) -> Iterator[bytes]:
-        unfinished = {"stop_reason": None, "stop_sequence": None}
-        start = {**_head(reply, request), "content": [], **unfinished, "usage": {**_usage(reply), "output_tokens": 0}}
+        no_stop = {"stop_reason": None, "stop_sequence": None}
+        start = {**_head(reply, request), "content": [], **no_stop, "usage": {**_usage(reply), "output_tokens": 0}}
         yield _event("message_start", message=start)
         for index, block in enumerate(_blocks(reply.message)):
             empty, deltas = _pieces(block)
@@ -107,9 +107,9 @@ class AnthropicCount(AnthropicMessages):
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = self.fields.check(body)
-        ignored = tuple(self.fields.named(body))
-        asked = {name: value for name, value in body.items() if name in self.fields.honoured}
-        return replace(self._read(asked), counts=True, constraint=None, ignored=ignored)
+        without_effect = tuple(self.fields.named(body))
+        settings = {name: value for name, value in body.items() if name in self.fields.honoured}
+        return replace(self._read(settings), counts=True, constraint=None, ignored=without_effect)
 
     def body(self, reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
         return {"input_tokens": reply.usage["prompt_tokens"]}
@@ -201,8 +201,8 @@ def _messages(value: Any, where: str) -> Iterator[Message]:
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
-    said = [block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")]
-    message: Message = {"role": "assistant", "content": text_of(said, where)}
+    content = [block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")]
+    message: Message = {"role": "assistant", "content": text_of(content, where)}
     calls = [block for block in blocks if block.get("type") == "tool_use"]
     if any(not isinstance(block.get("name"), str) for block in calls):
         raise RequestRefused(400, f"{where} has a tool_use without a name", param=where)

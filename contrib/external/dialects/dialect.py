@@ -28,9 +28,9 @@ class Dialect(ABC):
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         """Check the headers of a request."""
-        for name, known in self.versions.items():
-            if (given := headers.get(name, known[0])) not in known:
-                shown, names = given.decode("latin-1"), " or ".join(value.decode() for value in known)
+        for name, versions in self.versions.items():
+            if (version := headers.get(name, versions[0])) not in versions:
+                shown, names = version.decode("latin-1"), " or ".join(value.decode() for value in versions)
                 text = f"{name.decode()} is {shown!r:.60}, and answers are those of {names}: send that, or leave it out"
                 raise RequestRefused(400, text, code="unsupported_version")
 

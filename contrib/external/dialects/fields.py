@@ -85,8 +85,8 @@ def check_kind(part: Mapping[str, Any], name: str, kind: str = "") -> Any:
 def refuse(body: Mapping[str, Any], name: str, wrong: Any, reason: str) -> None:
     """Refuse a field, if anything is wrong."""
     if wrong:
-        shown = json.dumps(body.get(name))[:80]
-        raise RequestRefused(400, f"{name} is {shown}, which is not offered, for {reason}: leave it out", param=name)
+        value = json.dumps(body.get(name))[:80]
+        raise RequestRefused(400, f"{name} is {value}, which is not offered, for {reason}: leave it out", param=name)
 
 
 def listed_tools(tools: Any) -> list[dict[str, Any]]:
@@ -107,8 +107,8 @@ def kinds_left_out(tools: Any, served: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"tools {kind[:40]}" for kind in kinds if kind not in served)
 
 
-def ignored_of_tools(tools: Any, known: Sequence[str], within: str = "") -> tuple[str, ...]:
+def ignored_of_tools(tools: Any, keys: Sequence[str], within: str = "") -> tuple[str, ...]:
     """The keys of the tools of a request that nobody reads, as "tools.KEY"; of a part of each tool with `within`."""
     parts = [tool.get(within) if within else tool for tool in listed_tools(tools)]
-    names = {key: None for part in parts if isinstance(part, dict) for key in part if part[key] and key not in known}
+    names = {key: None for part in parts if isinstance(part, dict) for key in part if part[key] and key not in keys}
     return tuple(f"tools.{within + '.' if within else ''}{name[:40]}" for name in names)

@@ -29,9 +29,9 @@ def schema_of(form: Any, where: str) -> dict[str, Any] | None:
     if kind == "json_object":
         return _ANY_OBJECT
     if kind != "json_schema":
-        shown = json.dumps(form)[:80]
+        value = json.dumps(form)[:80]
         raise RequestRefused(
-            400, f"{where} is {shown}; its type is text, json_object or json_schema", param=where.partition(".")[0]
+            400, f"{where} is {value}; its type is text, json_object or json_schema", param=where.partition(".")[0]
         )
     holder = form["json_schema"] if isinstance(form.get("json_schema"), dict) else form
     if problem := wrong_with(holder.get("schema")):
@@ -41,25 +41,25 @@ def schema_of(form: Any, where: str) -> dict[str, Any] | None:
 
 
 def constraint_of(
-    schema: dict[str, Any] | None, forced: Sequence[str] | None, tools: Sequence[ToolSpec]
+    schema: dict[str, Any] | None, choice: Sequence[str] | None, tools: Sequence[ToolSpec]
 ) -> Constraint | None:
     """The form that the answer must have, if any. If tools may be called, the schema is for an answer without calls.
 
     Args:
         schema: of the text.
-        forced: names of the tools; one of them must be called. None if no call is needed.
+        choice: names of the tools; one of them must be called. None if no call is needed.
         tools: that the model may call.
     """
-    if forced is None:
+    if choice is None:
         return None if schema is None else Constraint.of_schema(schema, _names(tools))
     names = _names(tools)
-    missing = next((name for name in forced if name not in names), None)
+    missing = next((name for name in choice if name not in names), None)
     if missing is not None or not names:
         what = f"asks for the tool {missing!r:.60}" if missing is not None else "asks for a call"
         raise RequestRefused(
             400, f"tool_choice {what}, and the tools are {', '.join(names) or 'none'}", param="tool_choice"
         )
-    return Constraint(tools=tuple(forced) or names)
+    return Constraint(tools=tuple(choice) or names)
 
 
 def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
@@ -78,9 +78,9 @@ def openai_choice(choice: Any) -> tuple[str, ...] | None:
         part = choice.get("function", choice)
         if choice.get("type") == "function" and isinstance(part, dict) and isinstance(part.get("name"), str):
             return (part["name"],)
-        allowed = choice.get("allowed_tools", choice)
-        if choice.get("type") == "allowed_tools" and isinstance(allowed, dict) and allowed.get("mode") == "required":
-            tools = allowed.get("tools")
+        subset = choice.get("allowed_tools", choice)
+        if choice.get("type") == "allowed_tools" and isinstance(subset, dict) and subset.get("mode") == "required":
+            tools = subset.get("tools")
             listed = tools if isinstance(tools, list) else []
             items = [item.get("function", item) for item in listed if isinstance(item, dict)]
             names = tuple(str(item.get("name")) for item in items if isinstance(item, dict))
@@ -101,6 +101,6 @@ def anthropic_choice(choice: Any) -> tuple[str, ...] | None:
     raise _not_offered(choice, "auto, none, any, or tool with a name")
 
 
-def _not_offered(choice: Any, offered: str) -> RequestRefused:
-    shown = json.dumps(choice)[:80]
-    return RequestRefused(400, f"tool_choice is {shown}, which is not offered; it is {offered}", param="tool_choice")
+def _not_offered(choice: Any, names: str) -> RequestRefused:
+    value = json.dumps(choice)[:80]
+    return RequestRefused(400, f"tool_choice is {value}, which is not offered; it is {names}", param="tool_choice")

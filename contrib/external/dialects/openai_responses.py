@@ -77,7 +77,7 @@ class OpenAIResponses(Dialect):
             "total_tokens": reply.usage["total_tokens"],
         }
         return {
-            **_unfinished(reply, request),
+            **_beginning_of(reply, request),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": list(_items(reply, _by_model_name(request.echo.get("tools")))),
@@ -87,12 +87,12 @@ class OpenAIResponses(Dialect):
     def events(self, reply: ProgramReply, request: ProgramRequest) -> Iterator[bytes]:
         whole = self.body(reply, request)
         numbers = itertools.count()
-        for kind, fields in self._events(_unfinished(reply, request), whole):
+        for kind, fields in self._events(_beginning_of(reply, request), whole):
             yield event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
-    def _events(self, started: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield "response.created", {"response": started}
-        yield "response.in_progress", {"response": started}
+    def _events(self, beginning: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield "response.created", {"response": beginning}
+        yield "response.in_progress", {"response": beginning}
         for index, item in enumerate(whole["output"]):
             place = {"output_index": index, "item_id": item["id"]}
             yield "response.output_item.added", {"output_index": index, "item": _empty(item)}
@@ -125,7 +125,7 @@ def _part_events(part: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[
     yield "response.content_part.done", {**place, "part": part}
 
 
-def _unfinished(reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
+def _beginning_of(reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
     """The response before its output."""
     return {
         "id": f"resp_{reply.id}",
@@ -174,8 +174,8 @@ def _items(reply: ProgramReply, names: Mapping[str, dict[str, str]]) -> Iterator
 
 def _empty(item: dict[str, Any]) -> dict[str, Any]:
     """An item as it starts."""
-    emptied: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-    return {**item, **emptied, "status": "in_progress"}
+    copy: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    return {**item, **copy, "status": "in_progress"}
 
 
 def _history(body: Mapping[str, Any], histories: Histories) -> tuple[Message, ...]:
@@ -264,10 +264,10 @@ def _functions(items: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         if kind == "function":
             yield f"tools[{i}]", "", item
         elif kind == "namespace":
-            name, held = item.get("name"), item.get("tools")
-            if not isinstance(name, str) or not name or not isinstance(held, list):
+            name, members = item.get("name"), item.get("tools")
+            if not isinstance(name, str) or not name or not isinstance(members, list):
                 raise RequestRefused(400, f"tools[{i}] is a namespace without a name or tools", param="tools")
-            for j, function in enumerate(held):
+            for j, function in enumerate(members):
                 if isinstance(function, dict) and function.get("type") == "function":
                     yield f"tools[{i}].tools[{j}]", name, function
 

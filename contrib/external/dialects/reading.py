@@ -53,15 +53,15 @@ def text_of(content: Any, where: str) -> str:
     """The text of a content that is a text or a list of parts; of other media a note in a line of its own."""
     if content is None or isinstance(content, str):
         return content or ""
-    shown = ""
+    whole = ""
     ends_with_note = False
     for part in content if isinstance(content, list) else [content]:
         is_note = _medium_fields(part) is not None
         text = part if isinstance(part, str) else _part(part, where)
-        breaks = shown and text and (is_note or ends_with_note) and not shown.endswith("\n") and text[0] != "\n"
-        shown += "\n" * bool(breaks) + text
+        breaks = whole and text and (is_note or ends_with_note) and not whole.endswith("\n") and text[0] != "\n"
+        whole += "\n" * bool(breaks) + text
         ends_with_note = is_note if text else ends_with_note
-    return shown
+    return whole
 
 
 def _part(part: Any, where: str) -> str:
@@ -75,9 +75,9 @@ def _part(part: Any, where: str) -> str:
             kind = f"a part {part['type']!r:.40}" if isinstance(part, dict) and "type" in part else "content"
             raise RequestRefused(400, f"{where} holds {kind} that is no text; the model reads text only", param=where)
         return text
-    written = fields.get("data", fields.get("content"))
-    if fields.get("type") in _WRITTEN and written is not None:
-        return text_of(written, where)
+    data = fields.get("data", fields.get("content"))
+    if fields.get("type") in _WRITTEN and data is not None:
+        return text_of(data, where)
     if (medium := medium_of(part)) is None:
         raise RequestRefused(
             400, f"{where} holds a part {part['type']!r:.40} without data, a URL or the id of a file", param=where
@@ -119,8 +119,8 @@ def _medium_fields(part: Any) -> Mapping[str, Any] | None:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in _MEDIA:
         return None
-    held = part.get("source", part.get(kind, part))
-    return held if isinstance(held, dict) else {"url": held}
+    fields = part.get("source", part.get(kind, part))
+    return fields if isinstance(fields, dict) else {"url": fields}
 
 
 def call_of(id_: Any, name: str, arguments: Any) -> dict[str, Any]:

@@ -23,12 +23,12 @@ def default_dialect(headers: Mapping[bytes, bytes]) -> Dialect:
     return DIALECTS[AnthropicMessages.path if b"anthropic-version" in headers else OpenAIChat.path]
 
 
-def list_of_models(name: str, known: str, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+def list_of_models(name: str, default: str, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     """The model of a name, or with "" the list of the one that is `known`."""
     model: dict[str, Any]
     if b"anthropic-version" in headers:
-        shown = name or known
-        model = {"type": "model", "id": shown, "display_name": shown, "created_at": "1970-01-01T00:00:00Z"}
-        return model if name else {"data": [model], "has_more": False, "first_id": shown, "last_id": shown}
-    model = {"id": name or known, "object": "model", "created": 0, "owned_by": "forge_env"}
+        id_ = name or default
+        model = {"type": "model", "id": id_, "display_name": id_, "created_at": "1970-01-01T00:00:00Z"}
+        return model if name else {"data": [model], "has_more": False, "first_id": id_, "last_id": id_}
+    model = {"id": name or default, "object": "model", "created": 0, "owned_by": "forge_env"}
     return model if name else {"object": "list", "data": [model]}

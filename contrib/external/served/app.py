@@ -73,20 +73,20 @@ class ServedApp:
 
     async def _take(self, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
         body = await read_object(headers, receive, self._gateway.max_request_bytes)
-        disconnected = asyncio.create_task(until_disconnected(receive))
+        hangup = asyncio.create_task(until_disconnected(receive))
         try:
             if self._desk.begin is None:
-                visit = await self._next(body, disconnected)
+                visit = await self._next(body, hangup)
             else:
                 visit = await self._desk.begin(body)
-                if await is_disconnected(disconnected):
+                if await is_disconnected(hangup):
                     visit.fail("the agent that asked for the session was gone before it was told of it")
             if visit is not None:
                 await send_json(send, 201, self._description(visit, headers))
         finally:
-            disconnected.cancel()
+            hangup.cancel()
 
-    async def _next(self, body: Mapping[str, Any], disconnected: asyncio.Task[None]) -> Visit | None:
+    async def _next(self, body: Mapping[str, Any], hangup: asyncio.Task[None]) -> Visit | None:
         """Wait for a session on offer; None if the client has gone meanwhile, which so takes none."""
         seconds = read_wait(body)
         if self._waiting >= MAX_WAITING:
@@ -95,7 +95,7 @@ class ServedApp:
         until = loop.time() + seconds
         self._waiting += 1
         try:
-            while not await is_disconnected(disconnected):
+            while not await is_disconnected(hangup):
                 if self._desk.is_closed:
                     raise RequestRefused(503, "the server is being stopped", code="stopping")
                 if (visit := self._desk.take()) is not None:
@@ -105,7 +105,7 @@ class ServedApp:
                         503, f"no session is on offer after {seconds:g} s: ask again", code="no_session"
                     )
                 arrival = asyncio.create_task(self._desk.arrival())
-                await asyncio.wait({arrival, disconnected}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({arrival, hangup}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 arrival.cancel()
             return None
         finally:

@@ -44,10 +44,10 @@ class Desk:
         self.is_closed = False
         """Whether the server is being stopped."""
         self._take_seconds = take_seconds
-        self._offered: deque[Visit] = deque()
-        self._arrived = asyncio.Event()
+        self._queue: deque[Visit] = deque()
+        self._arrival = asyncio.Event()
         self._open: dict[str, Visit] = {}
-        self._ended: OrderedDict[str, Visit] = OrderedDict()
+        self._past: OrderedDict[str, Visit] = OrderedDict()
 
     def admits(self, token: str) -> bool:
         """Whether somebody may take sessions."""
@@ -55,7 +55,7 @@ class Desk:
 
     def find(self, session_id: str) -> Visit | None:
         """Return a session that was taken, by its id."""
-        return self._open.get(session_id) or self._ended.get(session_id)
+        return self._open.get(session_id) or self._past.get(session_id)
 
     def visit(self, session: ProgramSession, task: Task, seed: int, limits: EpisodeLimits) -> Visit:
         """Make the session of an episode; `offer` lets an agent have it."""
@@ -68,14 +68,14 @@ class Desk:
 
     async def offer(self, visit: Visit) -> None:
         """Offer a session, and wait until an agent has it. The clocks of the episode do not run."""
-        asked = visitor.get()
-        if asked is not None:
+        future = visitor.get()
+        if future is not None:
             self._open[visit.id] = visit
             visit.taken.set()
-            asked.set_result(visit)
+            future.set_result(visit)
             return
-        self._offered.append(visit)
-        self._arrived.set()
+        self._queue.append(visit)
+        self._arrival.set()
         try:
             async with queued(), asyncio.timeout(self._take_seconds):
                 await visit.taken.wait()
@@ -83,30 +83,30 @@ class Desk:
             raise EnvError(f"no agent has taken the session within {self._take_seconds:g} s") from None
         finally:
             if not visit.taken.is_set():
-                self._offered.remove(visit)
+                self._queue.remove(visit)
 
     def take(self) -> Visit | None:
         """Take the session that has waited longest; None if none is on offer."""
-        if not self._offered:
-            self._arrived.clear()  # here: whoever waits begins to wait later, and would miss an offer made before that
+        if not self._queue:
+            self._arrival.clear()  # here: whoever waits begins to wait later, and would miss an offer made before that
             return None
-        visit = self._offered.popleft()
+        visit = self._queue.popleft()
         self._open[visit.id] = visit
         visit.taken.set()
         return visit
 
     async def arrival(self) -> None:
         """Wait until a session is offered after the last `take` that found none."""
-        await self._arrived.wait()
+        await self._arrival.wait()
 
     def stop(self) -> None:
         """Send away whoever waits for a session."""
         self.is_closed = True
-        self._arrived.set()
+        self._arrival.set()
 
     def close(self, visit: Visit) -> None:
         """Note the end of a session."""
         if self._open.pop(visit.id, None) is not None:
-            self._ended[visit.id] = visit
-            while len(self._ended) > REMEMBERED:
-                self._ended.popitem(last=False)
+            self._past[visit.id] = visit
+            while len(self._past) > REMEMBERED:
+                self._past.popitem(last=False)

@@ -76,7 +76,7 @@ def read_wish(body: Mapping[str, Any], limits: EpisodeLimits) -> Wish:
         target=body.get("target"),
         metadata=metadata,
         seed=seed,
-        limits=_lowered(limits, body.get("limits") or {}),
+        limits=_lower(limits, body.get("limits") or {}),
         **names,
     )
 
@@ -124,11 +124,11 @@ def _wait(body: Mapping[str, Any]) -> float:
     return float(seconds)
 
 
-def _lowered(limits: EpisodeLimits, given: Any) -> EpisodeLimits:
-    if not isinstance(given, dict):
-        raise _refused("limits", f'limits is a {type(given).__name__}; it is an object like {{"max_turns": 4}}')
+def _lower(limits: EpisodeLimits, values: Any) -> EpisodeLimits:
+    if not isinstance(values, dict):
+        raise _refused("limits", f'limits is a {type(values).__name__}; it is an object like {{"max_turns": 4}}')
     types = {field.name: type(getattr(limits, field.name)) for field in fields(EpisodeLimits)}
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in types:
             raise _refused(f"limits.{name}", f"there is no limit {name!r:.80}. {nearest(name, types)}")
         most, value = getattr(limits, name), whole_number(value)
@@ -137,13 +137,13 @@ def _lowered(limits: EpisodeLimits, given: Any) -> EpisodeLimits:
             raise _refused(
                 f"limits.{name}", f"{name} is {value!r:.40}; it is above 0 and at most {most:g}, the server's limit"
             )
-    return replace(limits, **{name: types[name](value) for name, value in given.items()})
+    return replace(limits, **{name: types[name](value) for name, value in values.items()})
 
 
-def _check_keys(body: Mapping[str, Any], known: tuple[str, ...], why: str) -> None:
+def _check_keys(body: Mapping[str, Any], keys: tuple[str, ...], why: str) -> None:
     for name in body:
-        if name not in known:
-            raise _refused(name, f"{why or f'there is no {name!r:.80}'}: a body has {', '.join(known)}")
+        if name not in keys:
+            raise _refused(name, f"{why or f'there is no {name!r:.80}'}: a body has {', '.join(keys)}")
 
 
 def _refused(param: str, message: str) -> RequestRefused:

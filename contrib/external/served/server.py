@@ -121,18 +121,18 @@ class _Server:
             )
         attempt = Attempt(task.id, self._counts[task.id])
         self._note(attempt)
-        asked: asyncio.Future[Visit] = asyncio.get_running_loop().create_future()
+        visit: asyncio.Future[Visit] = asyncio.get_running_loop().create_future()
         context = copy_context()
-        context.run(visitor.set, asked)
-        playing = asyncio.get_running_loop().create_task(self._play(task, attempt, wish, asked), context=context)
+        context.run(visitor.set, visit)
+        playing = asyncio.get_running_loop().create_task(self._play(task, attempt, wish, visit), context=context)
         self._running.add(playing)
         playing.add_done_callback(self._running.discard)
-        either: set[asyncio.Future[Any]] = {asked, playing}
+        either: set[asyncio.Future[Any]] = {visit, playing}
         await asyncio.wait(either, timeout=BEGIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
+        if not visit.done():
             playing.cancel()
             raise RequestRefused(500, "the session could not be begun", code="not_begun")
-        return asked.result()
+        return visit.result()
 
     async def stop(self) -> None:
         """End the open sessions as faults, which are recorded."""
@@ -145,9 +145,9 @@ class _Server:
             playing.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _play(self, task: Task, attempt: Attempt, wish: Wish, asked: asyncio.Future[Visit]) -> None:
+    async def _play(self, task: Task, attempt: Attempt, wish: Wish, visit: asyncio.Future[Visit]) -> None:
         """Run one episode, record it, and tell its agent."""
-        started, clock = time.time(), time.perf_counter()
+        start, clock = time.time(), time.perf_counter()
         summary: dict[str, Any] = {"outcome": "fault", "error": "the server was stopped"}
         try:
             episode = await run_episode(
@@ -159,7 +159,7 @@ class _Server:
                 group_id=attempt.task_id,
                 limits=wish.limits,
             )
-            times = {"started": started, "seconds": time.perf_counter() - clock}
+            times = {"started": start, "seconds": time.perf_counter() - clock}
             episode = dataclasses.replace(episode, info={**episode.info, **times})
             self._folder.add(episode)
             summary = _summary(episode)
@@ -168,8 +168,8 @@ class _Server:
             with contextlib.suppress(asyncio.InvalidStateError):
                 self.failed.set_exception(error)
         finally:
-            if asked.done() and not asked.cancelled():
-                asked.result().conclude(summary)
+            if visit.done() and not visit.cancelled():
+                visit.result().conclude(summary)
 
     def _task_of(self, wish: Wish) -> Task:
         """Return the task of a session: the agent's own, the one that it names, or the one with the fewest attempts."""

@@ -53,7 +53,7 @@ class Visit:
         loop = asyncio.get_running_loop()
         self._work: asyncio.Future[Work] = loop.create_future()
         self._summary: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._proposed: dict[str, Any] = {}
+        self._proposal: dict[str, Any] = {}
         self._awaits_record = awaits_record
 
     # what its agent does
@@ -98,13 +98,13 @@ class Visit:
         """Say how the episode ended, as far as its environment knows it."""
         self.fail("the episode was ended before the session was finished")
         if not self._awaits_record:
-            self.conclude(self._proposed or {"outcome": "fault", "error": "the episode was ended before it was scored"})
+            self.conclude(self._proposal or {"outcome": "fault", "error": "the episode was ended before it was scored"})
 
     # how the episode ended
 
     def propose(self, **summary: Any) -> None:
         """Note how the episode ended; the first call stays."""
-        self._proposed = self._proposed or summary
+        self._proposal = self._proposal or summary
 
     def conclude(self, summary: dict[str, Any]) -> None:
         """Say how the episode ended; the first call stays."""
@@ -131,5 +131,5 @@ class Visit:
     def state(self) -> dict[str, Any]:
         """Return what is known of the session, as JSON data."""
         name = "ended" if self.has_ended else "finished" if self.finish_digest else "open"
-        known = self._summary.result() if self.has_ended else {}
-        return {"id": self.id, "state": name, "requests": self.session.count, **known}
+        summary = self._summary.result() if self.has_ended else {}
+        return {"id": self.id, "state": name, "requests": self.session.count, **summary}

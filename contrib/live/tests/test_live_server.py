@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contrib.live.client import FILE, LiveClient
+from contrib.live.client import FILE, MOST_BYTES, LiveClient
 from contrib.live.server import ACTIONS_FILE, LiveServer
 from forge_env.core.errors import UserError
 from forge_env.utils.yaml_text import read_yaml
@@ -216,6 +216,19 @@ async def test_what_is_no_request_ends_only_its_connection(serve: Callable[..., 
                 pass
         writer.close()
     assert (await run.ask("pause")).startswith("pauses")
+
+
+async def test_the_longest_request_is_read_and_a_longer_one_is_a_mistake(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    run = serve()
+    room = MOST_BYTES - len(json.dumps({"do": "set", "value": ""}))
+    with await asyncio.to_thread(LiveClient, tmp_path, "a test") as client:
+        assert "cannot change while a run goes on" in await run.ask("set", "x" * room, client=client)
+        assert await run.ask("set", "x" * (room + 1), client=client) == (
+            "refused: the request has 16,385 bytes, and 16,384 are read: give a shorter value"
+        )
+        assert (await run.ask("pause", client=client)).startswith("pauses")
 
 
 async def test_a_run_that_has_ended(tmp_path: Path) -> None:

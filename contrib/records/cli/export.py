@@ -36,9 +36,9 @@ def export(
     from contrib.records.exports.export import export as write
     from contrib.records.exports.select import parse_wanted
 
-    wanted = parse_wanted(where, min_reward, step)
+    choice = parse_wanted(where, min_reward, step)
     with stdout_to_stderr(as_json):
-        result = write(run, out, to, wanted, tokens=tokens, scores=scores)
+        result = write(run, out, to, choice, tokens=tokens, scores=scores)
     if as_json:
         emit({"run": str(run), "to": to, "out": str(out), **asdict(result)})
     else:

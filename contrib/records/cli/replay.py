@@ -39,26 +39,26 @@ def replay(
     from contrib.records.run_settings import RunSettings, run_settings
     from forge_env.registry.registry import check_registered
 
-    located = find_episode(run, episode)
-    settings = run_settings(run, located.episode.env)
+    place = find_episode(run, episode)
+    settings = run_settings(run, place.episode.env)
     if settings is None:
-        settings = RunSettings(env=located.episode.env)
+        settings = RunSettings(env=place.episode.env)
         note(f"{run} does not record its settings: the environment has the options of --option and its default limits")
     if env or option:
         settings = with_fields(settings, env=env or settings.env, options={**settings.options, **parse_options(option)})
     check_registered(settings.env, {} if env else settings.registered)
-    _note_effects(settings, located)
+    _note_effects(settings, place)
     note_changes(run, settings)
     with stdout_to_stderr(as_json):
-        result = run_async(run_again(located.episode, settings, keep_going=keep_going))
-    emit(_as_json(run, located, settings, result)) if as_json else _show(located, settings, result)
+        result = run_async(run_again(place.episode, settings, keep_going=keep_going))
+    emit(_as_json(run, place, settings, result)) if as_json else _show(place, settings, result)
     return 0 if result.same else 1
 
 
-def _note_effects(settings: RunSettings, located: FoundEpisode) -> None:
+def _note_effects(settings: RunSettings, place: FoundEpisode) -> None:
     from forge_env.rollout.factory import make
 
-    name = settings.env or located.episode.env
+    name = settings.env or place.episode.env
     effects = make(name, **settings.options).effects() if name else ""
     if effects:
         note(f"an episode of {name} {effects}: the replay does it again, and results may differ")
@@ -75,10 +75,10 @@ def note_changes(run: Path, settings: RunSettings) -> None:
             note(f"{part} has changed since {run}")
 
 
-def _show(located: FoundEpisode, settings: RunSettings, result: Replay) -> None:
-    episode = located.episode
+def _show(place: FoundEpisode, settings: RunSettings, result: Replay) -> None:
+    episode = place.episode
     by = f", by {settings.agent}" if settings.agent else ""
-    say(f"{episode.id} of {settings.env or episode.env}, seed {episode.seed}{by} ({located.path}, line {located.line})")
+    say(f"{episode.id} of {settings.env or episode.env}, seed {episode.seed}{by} ({place.path}, line {place.line})")
     rows = [(str(i), t.observation, t.tools, t.reward) for i, t in enumerate(result.turns)]
     show_table(("turn", "shown to the model", "tool calls", "reward"), [*rows, ("end", result.tail, "", result.reward)])
     for text in result.notes:
@@ -96,25 +96,25 @@ def _show(located: FoundEpisode, settings: RunSettings, result: Replay) -> None:
         say(f"the replay stopped there: {result.stopped}" + ("" if first.what == "end" else "; --keep-going goes on"))
 
 
-def _as_json(run: Path, located: FoundEpisode, settings: RunSettings, result: Replay) -> dict[str, Any]:
+def _as_json(run: Path, place: FoundEpisode, settings: RunSettings, result: Replay) -> dict[str, Any]:
     return {
         "run": str(run),
-        "episode": located.episode.id,
-        "phase": located.phase,
-        "file": str(located.path),
-        "line": located.line,
-        "env": settings.env or located.episode.env,
+        "episode": place.episode.id,
+        "phase": place.phase,
+        "file": str(place.path),
+        "line": place.line,
+        "env": settings.env or place.episode.env,
         "options": masked(settings.options),
-        "seed": located.episode.seed,
+        "seed": place.episode.seed,
         "same": result.same,
         "turns": [asdict(turn) for turn in result.turns],
         "tail": result.tail,
         "outcome": {
             "verdict": result.outcome,
-            "recorded": located.episode.outcome,
+            "recorded": place.episode.outcome,
             "replayed": result.replayed.outcome,
         },
-        "reward": {"verdict": result.reward, "recorded": located.episode.reward, "replayed": result.replayed.reward},
+        "reward": {"verdict": result.reward, "recorded": place.episode.reward, "replayed": result.replayed.reward},
         "differences": [{**asdict(difference), "diff": _diff_lines(difference)} for difference in result.differences],
         "stopped": result.stopped or None,
         "notes": result.notes,

@@ -61,8 +61,8 @@ def score(
             note(f"{failure['answers']} of them, {failure['first']} first: {failure['error']}")
         if len(p["failures"]) > MAX_REASONS:
             note(f"and for {len(p['failures']) - MAX_REASONS} other reasons, which --json lists")
-    answers, failed = (sum(p[name] for p in phases) for name in ("answers", "failed"))
-    return 1 if failed and failed == answers else 0
+    answers, failures = (sum(p[name] for p in phases) for name in ("answers", "failed"))
+    return 1 if failures and failures == answers else 0
 
 
 async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dict[str, Any]:
@@ -76,18 +76,18 @@ async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dic
             answers.append(rescored)
         if file is not None:
             file.write(rescored.after.to_json() + "\n")
-    scored = [answer for answer in answers if not answer.error]
-    after = Evaluation(episodes=tuple(answer.after for answer in scored))
-    failed = [answer for answer in answers if answer.error]
-    errors = Counter(answer.error for answer in failed)
-    first = {answer.error: answer.before.id for answer in reversed(failed)}
+    rewards = [answer for answer in answers if not answer.error]
+    after = Evaluation(episodes=tuple(answer.after for answer in rewards))
+    failures = [answer for answer in answers if answer.error]
+    errors = Counter(answer.error for answer in failures)
+    first = {answer.error: answer.before.id for answer in reversed(failures)}
     return {
         "phase": phase,
         "answers": len(answers),
-        **before_and_now([(answer.before, answer.after) for answer in scored]),
-        "ci95": after.interval if scored else None,
-        "changed": sum(not are_same((answer.before.reward or 0.0, answer.after.reward or 0.0)) for answer in scored),
-        "failed": len(failed),
-        "first_error": failed[0].error if failed else None,
+        **before_and_now([(answer.before, answer.after) for answer in rewards]),
+        "ci95": after.interval if rewards else None,
+        "changed": sum(not are_same((answer.before.reward or 0.0, answer.after.reward or 0.0)) for answer in rewards),
+        "failed": len(failures),
+        "first_error": failures[0].error if failures else None,
         "failures": [{"error": e, "answers": count, "first": first[e]} for e, count in errors.most_common()],
     }

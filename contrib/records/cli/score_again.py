@@ -33,19 +33,19 @@ def score_again(run: Path, option: list[str], at_once: int, out: Path | None, *,
     if at_once < 1:
         raise UserError(f"--at-once is {at_once}; it is at least 1")
     files = episode_files(run)
-    settings, given = all_settings(run), parse_options(option)
+    settings, own_options = all_settings(run), parse_options(option)
     if not all(one.env for one in settings.values()) or not settings:
         raise UserError(
             f"{run} does not record the environment and its options, so no episode of it can be judged again: give the "
             "folder of an evaluation or of a training run"
         )
-    if "" not in settings and (unknown := sorted(given.keys() - settings.keys())):
+    if "" not in settings and (unknown := sorted(own_options.keys() - settings.keys())):
         raise UserError(
             f"--option {unknown[0]}: the run has the environments {', '.join(settings)}: name the one that has the "
             f"option, as in --option {next(iter(settings))}.NAME=VALUE"
         )
     for label, one in settings.items():
-        own = given.get(label, {}) if label else given
+        own = own_options.get(label, {}) if label else own_options
         settings[label] = one = replace(one, options={**one.options, **own})
         check_registered(one.env, one.registered)
         note_changes(run, one)
@@ -65,7 +65,7 @@ async def _judge(
     from forge_env.core.episode import read_jsonl
     from forge_env.rollout.factory import make
 
-    judged: dict[str, list[JudgedAgain]] = {name: [] for name in files}
+    verdicts: dict[str, list[JudgedAgain]] = {name: [] for name in files}
 
     def episodes_of(label: str, path: Path) -> Iterator[Episode]:
         return (episode for episode in read_jsonl(path) if not label or episode.env == label)
@@ -74,26 +74,26 @@ async def _judge(
         factory = make(its.env, **its.options)
         factory.add_group_reward(its.group_reward)
         async with factory:
-            recorded = (episode.task for path in files.values() for episode in episodes_of(label, path))
-            tasks = TasksOfToday(factory, recorded)
+            record = (episode.task for path in files.values() for episode in episodes_of(label, path))
+            tasks = TasksOfToday(factory, record)
             if tasks.note:
                 note(tasks.note)
             for name, path in files.items():
                 async for one in judge_again(episodes_of(label, path), its, factory, tasks, at_once=at_once):
-                    judged[name].append(one)
+                    verdicts[name].append(one)
                     if file is not None:
                         file.write(one.after.to_json() + "\n")
-    return [_summary(*of_phase) for of_phase in judged.items()]
+    return [_summary(*of_phase) for of_phase in verdicts.items()]
 
 
 def _summary(phase: str, everything: list[JudgedAgain]) -> dict[str, Any]:
-    judged = [one for one in everything if not one.refused]
-    both = [one for one in judged if one.before.outcome.is_valid and one.after.outcome.is_valid]
+    verdicts = [one for one in everything if not one.refused]
+    both = [one for one in verdicts if one.before.outcome.is_valid and one.after.outcome.is_valid]
     return {
         "phase": phase,
         "episodes": len(everything),
-        "judged": len(judged),
-        "changed": [_change(one) for one in judged if one.changed],
+        "judged": len(verdicts),
+        "changed": [_change(one) for one in verdicts if one.changed],
         **before_and_now([(one.before, one.after) for one in both]),
         "not_judged": [{"id": one.before.id, "reason": one.refused} for one in everything if one.refused],
     }

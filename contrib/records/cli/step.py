@@ -30,8 +30,8 @@ def step(
 
         result = run_async(train_again(run, number))
     if as_json:
-        compared = {name: {"now": now, "recorded": was} for name, (now, was) in parts_of(result).items()}
-        emit({"run": str(run), **asdict(result), "compared": compared})
+        pairs = {name: {"now": now, "recorded": was} for name, (now, was) in parts_of(result).items()}
+        emit({"run": str(run), **asdict(result), "compared": pairs})
     else:
         _show(run, result)
 

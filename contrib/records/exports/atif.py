@@ -32,8 +32,8 @@ def trajectory(
     steps: list[dict[str, Any]] = []
     context: list[int] = []
     """The tokens of the row so far."""
-    for said in conversations(episode):
-        for each in said:
+    for part in conversations(episode):
+        for each in part:
             if each.turn is not None and each.turn.starts_row:
                 context = []
             _add(steps, each, context, tokens)
@@ -63,16 +63,16 @@ def trajectory(
     }
 
 
-def _add(steps: list[dict[str, Any]], said: Said, context: list[int], tokens: bool) -> None:
-    message = said.message
+def _add(steps: list[dict[str, Any]], part: Said, context: list[int], tokens: bool) -> None:
+    message = part.message
     match message["role"]:
         case "assistant":
-            steps.append(_answer(message, said.turn, context, tokens))
+            steps.append(_answer(message, part.turn, context, tokens))
         case "tool":
             _add_result(steps, message)
         case role:
-            kept = {key: value for key, value in message.items() if key not in ("role", "content")}
-            steps.append({"source": role, "message": message["content"], **_extra({"message": kept} if kept else {})})
+            extra = {key: value for key, value in message.items() if key not in ("role", "content")}
+            steps.append({"source": role, "message": message["content"], **_extra({"message": extra} if extra else {})})
 
 
 def _add_result(steps: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
@@ -80,12 +80,12 @@ def _add_result(steps: list[dict[str, Any]], message: Mapping[str, Any]) -> None
         steps.append({"source": "system", "message": "", "observation": {"results": []}})
     step = steps[-1]
     result: dict[str, Any] = {"content": message["content"]}
-    kept = {key: value for key, value in message.items() if key not in ("role", "content", "tool_call_id")}
+    extra = {key: value for key, value in message.items() if key not in ("role", "content", "tool_call_id")}
     if (call_id := message.get("tool_call_id")) in {call["tool_call_id"] for call in step.get("tool_calls", ())}:
         result = {"source_call_id": call_id, **result}
     elif call_id is not None:
-        kept["tool_call_id"] = call_id
-    step.setdefault("observation", {"results": []})["results"].append({**result, **_extra(kept)})
+        extra["tool_call_id"] = call_id
+    step.setdefault("observation", {"results": []})["results"].append({**result, **_extra(extra)})
 
 
 def _is_results(step: Mapping[str, Any]) -> bool:
@@ -99,19 +99,21 @@ def _answer(message: Mapping[str, Any], turn: Turn | None, context: list[int], t
         step["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
         step["tool_calls"] = [_call(call) for call in calls]
-    known = ("role", "content", "reasoning_content", "tool_calls")
-    kept: dict[str, Any] = {"message": extra} if (extra := {k: v for k, v in message.items() if k not in known}) else {}
+    own_keys = ("role", "content", "reasoning_content", "tool_calls")
+    facts: dict[str, Any] = (
+        {"message": extra} if (extra := {k: v for k, v in message.items() if k not in own_keys}) else {}
+    )
     if turn is None:
-        return {**step, "is_copied_context": True, **_extra(kept)}
-    kept |= {"reward": turn.reward, "finish_reason": turn.finish_reason}
-    kept |= {"policy_seconds": turn.policy_seconds, "env_seconds": turn.env_seconds}
-    kept |= {name: value for name in ("auxiliary", "is_summary") if (value := getattr(turn, name))}
+        return {**step, "is_copied_context": True, **_extra(facts)}
+    facts |= {"reward": turn.reward, "finish_reason": turn.finish_reason}
+    facts |= {"policy_seconds": turn.policy_seconds, "env_seconds": turn.env_seconds}
+    facts |= {name: value for name in ("auxiliary", "is_summary") if (value := getattr(turn, name))}
     if turn.tool_uses:
-        kept["tool_uses"] = [{"name": use.name, "seconds": use.seconds, "error": use.error} for use in turn.tool_uses]
+        facts["tool_uses"] = [{"name": use.name, "seconds": use.seconds, "error": use.error} for use in turn.tool_uses]
     step["llm_call_count"] = 1
     if metrics := _metrics(turn, context, tokens):
         step["metrics"] = metrics
-    return {**step, **_extra(kept)}
+    return {**step, **_extra(facts)}
 
 
 def _metrics(turn: Turn, context: list[int], tokens: bool) -> dict[str, Any]:
@@ -137,17 +139,19 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     is_object = isinstance(arguments, dict)
-    kept = {} if is_object and json.dumps(arguments) == text else {"arguments": text}  # else they are not the same text
+    facts = (
+        {} if is_object and json.dumps(arguments) == text else {"arguments": text}
+    )  # else they are not the same text
     return {
         "tool_call_id": call["id"],
         "function_name": function["name"],
         "arguments": arguments if is_object else {},
-        **_extra(kept),
+        **_extra(facts),
     }
 
 
-def _extra(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {"extra": {OURS: dict(kept)}} if kept else {}
+def _extra(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"extra": {OURS: dict(facts)}} if facts else {}
 
 
 @functools.cache

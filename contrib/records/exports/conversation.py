@@ -68,22 +68,22 @@ def _said(origins: Sequence[tuple[Message, Turn | None]]) -> list[Said]:
     result: list[Said] = []
     waiting: list[str] = []
     """Ids of calls that nobody has given one; their results come in the order of the calls."""
-    made = 0
+    count = 0
     for message, turn in origins:
-        copied: dict[str, Any] = dict(message)
+        copy: dict[str, Any] = dict(message)
         if calls := message.get("tool_calls"):
-            copied["tool_calls"], waiting = [], []
-            given = [call.id for call in turn.tool_calls] if turn is not None else []
+            copy["tool_calls"], waiting = [], []
+            ids = [call.id for call in turn.tool_calls] if turn is not None else []
             for number, call in enumerate(calls):
-                call_id = call.get("id") or (given[number] if number < len(given) else "")
+                call_id = call.get("id") or (ids[number] if number < len(ids) else "")
                 if not call_id:
-                    call_id = f"forge_call_{made}"
-                    made += 1
+                    call_id = f"forge_call_{count}"
+                    count += 1
                     waiting.append(call_id)
-                copied["tool_calls"].append(_call(call, call_id))
+                copy["tool_calls"].append(_call(call, call_id))
         elif message["role"] == "tool" and not message.get("tool_call_id") and waiting:
-            copied["tool_call_id"] = waiting.pop(0)
-        result.append(Said(message=copied, turn=turn))
+            copy["tool_call_id"] = waiting.pop(0)
+        result.append(Said(message=copy, turn=turn))
     return result
 
 
@@ -129,12 +129,12 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
     }
 
 
-def with_weight(said: Said) -> dict[str, Any]:
+def with_weight(part: Said) -> dict[str, Any]:
     """Return a message; an answer of the history, or one that no loss is over, has the weight 0."""
-    turn = said.turn
+    turn = part.turn
     is_learned = turn is not None and not turn.auxiliary and (turn.kind != "sampled" or turn.num_written)
-    is_read_only = said.message["role"] == "assistant" and not is_learned
-    return {**said.message, "weight": 0} if is_read_only else said.message
+    is_read_only = part.message["role"] == "assistant" and not is_learned
+    return {**part.message, "weight": 0} if is_read_only else part.message
 
 
 def token_facts(turn: Turn) -> dict[str, Any]:
@@ -142,28 +142,28 @@ def token_facts(turn: Turn) -> dict[str, Any]:
 
     `weight_versions` are the spans [weight version, number of tokens]; the version of inserted tokens is None.
     """
-    kept: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "weight_versions": [[None if version == NOT_SAMPLED else version, n] for version, n in turn.versions],
         "starts_row": turn.starts_row,
         "context_digest": turn.context_digest,
         "tool_calls": [asdict(call) for call in turn.tool_calls],
     }
     if turn.constraint or turn.constrained:
-        kept |= {"constraint": turn.constraint, "constrained": turn.constrained}
+        facts |= {"constraint": turn.constraint, "constrained": turn.constrained}
     if turn.routes:
-        kept["routes"] = [routes.text for routes in turn.routes]
-    return kept
+        facts["routes"] = [routes.text for routes in turn.routes]
+    return facts
 
 
-def is_auxiliary(said: Sequence[Said]) -> bool:
+def is_auxiliary(parts: Sequence[Said]) -> bool:
     """Whether a conversation is not part of the work: all of its answers are auxiliary."""
-    answers = [each.turn for each in said if each.turn is not None]
+    answers = [each.turn for each in parts if each.turn is not None]
     return bool(answers) and all(turn.auxiliary for turn in answers)
 
 
-def last_answer(said: Sequence[Said]) -> int:
+def last_answer(parts: Sequence[Said]) -> int:
     """Return how many messages there are up to the last answer and with it; 0 if there is none."""
-    return max((i for i, each in enumerate(said, 1) if each.message["role"] == "assistant"), default=0)
+    return max((i for i, each in enumerate(parts, 1) if each.message["role"] == "assistant"), default=0)
 
 
 _TAKEN = ("role", "content", "name", "tool_calls", "tool_call_id", "weight")
@@ -179,16 +179,16 @@ def openai_lines(episode: Episode, tools: Sequence[Any], *, scores: bool) -> Ite
     conversations are left out. If an episode has several conversations, `row` says which one this is.
     """
     parts = conversations(episode)
-    for number, said in enumerate(parts):
-        if is_auxiliary(said) or not (end := last_answer(said)):
+    for number, part in enumerate(parts):
+        if is_auxiliary(part) or not (end := last_answer(part)):
             continue
-        shown = said if scores else said[:end]
-        messages = [_message(each, whole=scores) for each in shown]
+        visible = part if scores else part[:end]
+        messages = [_message(each, whole=scores) for each in visible]
         line: dict[str, Any] = {"messages": messages, **({"tools": list(tools)} if tools else {})}
         if scores:
             about = outcome_of(episode)
             if len(parts) > 1:
-                first = next((each.turn for each in said if each.turn is not None), None)
+                first = next((each.turn for each in part if each.turn is not None), None)
                 began = [row for row in about.pop("lineage", ()) if episode.turns[row["turn"]] is first]
                 about |= {"id": f"{episode.id}#{number}", **({"row": began[0]} if began else {})}
             line["episode"] = about
@@ -198,9 +198,9 @@ def openai_lines(episode: Episode, tools: Sequence[Any], *, scores: bool) -> Ite
 def sft_lines(episode: Episode, tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yield a line for each conversation of an episode that has an answer, with its reward beside it; see above."""
     about = {**({"tools": list(tools)} if tools else {}), "id": episode.id, "reward": episode.reward}
-    for said in conversations(episode):
-        if not is_auxiliary(said) and (end := last_answer(said)):
-            yield {"messages": [with_weight(each) for each in said[:end]], **about}
+    for part in conversations(episode):
+        if not is_auxiliary(part) and (end := last_answer(part)):
+            yield {"messages": [with_weight(each) for each in part[:end]], **about}
 
 
 def has_thoughts(episode: Episode) -> bool:
@@ -208,8 +208,8 @@ def has_thoughts(episode: Episode) -> bool:
     return any(turn.message.get("reasoning_content") for turn in episode.turns)
 
 
-def _message(said: Said, *, whole: bool) -> dict[str, Any]:
-    message = with_weight(said)
+def _message(part: Said, *, whole: bool) -> dict[str, Any]:
+    message = with_weight(part)
     if not whole:
         message = {key: value for key, value in message.items() if key in _TAKEN}
         if message["role"] == "tool":

@@ -47,14 +47,14 @@ class Exported:
     """Environment -> why its tools are not to be had."""
 
 
-def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = False, scores: bool = False) -> Exported:
+def export(run: Path, out: Path, to: str, choice: Wanted, *, tokens: bool = False, scores: bool = False) -> Exported:
     """Write the wanted episodes of a run; `out` is there only when all of them are written.
 
     Args:
         run: folder of an evaluation or of a training run, or a file of episodes.
         out: a new file, or for hf, and for atif and training_trace unless it ends in .jsonl, a new folder.
         to: one of `FORMATS`.
-        wanted: which episodes.
+        choice: which episodes.
         tokens: whether token ids and logprobs are written; with sft the Episodes themselves are then.
         scores: whether lines of openai say how they were scored, which OpenAI itself refuses.
     """
@@ -68,7 +68,7 @@ def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = Fals
         raise UserError(f"--scores is for --to openai: {to} always says how an episode was scored")
     if to in ("openai", "sft") and out.suffix not in (".jsonl", ".ndjson"):
         raise UserError(f"--out {out} must end in .jsonl: --to {to} writes one file of JSON lines")
-    selection, facts, result = Selection(run, wanted), RunFacts(run), Exported()
+    selection, facts, result = Selection(run, choice), RunFacts(run), Exported()
     with Target(out) as target:
         with _opened(_writer(to, target.path, out, facts, result, tokens=tokens, scores=scores), out) as writer:
             for selected in selection:
@@ -113,8 +113,8 @@ def _writer(
         model, tools = facts.model(episode), facts.tools(episode)
         match to:
             case "atif":
-                found = trajectory(selected, agent=facts.agent, model=model, tools=tools, tokens=tokens)
-                return NO_MESSAGE if found is None else [found]
+                document = trajectory(selected, agent=facts.agent, model=model, tools=tools, tokens=tokens)
+                return NO_MESSAGE if document is None else [document]
             case "training_trace":
                 trace = training_trace(selected, model=model, tools=tools)
                 return trace if isinstance(trace, str) else [trace]
@@ -155,10 +155,10 @@ class _Lines:
 
     def add(self, selected: Selected) -> str:
         """Write an episode; returns why it is left out, or ""."""
-        found = self._documents(selected)
-        if isinstance(found, str):
-            return found
-        for document in found:
+        documents = self._documents(selected)
+        if isinstance(documents, str):
+            return documents
+        for document in documents:
             text, is_replaced = json_text(document) if not isinstance(document, str) else (document, False)
             self._write(text + "\n", selected.episode.id)
             self._result.replaced += is_replaced
@@ -229,14 +229,14 @@ class RunFacts:
         """Environment -> why its tools are not to be had."""
 
     def model(self, episode: Episode) -> str | None:
-        recorded = imported_facts(episode).get("model")
-        return recorded if isinstance(recorded, str) else self._model
+        name = imported_facts(episode).get("model")
+        return name if isinstance(name, str) else self._model
 
     def tools(self, episode: Episode) -> list[Any]:
         """Return the tools of an episode's environment, in OpenAI's shape."""
-        recorded = imported_facts(episode).get("tools")
-        if isinstance(recorded, list):
-            return recorded
+        specs = imported_facts(episode).get("tools")
+        if isinstance(specs, list):
+            return specs
         if episode.env and episode.env not in self._tools:
             self._tools[episode.env] = self._tools_of(episode.env)
         return self._tools.get(episode.env, [])

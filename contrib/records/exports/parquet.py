@@ -145,7 +145,7 @@ def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bo
         "reward": episode.reward,
         "rewards": [{"name": name, "value": value} for name, value in episode.rewards.items()],
         "success": episode.success,
-        "messages": [_message(with_weight(each)) for said in conversations(episode) for each in said],
+        "messages": [_message(with_weight(each)) for part in conversations(episode) for each in part],
         "tools": _json(tools) if tools else None,
         "target": None if task.target is None else _json(task.target),
         "metadata": _json(task.metadata) if task.metadata else None,

@@ -72,21 +72,21 @@ def parse_wanted(where: Sequence[str], min_reward: float | None, step: str) -> W
             raise UserError(f"--where {text} is not FIELD=VALUE of the fields {', '.join(FIELDS)}")
         fields[name] = tuple(value.strip() for value in values.split(","))
     known = {"outcome": [str(outcome) for outcome in Outcome], "success": ["true", "false", "none"]}
-    for name, allowed in known.items():
+    for name, choices in known.items():
         for value in fields.get(name, ()):
-            if value not in allowed:
-                raise UserError(f"--where {name}={value}: {nearest(value, allowed)}")
+            if value not in choices:
+                raise UserError(f"--where {name}={value}: {nearest(value, choices)}")
     return Wanted(where=fields, min_reward=min_reward, steps=_steps(step))
 
 
 class Selection:
     """The episodes of a run that are wanted, as often as it is iterated over; one is in memory at a time."""
 
-    def __init__(self, run: Path, wanted: Wanted) -> None:
+    def __init__(self, run: Path, choice: Wanted) -> None:
         self.files = all_files(run)
-        self._wanted = wanted
+        self._choice = choice
         self._steps = {episode: step for step, episode, _ in read_trained(run)}
-        if wanted.steps and not self._steps and not any(map(_EVALUATION.fullmatch, self.files)):
+        if choice.steps and not self._steps and not any(map(_EVALUATION.fullmatch, self.files)):
             raise UserError(f"--step asks for steps of a training run, and {run} records none")
         self.left_out: dict[str, int] = {}
         """Number of episodes that are not wanted, by the reason."""
@@ -100,7 +100,7 @@ class Selection:
             for episode in self._episodes(path):
                 step = int(evaluation[1]) if evaluation else self._steps.get(episode.id)
                 selected = Selected(episode, phase, step)
-                if problem := self._wanted.problem(selected):
+                if problem := self._choice.problem(selected):
                     self.leave_out(problem)
                 else:
                     yield selected

@@ -29,9 +29,9 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
     if not episode.is_trainable:
         return NO_TOKENS
     requests = [
-        ([before.message for before in said[:place]], each)
-        for said in conversations(episode)
-        for place, each in enumerate(said)
+        ([before.message for before in part[:place]], each)
+        for part in conversations(episode)
+        for place, each in enumerate(part)
         if each.turn is not None
     ]
     node_ids = [f"{episode.id or 'episode'}#{number}" for number in range(len(episode.turns))]
@@ -43,10 +43,10 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
         row, end = (next(rows), 0) if turn.starts_row else (row, end)
         start = end + len(turn.prompt_ids)
         end = start + len(turn.token_ids)
-        kept = _kept(turn)
+        facts = _facts_of(turn)
         if not number:
-            kept["episode"] = _header(selected)
-        metadata: dict[str, Any] = {**_graph(lineage.get(number), node_ids), OURS: kept}
+            facts["episode"] = _header(selected)
+        metadata: dict[str, Any] = {**_graph(lineage.get(number), node_ids), OURS: facts}
         turns.append(
             {
                 "node_id": node_ids[number],
@@ -73,8 +73,8 @@ def _graph(row: Lineage | None, node_ids: Sequence[str]) -> dict[str, Any]:
     return {**parent, **({"harness_session_id": row.agent} if row.agent else {})}
 
 
-def _kept(turn: Turn) -> dict[str, Any]:
-    kept: dict[str, Any] = {
+def _facts_of(turn: Turn) -> dict[str, Any]:
+    facts: dict[str, Any] = {
         **token_facts(turn),
         "shown": len(turn.observation),  # the last messages of the request, which are new
         "reward": turn.reward,
@@ -82,12 +82,12 @@ def _kept(turn: Turn) -> dict[str, Any]:
         "env_seconds": turn.env_seconds,
         "tool_uses": [asdict(use) for use in turn.tool_uses],
     }
-    kept |= {name: value for name in ("auxiliary", "is_summary") if (value := getattr(turn, name))}
+    facts |= {name: value for name in ("auxiliary", "is_summary") if (value := getattr(turn, name))}
     if turn.usage:
-        kept["usage"] = dict(turn.usage)
+        facts["usage"] = dict(turn.usage)
     if (turn.logprobs > 0).any():  # a rounding of the engine, which OpenEnv refuses
-        kept["logprobs"] = turn.logprobs.tolist()
-    return kept
+        facts["logprobs"] = turn.logprobs.tolist()
+    return facts
 
 
 def _header(selected: Selected) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def _about(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_step(log: Log, step: Mapping[str, Any], rows: Rows) -> None:
-    source, text, kept = step.get("source"), text_of(step.get("message")), _ours(step)
-    others = {key: value for key, value in mapping(kept.get("message")).items() if key not in _OWN}
+    source, text, own = step.get("source"), text_of(step.get("message")), _ours(step)
+    others = {key: value for key, value in mapping(own.get("message")).items() if key not in _OWN}
     if source not in ("system", "user", "agent"):
         raise BadRecord(f"its source is {source!r}, one of system, user, agent")
     if source == "agent":
@@ -89,10 +89,10 @@ def _read_step(log: Log, step: Mapping[str, Any], rows: Rows) -> None:
         message.update(others)
         log.messages.append((message, is_written))  # type: ignore[arg-type]
         if is_written:
-            log.turns.append({**kept, **_facts(log, mapping(step.get("metrics")), rows)})
+            log.turns.append({**own, **_facts(log, mapping(step.get("metrics")), rows)})
     elif text or not step.get("observation"):
-        shown: dict[str, Any] = {"role": source, "content": text, **others}
-        log.messages.append((shown, False))  # type: ignore[arg-type]
+        prompt_message: dict[str, Any] = {"role": source, "content": text, **others}
+        log.messages.append((prompt_message, False))  # type: ignore[arg-type]
     log.messages += [(message, False) for message in _results(log, step)]
 
 
@@ -106,13 +106,13 @@ def _results(log: Log, step: Mapping[str, Any]) -> Iterator[Message]:
     for result in results:
         if result.get("subagent_trajectory_ref"):
             log.missing.add("trajectories of sub-agents")
-        content, kept = text_of(result.get("content")), _ours(result)
-        call_id = kept.get("tool_call_id", result.get("source_call_id"))
-        if call_id is None and not kept:  # an agent without tools of its own: what it is shown is a message of the user
+        content, own = text_of(result.get("content")), _ours(result)
+        call_id = own.get("tool_call_id", result.get("source_call_id"))
+        if call_id is None and not own:  # an agent without tools of its own: what it is shown is a message of the user
             yield {"role": "user", "content": content}
             continue
-        named = {key: value for key, value in kept.items() if key not in (*_OWN, "tool_call_id")}
-        yield {"role": "tool", "content": content, "tool_call_id": str(call_id or ""), **named}  # type: ignore[typeddict-item]
+        others = {key: value for key, value in own.items() if key not in (*_OWN, "tool_call_id")}
+        yield {"role": "tool", "content": content, "tool_call_id": str(call_id or ""), **others}  # type: ignore[typeddict-item]
 
 
 def _call(call: Any) -> dict[str, Any]:
@@ -139,14 +139,14 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
         log.missing.update(name for name, values in (("token ids", tokens), ("logprobs", logprobs)) if values)
         return {"usage": usage}
     check_ids(prompt, tokens)
-    kept = _ours(metrics)
-    place = rows.place(prompt, tokens, kept.get("starts_row"))
+    own = _ours(metrics)
+    place = rows.place(prompt, tokens, own.get("starts_row"))
     if not logprobs:  # as in an expert's answers
-        fields = {"kind": "tokens", **({"tool_calls": kept_of(kept)["tool_calls"]} if kept else {})}
+        fields = {"kind": "tokens", **({"tool_calls": kept_of(own)["tool_calls"]} if own else {})}
     else:
         check_logprobs(logprobs, tokens)
-        log.unversioned |= not kept
-        fields = kept_of(kept) if kept else unversioned(prompt, tokens)
+        log.unversioned |= not own
+        fields = kept_of(own) if own else unversioned(prompt, tokens)
         fields["logprobs"] = tuple(map(float, logprobs))
     return {"usage": usage, "tokens": {**fields, **place}}
 

@@ -193,13 +193,13 @@ class Rows:
 
     def place(self, prompt: Sequence[int], tokens: Sequence[int], starts_row: Any = None) -> dict[str, Any]:
         """Return the fields of a Turn that say where its tokens are; the prompt is the whole one of the call."""
-        known = len(self._row)
-        is_same = bool(known) and list(prompt[:known]) == self._row
+        length = len(self._row)
+        is_same = bool(length) and list(prompt[:length]) == self._row
         starts = not is_same if starts_row is None else bool(starts_row)
         if not (starts or is_same):
             raise BadRecord("its prompt does not go on from the tokens before it, as what forge_env has kept says")
         self._row = [*prompt, *tokens]
-        return {"starts_row": starts, "prompt_ids": prompt[0 if starts else known :], "token_ids": tokens}
+        return {"starts_row": starts, "prompt_ids": prompt[0 if starts else length :], "token_ids": tokens}
 
 
 def check_ids(*lists: Sequence[Any]) -> None:

@@ -59,9 +59,9 @@ def _pair(log: Log, request: Mapping[str, Any], response: Mapping[str, Any]) -> 
     if choice.get("logprobs"):
         log.missing.add("logprobs")
     log.model = model if isinstance(model, str) else ""
-    shown = [{**item, "weight": 0} if isinstance(item, Mapping) else item for item in messages]
+    prompt = [{**item, "weight": 0} if isinstance(item, Mapping) else item for item in messages]
     log.turns = [facts]
-    return [*shown, choice.get("message")]
+    return [*prompt, choice.get("message")]
 
 
 def check_ending(response: Mapping[str, Any], choice: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ class _Reader:
     def __init__(self) -> None:
         self.log = Log(source=SOURCE)
         self._rows = Rows()
-        self._known: list[Message] = []
+        self._history: list[Message] = []
         """The conversation so far."""
         self._turns: dict[str, int] = {}
         """The numbers of the turns by their node ids."""
@@ -92,45 +92,45 @@ class _Reader:
     def read(self, call: Mapping[str, Any]) -> None:
         log = self.log
         request, response = call.get("request", {}), call.get("response", {})
-        kept = mapping(mapping(call.get("metadata")).get(OURS))
-        if isinstance(kept.get("episode"), Mapping):
-            log.about = kept["episode"]
+        own = mapping(mapping(call.get("metadata")).get(OURS))
+        if isinstance(own.get("episode"), Mapping):
+            log.about = own["episode"]
         log.tools = log.tools or read_tools(request.get("tools"))
         if isinstance(model := response.get("model"), str):
             log.model = model
         answer, finish_reason = self._answer(response)
-        requested = self._requested(request)
+        messages = self._messages_of(request)
         prompt, tokens = call["prompt_token_ids"], call["completion_token_ids"]
         if not tokens:  # the model was cut off before its first token: what it is shown later
             log.missing.add("calls without a sampled token")
-            log.messages += [(message, False) for message in (*self._new(requested, kept, goes_on=False), answer)]
-            self._known = [*requested, answer]
+            log.messages += [(message, False) for message in (*self._new(messages, own, goes_on=False), answer)]
+            self._history = [*messages, answer]
             return
-        place = self._rows.place(prompt, tokens, kept.get("starts_row"))
-        new = self._new(requested, kept, goes_on=not place["starts_row"])
+        place = self._rows.place(prompt, tokens, own.get("starts_row"))
+        new = self._new(messages, own, goes_on=not place["starts_row"])
         log.messages += [(message, False) for message in new]
         log.messages.append((answer, True))
-        facts = {name: kept[name] for name in _SAME if name in kept}
-        fields = {**self._tokens(call, kept), **place}
+        facts = {name: own[name] for name in _SAME if name in own}
+        fields = {**self._tokens(call, own), **place}
         if place["starts_row"]:
             self._note_row(mapping(call.get("metadata")))
         self._turns[call["node_id"]] = len(log.turns)
         log.turns.append({**facts, "finish_reason": finish_reason, "tokens": fields})
-        self._known = [*requested, answer]
+        self._history = [*messages, answer]
 
     def _note_row(self, metadata: Mapping[str, Any]) -> None:
         parent, agent = self._turns.get(str(metadata.get("parent_id"))), metadata.get("harness_session_id")
         if parent is None and not isinstance(agent, str):
             return
         row = {"turn": len(self.log.turns), "agent": agent if isinstance(agent, str) else ""}
-        known = {"parent": parent, "known_by": "metadata.parent_id"} if parent is not None else {}
-        self.graph.append({**row, **known, "kind": "imported" if self._turns else ""})
+        origin = {"parent": parent, "known_by": "metadata.parent_id"} if parent is not None else {}
+        self.graph.append({**row, **origin, "kind": "imported" if self._turns else ""})
 
-    def _tokens(self, call: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    def _tokens(self, call: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a sampled Turn, but for its place in its row."""
         prompt, tokens, logprobs = (call[name] for name in _LISTS[:3])
         mask = call["loss_mask"][len(prompt) :]
-        if not kept:
+        if not own:
             self.log.unversioned = True
             if any(p and not is_learned for p, is_learned in zip(logprobs, mask, strict=True)):
                 self.log.missing.add("logprobs of tokens that no loss is over")
@@ -140,22 +140,22 @@ class _Reader:
                 "versions": tuple(spans),
                 "context_digest": " ".join(digest([*prompt, *tokens[:start]]) for start in _requests(spans)),
             }
-        fields = kept_of(kept)
+        fields = kept_of(own)
         try:
-            exact = tuple(map(float, kept.get("logprobs", logprobs)))
+            exact = tuple(map(float, own.get("logprobs", logprobs)))
         except (TypeError, ValueError) as error:
             raise BadRecord(f"what forge_env has kept of it is broken ({type(error).__name__}: {error})") from None
         is_exact = [min(p, 0.0) for p in exact] == logprobs
         fields["logprobs"] = exact if is_exact else tuple(map(float, logprobs))
-        versions, constrained = fields["versions"], fields["constrained"]
-        if kept.get("auxiliary"):
-            constrained = len(tokens)  # no loss is over any of them
+        versions, num_constrained = fields["versions"], fields["constrained"]
+        if own.get("auxiliary"):
+            num_constrained = len(tokens)  # no loss is over any of them
         written = [int(version != NOT_SAMPLED) for version, count in versions for _ in range(min(count, len(tokens)))]
-        if [*written[: len(tokens) - constrained], *[0] * constrained] != mask:
+        if [*written[: len(tokens) - num_constrained], *[0] * num_constrained] != mask:
             raise BadRecord("its loss_mask is another than its metadata.forge_env says: leave that out to use the mask")
         return fields
 
-    def _requested(self, request: Mapping[str, Any]) -> list[Message]:
+    def _messages_of(self, request: Mapping[str, Any]) -> list[Message]:
         items = request.get("messages", [])
         if not isinstance(items, list):
             raise BadRecord("the messages of its request are no list")
@@ -176,16 +176,16 @@ class _Reader:
             raise BadRecord(f"the role of its answer is {message['role']!r}")
         return message, str(choices[0].get("finish_reason") or "stop")
 
-    def _new(self, requested: Sequence[Message], kept: Mapping[str, Any], *, goes_on: bool) -> Sequence[Message]:
+    def _new(self, messages: Sequence[Message], own: Mapping[str, Any], *, goes_on: bool) -> Sequence[Message]:
         """The messages of a request that the environment has added.
 
         If its tokens go on from those before, so do the messages, however they are written.
         """
-        shown = kept.get("shown")
-        if type(shown) is int and 0 <= shown <= len(requested):
-            return requested[len(requested) - shown :]
-        known = len(self._known)
-        return requested[known:] if goes_on or list(requested[:known]) == self._known else requested
+        texts = own.get("shown")
+        if type(texts) is int and 0 <= texts <= len(messages):
+            return messages[len(messages) - texts :]
+        length = len(self._history)
+        return messages[length:] if goes_on or list(messages[:length]) == self._history else messages
 
 
 def _requests(spans: Sequence[tuple[int, int]]) -> Iterator[int]:

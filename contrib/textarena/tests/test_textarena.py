@@ -263,6 +263,8 @@ async def test_a_model_plays_the_other_seat(python: str, monkeypatch: pytest.Mon
         ("Pyle-v0", {}, "no game 'Pyle-v0'. Did you mean Pile-v0"),
         ("Words-v0", {}, "needs nltk's corpus 'words'.*nltk.downloader words"),
         ("Debate-v0", {}, "asks models at OpenRouter"),
+        ("Klondike-v0", {}, "is wrong in every Python .invalid syntax .env.py, line 119..: choose another game"),
+        ("Bandit-v0-hard", {}, "from the best button, the more it is paid: choose another game"),
         ("Pile-v0", {"players": "3"}, "players is 3; the game Pile-v0 takes 2"),
         ("Pile-v0", {"seat": "2"}, "seat is '2'; it is a number from 0 to 1, or any"),
         ("Pile-v0", {"opponent": "clever"}, "opponent is 'clever'; it is random"),
@@ -276,6 +278,14 @@ async def test_mistakes_get_one_sentence(python: str, game: str, options: dict[s
         async with make(f"textarena:{game}", python=python, **options) as factory:
             factory.tasks("train", count=1)
             factory.make()
+
+
+@pytest.mark.parametrize(("version", "sentence"), [((3, 11), "needs Python 3.12"), ((3, 12), "wrong in every Python")])
+def test_a_newer_python_is_named_only_if_it_helps(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], sentence: str
+) -> None:
+    monkeypatch.setattr(library.sys, "version_info", version)
+    assert sentence in library._reason(SyntaxError("f-string: unmatched '[' (env.py, line 62)"))
 
 
 def test_interpreters_are_checked(tmp_path: Path) -> None:

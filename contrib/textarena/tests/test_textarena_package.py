@@ -29,6 +29,8 @@ REFUSED = {
     "TwentyQuestions-v0": "asks models at OpenRouter",
     "ScorableGames-v0": "Game configuration directory not found",
     "UsedCar-v0-balanced": "No module named",
+    "Klondike-v0": "wrong in every Python .invalid syntax",
+    "Bandit-v0": "the more it is paid",
 }
 
 
@@ -46,7 +48,6 @@ WORDS = {
     "Minesweeper-v0-small": [f"[{row} {column}]" for row in range(5) for column in range(5)],
     "FifteenPuzzle-v0": ["[up]", "[down]", "[left]", "[right]"],
     "Mastermind-v0": ["[1 2 3 4]", "[2 3 4 5]", "[6 5 4 3]", "[1 1 1 1]"],
-    "Bandit-v0": ["[red]", "[blue]", "[green]"],
 }
 """Games for one, and words of which a player makes moves."""
 

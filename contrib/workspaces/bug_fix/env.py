@@ -112,39 +112,39 @@ class BugFix(WorkspaceEnv):
         return _FOLDER
 
     async def prepare(self, workspace: Workspace) -> None:
-        await put_texts(workspace, _placed(self.task.metadata["files"]))
+        await put_texts(workspace, _in_place(self.task.metadata["files"]))
 
     async def collect(self, workspace: Workspace) -> dict[str, str]:
         """Read the modules of the package; one that is gone, a link or too large is left out."""
         paths = self.task.target["sources"]
-        read = [workspace.get(place, max_bytes=_MAX_SOURCE) for place in _placed(dict.fromkeys(paths, ""))]
-        found = await asyncio.gather(*read, return_exceptions=True)
-        for data in found:
+        read = [workspace.get(place, max_bytes=_MAX_SOURCE) for place in _in_place(dict.fromkeys(paths, ""))]
+        results = await asyncio.gather(*read, return_exceptions=True)
+        for data in results:
             if isinstance(data, BaseException) and not isinstance(data, WorkspaceFileError):
                 raise data
         return {
             path: data.decode("utf-8", "replace")
-            for path, data in zip(paths, found, strict=True)
+            for path, data in zip(paths, results, strict=True)
             if isinstance(data, bytes)
         }
 
-    async def grade(self, collected: Any, answer: str) -> tuple[float, Mapping[str, Any]]:
+    async def grade(self, copies: Any, answer: str) -> tuple[float, Mapping[str, Any]]:
         calls = self.task.target["calls"]
         original = {path: self.task.metadata["files"][path] for path in self.task.target["sources"]}
-        if collected is None or collected == original:  # some hidden calls show the fault
+        if copies is None or copies == original:  # some hidden calls show the fault
             return 0.0, {"passed": 0, "total": len(calls), "reason": "no module was changed"}
-        values = await self._values(collected, [one[:3] for one in calls])
-        passed = sum(
+        values = await self._values(copies, [one[:3] for one in calls])
+        num_right = sum(
             len(value) == 1 and same(value[0], expected) for value, (*_, expected) in zip(values, calls, strict=False)
         )
-        reason = "" if passed == len(calls) else "a hidden call returns another value" if values else "no values"
-        return float(passed == len(calls)), {"passed": passed, "total": len(calls), "reason": reason}
+        reason = "" if num_right == len(calls) else "a hidden call returns another value" if values else "no values"
+        return float(num_right == len(calls)), {"passed": num_right, "total": len(calls), "reason": reason}
 
     async def _values(self, sources: Mapping[str, str], calls: Sequence[Sequence[Any]]) -> list[Any]:
         """Return a list for each call: with its value, or empty if it raised. Return [] when the process broke."""
         workspace = await self.open_fresh()
         try:
-            await put_texts(workspace, _placed(sources))
+            await put_texts(workspace, _in_place(sources))
             command = ["/usr/local/bin/python3", "-I", "-S", "-c", _RUNNER, _FOLDER]
             result = await workspace.exec(command, cwd="/", stdin=json.dumps(calls), timeout_s=_GRADE_SECONDS)
         finally:
@@ -159,7 +159,7 @@ class BugFix(WorkspaceEnv):
         return values if is_list and all(isinstance(value, list) for value in values) else []
 
 
-def _placed(files: Mapping[str, str]) -> dict[str, str]:
+def _in_place(files: Mapping[str, str]) -> dict[str, str]:
     return {f"{_FOLDER}/{path}": text for path, text in files.items()}
 
 
@@ -176,11 +176,11 @@ def _tests(question: str) -> str:
     return f"python test_{module[1]}.py" if module and "package" not in question else "python -m pytest -q"
 
 
-def _mend(question: str, shown: str) -> Message:
+def _mend(question: str, example: str) -> Message:
     """Mend the file that has a known fault, of those that `cat` or `tail` has shown."""
-    parts = _HEADER.split(shown)
+    parts = _HEADER.split(example)
     if len(parts) == 1:
-        files = {re.findall(r"\w+\.py", question)[0]: shown}
+        files = {re.findall(r"\w+\.py", question)[0]: example}
     else:
         files = dict(zip(parts[1::2], parts[2::2], strict=True))
     for path, text in files.items():

@@ -98,13 +98,13 @@ class Repository:
     def tests(self, calls: Mapping[str, Calls], *, shows_in_report_only: bool) -> dict[str, str]:
         """Return path -> text of the repository's suite for pytest; that of a module alone is a script too."""
         if not self.layout.is_package:
-            chosen = [call for own in calls.values() for call in (*own.showing[:1], *own.hiding[:1])]
-            return {f"test_{self.layout.name}.py": _test_module(chosen, is_script=True)}
+            calls_of_test = [call for own in calls.values() for call in (*own.showing[:1], *own.hiding[:1])]
+            return {f"test_{self.layout.name}.py": _test_module(calls_of_test, is_script=True)}
         files = {}
         for name, own in calls.items():
             is_shown = name == "report" or not shows_in_report_only
-            chosen = [*(own.showing[:1] if is_shown else ()), *own.hiding[:1]]
-            files[f"tests/test_{name}.py"] = _test_module(chosen)
+            calls_of_test = [*(own.showing[:1] if is_shown else ()), *own.hiding[:1]]
+            files[f"tests/test_{name}.py"] = _test_module(calls_of_test)
         return files
 
     def calls(self, rng: random.Random, *, showing: int, hiding: int) -> dict[str, Calls]:
@@ -118,9 +118,11 @@ class Repository:
         kinds: dict[str, Kind] = {part.name: part.takes for part in self._parts}
         if self.layout.is_package:
             kinds["report"] = self._parts[0].takes
-        reached = {self.fault_function, "report"}
+        functions = {self.fault_function, "report"}
         return {
-            name: self._draw(name, right[name], wrong[name], DRAW[kind], rng, showing if name in reached else 0, hiding)
+            name: self._draw(
+                name, right[name], wrong[name], DRAW[kind], rng, showing if name in functions else 0, hiding
+            )
             for name, kind in kinds.items()
         }
 
@@ -136,14 +138,14 @@ class Repository:
     ) -> Calls:
         wanted = {True: showing, False: hiding}
         calls: dict[bool, dict[str, Call]] = {True: {}, False: {}}
-        for drawn in range(_DRAWS):
+        for number in range(_DRAWS):
             argument = draw(rng)
             expected = right(argument)
             shows = _result(wrong, argument) != expected
             if len(calls[shows]) < wanted[shows]:
                 call = Call(module=self._module(name), function=name, argument=argument, expected=expected)
                 calls[shows].setdefault(repr(argument), call)
-            is_enough = len(calls[False]) == hiding or drawn >= _DRAWS_FOR_HIDING
+            is_enough = len(calls[False]) == hiding or number >= _DRAWS_FOR_HIDING
             if len(calls[True]) == showing and is_enough:
                 return Calls(showing=tuple(calls[True].values()), hiding=tuple(calls[False].values()))
         raise NoCallsError(f"{self.layout} is not shown by calls of {name}")

@@ -160,6 +160,6 @@ def _question(level: int, repository: Repository, calls: Mapping[str, Calls]) ->
         return f"The function {function} in {path} does not do what it says. Mend it."
     if level == 2:
         call = calls["report"].showing[0]
-        shown = f"report({call.argument!r}) of {repository.layout.name}.report must return {call.expected!r}"
-        return f"{shown}, and returns something else. Mend the package {repository.layout.name}."
+        example = f"report({call.argument!r}) of {repository.layout.name}.report must return {call.expected!r}"
+        return f"{example}, and returns something else. Mend the package {repository.layout.name}."
     return f"A test in tests/test_report.py fails. Mend the package {repository.layout.name}, not its tests."

@@ -61,17 +61,17 @@ def build(
 @app.command("list")
 def list_images(as_json: Json = False) -> None:
     """List the images in the cache."""
-    stored = load("contrib.workspaces.images.store:stored_images")()
+    images = load("contrib.workspaces.images.store:stored_images")()
     short_name = load("contrib.workspaces.images.reference:short_name")
     if as_json:
-        emit({"images": [_as_data(item, short_name) for item in stored]})
+        emit({"images": [_as_data(item, short_name) for item in images]})
         return
-    if not stored:
+    if not images:
         folder = load("contrib.workspaces.images.cache:images_folder")()
         say(f"no images in {folder}; pull one: forge-env image pull debian:12")
         return
     rows = []
-    for item in stored:
+    for item in images:
         names = ", ".join(map(short_name, item.names)) or "-"
         rows.append([names, item.id[:12], f"{item.bytes / 1e6:.1f} MB", str(len(item.layers))])
     show_table(("name", "id", "size", "layers"), rows)
@@ -87,15 +87,15 @@ def prune(
 
     What a process uses stays.
     """
-    pruned = load("contrib.workspaces.images.prune:prune")(names or (), everything=everything)
+    outcome = load("contrib.workspaces.images.prune:prune")(names or (), everything=everything)
     if as_json:
-        emit({"removed": pruned.removed, "in_use": pruned.in_use, "bytes": pruned.bytes})
+        emit({"removed": outcome.removed, "in_use": outcome.in_use, "bytes": outcome.bytes})
         return
-    for shown in pruned.removed:
-        say(f"removed {shown}")
-    for shown in pruned.in_use:
-        say(f"in use, kept: {shown}")
-    say(f"{pruned.bytes / 1e6:.1f} MB freed")
+    for line in outcome.removed:
+        say(f"removed {line}")
+    for line in outcome.in_use:
+        say(f"in use, kept: {line}")
+    say(f"{outcome.bytes / 1e6:.1f} MB freed")
 
 
 async def _build_with_forge(folder: Path, name: str, timeout: float) -> Any:

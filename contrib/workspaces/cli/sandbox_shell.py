@@ -45,13 +45,13 @@ def shell(
         memory_bytes=size_in_bytes(memory, "--memory"), disk_bytes=size_in_bytes(disk, "--disk"), wall_s=timeout
     )
     network = Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=tuple(allow)) if allow else LOOPBACK
-    found = load("contrib.workspaces.images.resolve:find_image")(image)
+    image_folder = load("contrib.workspaces.images.resolve:find_image")(image)
     open_workspace = load("contrib.workspaces.open:open_workspace")
     # The loop runs during commands only: between them the main thread waits for a line, and Ctrl-C is its own.
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         workspace = runner.run(
-            stack.enter_async_context(open_workspace(found, backend, limits=limits, network=network))
+            stack.enter_async_context(open_workspace(image_folder, backend, limits=limits, network=network))
         )
         try:
             return _converse(runner, workspace, user or None)

@@ -69,7 +69,7 @@ class WorkspaceEnv(ToolEnv):
     async def collect(self, workspace: Workspace) -> Any:
         """Read what the agent made, for `grade`; its processes have ended. Nothing else of the workspace is kept."""
 
-    async def grade(self, collected: Any, answer: str) -> tuple[float, Mapping[str, Any]]:
+    async def grade(self, copies: Any, answer: str) -> tuple[float, Mapping[str, Any]]:
         """The reward of the collected files, and facts for `Episode.info`.
 
         Open a fresh workspace with `open_fresh`. `collected` is None if the agent opened no workspace.
@@ -211,24 +211,24 @@ class WorkspaceEnv(ToolEnv):
     ) -> Workspace:
         """Open a workspace with nothing of the agent's in it; close it in a `finally`."""
         async with queued():  # the start of a workspace does not count as the model's time
-            unpacked = await asyncio.to_thread(self.image) if image is None else image
+            image_files = await asyncio.to_thread(self.image) if image is None else image
             return await self.workspaces.open(
-                unpacked, limits=self.workspace_limits, network=self.network if network is None else network
+                image_files, limits=self.workspace_limits, network=self.network if network is None else network
             )
 
     @reward
     async def verdict(self, answer: str) -> float:
-        collected = None
+        copies = None
         try:
             if self._workspace is not None:
                 await self._workspace.end_processes()
-                collected = await self.collect(self._workspace)
+                copies = await self.collect(self._workspace)
         except BaseException:
             await self._close_workspace()
             raise
         closing = asyncio.create_task(self._close_workspace())  # while the verifier works
         try:
-            value, self._verdict = await self.grade(collected, answer)
+            value, self._verdict = await self.grade(copies, answer)
         finally:
             await closing
         return value

@@ -14,8 +14,8 @@ from forge_env.core.types import Message
 def read_scripts(path: Path) -> dict[str, str]:
     """Read a file of shell scripts: each follows a line "#: NAME", and begins with the lines above the first one."""
     shared, *parts = path.read_text(encoding="utf-8").split("\n#: ")
-    named = (part.partition("\n") for part in parts)
-    return {name: f"{shared}\n{script}" for name, _, script in named}
+    pairs = (part.partition("\n") for part in parts)
+    return {name: f"{shared}\n{script}" for name, _, script in pairs}
 
 
 def known_cheats(scripts: Mapping[str, str]) -> tuple[KnownCheat, ...]:
@@ -35,16 +35,16 @@ SCRIPTS = read_scripts(Path(__file__).with_name("cheats.sh"))
 KNOWN = known_cheats(SCRIPTS)
 
 
-def named_cheats(submitted: Sequence[str] = ()) -> Mapping[str, Sequence[Message]]:
+def named_cheats(files: Sequence[str] = ()) -> Mapping[str, Sequence[Message]]:
     """Each cheat under a name that says what it does, as messages: the script, then the end.
 
     Args:
-        submitted: paths that the task asks for; absolute, or relative to the folder of the shell.
+        files: paths that the task asks for; absolute, or relative to the folder of the shell.
     """
-    paths = f"SUBMITTED={shlex.quote(' '.join(submitted))}\n"
+    paths = f"SUBMITTED={shlex.quote(' '.join(files))}\n"
     return {name: [call("shell", command=paths + script), say("done")] for name, script in SCRIPTS.items()}
 
 
-def workspace_cheats(submitted: Sequence[str] = ()) -> list[Sequence[Message]]:
+def workspace_cheats(files: Sequence[str] = ()) -> list[Sequence[Message]]:
     """Return `named_cheats` without names."""
-    return list(named_cheats(submitted).values())
+    return list(named_cheats(files).values())

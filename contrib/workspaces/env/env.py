@@ -105,8 +105,8 @@ class WorkspaceTasks(PreparedEnv):
 
     async def collect(self, workspace: Workspace) -> Copies:
         row = self._row
-        wanted = [Wanted(path=path, exclude=row.exclude) for path in row.places]
-        return await copy_out(workspace, wanted, skip=True)
+        places = [Wanted(path=path, exclude=row.exclude) for path in row.places]
+        return await copy_out(workspace, places, skip=True)
 
     async def grade(self, collected: Copies | None, answer: str) -> tuple[float, Mapping[str, Any]]:
         copies = collected or Copies()

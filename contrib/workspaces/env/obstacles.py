@@ -83,8 +83,8 @@ def obstacle(result: CommandResult, is_work: IsWork) -> str:
     last = result.stderr.strip().rpartition("\n")[2]
     if not result.started:
         return last[-_SHOWN:]
-    if found := obstacle_in(f"{result.stderr}\n{result.stdout}", is_work):
-        return found
+    if reason := obstacle_in(f"{result.stderr}\n{result.stdout}", is_work):
+        return reason
     if result.exit_code not in (126, 127):
         return ""
     not_run = _NOT_RUN.search(last)

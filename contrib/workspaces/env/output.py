@@ -58,7 +58,7 @@ def without_durations(text: str) -> str:
     >>> without_durations("==== 1 failed, 2 passed in 0.12s ====")
     '=== 1 failed, 2 passed ==='
     """
-    return _SUMMARY.sub(lambda found: f"=== {found[2]} ===" if found[1] else found[2], text)
+    return _SUMMARY.sub(lambda match: f"=== {match[2]} ===" if match[1] else match[2], text)
 
 
 def numbered(text: str, path: str, start: int, count: int) -> str:
@@ -74,10 +74,10 @@ def numbered(text: str, path: str, start: int, count: int) -> str:
         return f"[{path} is empty]"
     if not 1 <= start <= len(lines):
         return f"[{path} has {len(lines)} lines: start is 1 to {len(lines)}]"
-    shown = lines[start - 1 : start - 1 + count]
-    end = start + len(shown) - 1
+    excerpt = lines[start - 1 : start - 1 + count]
+    end = start + len(excerpt) - 1
     width = len(str(end))
-    body = shorten("\n".join(f"{number:>{width}}  {line}" for number, line in enumerate(shown, start)))
+    body = shorten("\n".join(f"{number:>{width}}  {line}" for number, line in enumerate(excerpt, start)))
     if start == 1 and end == len(lines):
         return body
     place = f"line {start}" if start == end else f"lines {start} to {end}"
@@ -94,13 +94,13 @@ def matches(text: str, most: int) -> str:
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
-    shown = [
+    excerpt = [
         line
         if len(line) <= MATCH_CHARACTERS
         else f"{line[:MATCH_CHARACTERS]} [cut: the line has {len(line)} characters]"
         for line in lines[:most]
     ]
-    return "\n".join([*shown, *([f"[more lines match: these are the first {most}]"] if len(lines) > most else [])])
+    return "\n".join([*excerpt, *([f"[more lines match: these are the first {most}]"] if len(lines) > most else [])])
 
 
 def replace_once(text: str, old: str, new: str, path: str) -> str:

@@ -139,10 +139,10 @@ class Bases:
         """Give a base, which stays open during the block; `make` prepares it if it is not there, or is lost."""
         base = self._bases.get(key)
         if base is None or base.is_lost:
-            lost, base = base, _Base(asyncio.create_task(make()))
+            stale, base = base, _Base(asyncio.create_task(make()))
             self._bases[key] = base
-            if lost is not None and not lost.users:
-                await lost.close()
+            if stale is not None and not stale.users:
+                await stale.close()
         base.users += 1
         try:
             with task_faults():

@@ -93,15 +93,15 @@ _HIDDEN = ("verifier", "verifier_files", "solution", "collect", "exclude", "veri
 def read_row(values: Mapping[str, Any]) -> Task:
     """Return the task of a row. A field that is null is not there."""
     try:
-        checked = Row.model_validate({name: value for name, value in values.items() if value is not None})
+        row = Row.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         raise BadRow(f"it is no task of workspace: {problem_of(error, Row)}") from None
-    data = checked.model_dump(exclude_defaults=True, exclude={"instruction", "kind"})
+    data = row.model_dump(exclude_defaults=True, exclude={"instruction", "kind"})
     return Task(
-        prompt=({"role": "user", "content": checked.instruction},),
+        prompt=({"role": "user", "content": row.instruction},),
         target={name: data[name] for name in _HIDDEN if name in data},
         metadata={name: value for name, value in data.items() if name not in _HIDDEN},
-        kind=checked.kind,
+        kind=row.kind,
     )
 
 

@@ -42,8 +42,8 @@ def play_solution(solution: Sequence[Message], messages: Sequence[Message]) -> M
     """Return the message of a solution that is next in a conversation."""
     if not solution:
         raise UserError("the task has no solution to play")
-    taken = sum(message["role"] == "assistant" for message in messages)
-    return solution[min(taken, len(solution) - 1)]
+    num_turns = sum(message["role"] == "assistant" for message in messages)
+    return solution[min(num_turns, len(solution) - 1)]
 
 
 def _question(messages: Sequence[Message]) -> str:

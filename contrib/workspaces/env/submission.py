@@ -41,7 +41,7 @@ class Copies:
             await asyncio.to_thread(shutil.rmtree, copy.parent, ignore_errors=True)
 
 
-async def copy_out(workspace: Workspace, wanted: Sequence[Wanted], *, skip: bool = False) -> Copies:
+async def copy_out(workspace: Workspace, places: Sequence[Wanted], *, skip: bool = False) -> Copies:
     """Copy files and folders out of a workspace after its processes have ended; what is not there is left out.
 
     Args:
@@ -51,7 +51,7 @@ async def copy_out(workspace: Workspace, wanted: Sequence[Wanted], *, skip: bool
     by_path: dict[str, Path] = {}
     left_out: list[str] = []
     try:
-        for number, one in enumerate(wanted):
+        for number, one in enumerate(places):
             left_out += await _copy(workspace, one, folder / str(number), by_path, skip=skip)
     except WorkspaceFileError as error:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -65,22 +65,22 @@ async def copy_out(workspace: Workspace, wanted: Sequence[Wanted], *, skip: bool
 
 
 async def _copy(
-    workspace: Workspace, wanted: Wanted, target: Path, by_path: dict[str, Path], *, skip: bool
+    workspace: Workspace, place: Wanted, target: Path, by_path: dict[str, Path], *, skip: bool
 ) -> list[str]:
     """Copy one; return what was left out of it."""
     try:
-        target.write_bytes(await workspace.get(wanted.path))
+        target.write_bytes(await workspace.get(place.path))
     except WorkspaceFileError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []  # there is nothing, which the verifier has to judge
         if error.errno == errno.EISDIR:
-            skipped = await workspace.get_tree(wanted.path, target, skip=skip, exclude=wanted.exclude)
-            by_path[wanted.path] = target
-            return [f"{wanted.path.rstrip('/')}/{path}" for path in skipped]
+            omissions = await workspace.get_tree(place.path, target, skip=skip, exclude=place.exclude)
+            by_path[place.path] = target
+            return [f"{place.path.rstrip('/')}/{path}" for path in omissions]
         if skip and error.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO):
-            return [wanted.path]
+            return [place.path]
         raise
-    by_path[wanted.path] = target
+    by_path[place.path] = target
     return []
 
 

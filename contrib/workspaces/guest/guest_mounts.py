@@ -47,8 +47,8 @@ def set_attributes(tree: int, attributes: int, *, ids_of: int | None = None) -> 
 
     Args: ids_of: a user namespace; its root then owns what root owns in the mount, and so on for all users.
     """
-    wanted = attributes | (_ATTR_IDMAP if ids_of is not None else 0)
-    fields = (ctypes.c_uint64 * 4)(wanted, 0, 0, ids_of or 0)
+    flags = attributes | (_ATTR_IDMAP if ids_of is not None else 0)
+    fields = (ctypes.c_uint64 * 4)(flags, 0, 0, ids_of or 0)
     what = "mount_setattr" if ids_of is None else "mount_setattr with mapped ids"
     _call(_SYS_MOUNT_SETATTR, what, tree, b"", _AT_EMPTY_PATH, fields, ctypes.sizeof(fields))
 

@@ -202,14 +202,14 @@ class Layer:
         real = os.path.realpath(f"/{name}").lstrip("/")
         if real.count("/") >= _MAX_DEPTH or len(real) > _MAX_PATH:
             raise Refused(f"{name[:100]!r} has too many folders above it")
-        made = ""
+        so_far = ""
         for part in real.split("/") if real else ():
-            made = f"{made}/{part}" if made else part
+            so_far = f"{so_far}/{part}" if so_far else part
             try:
-                os.mkdir(made, 0o755)
+                os.mkdir(so_far, 0o755)
             except FileExistsError:
                 continue
-            os.close(os.open(f"{made}/{IMPLIED}", os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(os.open(f"{so_far}/{IMPLIED}", os.O_WRONLY | os.O_CREAT, 0o600))
         self.known[name] = real
         return real
 

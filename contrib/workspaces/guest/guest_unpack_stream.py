@@ -42,7 +42,7 @@ class Input:
 def decompressed(first: bytes) -> Iterator[bytes]:
     source = Input(first)
     if first.startswith(_GZIP):
-        yield from _gunzipped(source)
+        yield from _gunzip(source)
     elif first.startswith(ZSTD):
         import zstandard
 
@@ -56,7 +56,7 @@ def decompressed(first: bytes) -> Iterator[bytes]:
             yield block
 
 
-def _gunzipped(source: Input) -> Iterator[bytes]:
+def _gunzip(source: Input) -> Iterator[bytes]:
     """Yield the content of one gzip member after another: some tools write many."""
     member, data = zlib.decompressobj(31), b""
     while True:
@@ -106,15 +106,15 @@ class Decompressor:
 
 
 def _send_counted(blocks: Iterator[bytes], limit: int, target: int) -> dict[str, Any]:
-    digest, left = hashlib.sha256(), limit
+    digest, rest = hashlib.sha256(), limit
     try:
         fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 2**20)
     except OSError:
         pass  # an ordinary user has a budget for pipes
     try:
         for block in blocks:
-            left -= len(block)
-            if left < 0:
+            rest -= len(block)
+            if rest < 0:
                 raise Refused(f"it unpacks to more than {limit} bytes, the limit")
             digest.update(block)
             write(target, block)

@@ -107,8 +107,8 @@ class Server:
         root.prepare(privileged=self.privileged)
         self.own_pid_namespace = os.pidfd_open(os.getpid())
         self.lockdowns = {
-            counted: kernel.Lockdown(base64.b64decode(config["filters"][name]))
-            for counted, name in ((False, "strict"), (True, "counted"))
+            in_group: kernel.Lockdown(base64.b64decode(config["filters"][name]))
+            for in_group, name in ((False, "strict"), (True, "counted"))
         }
         self.inbox, self.from_boxes = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.inbox.setblocking(False)
@@ -118,11 +118,11 @@ class Server:
         os.environ.clear()
         kernel.allow_many_open_files()
         sys.argv = [""]
-        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wakeup, wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # they only wake the loop: a handler could interrupt `end` in `end`
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         gc.disable()
         gc.collect()
         gc.freeze()
@@ -357,9 +357,9 @@ def _is_removed(parent: int, name: str) -> bool:
     return True
 
 
-def _close_all_but(kept: set[int]) -> None:
+def _close_all_but(exceptions: set[int]) -> None:
     first = 3
-    for fd in sorted(fd for fd in kept if fd >= first):
+    for fd in sorted(fd for fd in exceptions if fd >= first):
         os.closerange(first, fd)
         first = fd + 1
     os.closerange(first, 2**20)

@@ -27,38 +27,38 @@ _MOST_TOLD, _LONGEST = 100, 4000
 
 def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
     """Send everything but what is kept on the other side, and the names of changed files that are kept there."""
-    since, kept, left = request["since"], _Kept(request), request["max_bytes"]
+    since, rule, rest = request["since"], _Kept(request), request["max_bytes"]
     places: dict[tuple[int, int], bytes] = {}
-    told: list[str] = []
-    for path, name, fd, info in _entries(lambda path, info: kept.ends_at(path) and info.st_ctime_ns < since):
+    report: list[str] = []
+    for path, name, fd, info in _entries(lambda path, info: rule.ends_at(path) and info.st_ctime_ns < since):
         is_folder, is_changed = stat.S_ISDIR(info.st_mode), info.st_ctime_ns >= since
-        encoded = os.fsencode(path[1:])
-        if kept(path):
-            if info.st_ctime_ns >= request["opened"] and not is_folder and len(told) < _MOST_TOLD:
-                told.append(path[:_LONGEST])
+        data = os.fsencode(path[1:])
+        if rule(path):
+            if info.st_ctime_ns >= request["opened"] and not is_folder and len(report) < _MOST_TOLD:
+                report.append(path[:_LONGEST])
         elif is_folder or is_changed:
-            if len(encoded) > _LONGEST:
+            if len(data) > _LONGEST:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/")
-            left -= info.st_size if stat.S_ISREG(info.st_mode) else 0
-            if left < 0:
+            rest -= info.st_size if stat.S_ISREG(info.st_mode) else 0
+            if rest < 0:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), "/")
-            files.send_object(fds[0], encoded, name, fd, info, places)
+            files.send_object(fds[0], data, name, fd, info, places)
         else:
-            entry = files.OBJECT.pack(_SAME, len(encoded), 0, info.st_size, 0, 0, files.time_of(info))
-            files.send(fds[0], entry + encoded)
+            entry = files.OBJECT.pack(_SAME, len(data), 0, info.st_size, 0, 0, files.time_of(info))
+            files.send(fds[0], entry + data)
     files.send(fds[0], files.LAST)
-    files.send(fds[1], json.dumps(told).encode())
+    files.send(fds[1], json.dumps(report).encode())
 
 
 def take_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
     """Make the files here those that are sent, except the kept ones; tell whether a file was missing."""
-    kept, seen = _Kept(request), set()
+    rule, names = _Kept(request), set()
     while True:
         kind, length, mode, size, uid, gid, time = files.OBJECT.unpack(files.receive(fds[0], files.OBJECT.size))
         if kind == files.END:
             break
-        path = _checked(os.fsdecode(files.receive(fds[0], length)), kept)
-        seen.add(path)
+        path = _check(os.fsdecode(files.receive(fds[0], length)), rule)
+        names.add(path)
         if kind == _SAME:
             if not _is_same(path, size, time):
                 files.send(fds[1], b"missing")
@@ -66,19 +66,19 @@ def take_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
         elif kind != files.SPECIAL:
             content = files.receive(fds[0], size) if kind in (files.LINK, files.HARD_LINK) else b""
             if kind == files.HARD_LINK:
-                content = os.fsencode(_checked(os.fsdecode(content), kept))
+                content = os.fsencode(_check(os.fsdecode(content), rule))
             _make(kind, path, content, fds[0], size, SimpleNamespace(uid=uid, gid=gid), mode, time)
-    for path, _, _, info in _entries(lambda path, info: kept.ends_at(path) or (path not in seen and not kept(path))):
-        if path not in seen and not kept(path):
+    for path, _, _, info in _entries(lambda path, info: rule.ends_at(path) or (path not in names and not rule(path))):
+        if path not in names and not rule(path):
             _remove(path, info)
 
 
 def pack(request: dict[str, Any], fds: list[int], user: Any) -> None:
     """Send all that is below /, with owners, times and hard links, and without what is mounted there."""
-    left, places = request["max_files"], dict[tuple[int, int], bytes]()
+    rest, places = request["max_files"], dict[tuple[int, int], bytes]()
     for path, name, fd, info in _entries(lambda path, info: False, with_mount_points=True):
-        left -= 1
-        if left < 0:
+        rest -= 1
+        if rest < 0:
             raise OSError(errno.EMFILE, "too many files", "/")
         files.send_object(fds[0], os.fsencode(path[1:]), name, fd, info, places)
     files.send(fds[0], files.LAST)
@@ -144,10 +144,10 @@ def _mounts() -> set[str]:
     return {os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), place)) for place in places}
 
 
-def _checked(name: str, kept: _Kept) -> str:
+def _check(name: str, rule: _Kept) -> str:
     """Return an absolute path. Raises OSError if it is kept, has ".." in it, or leads through a link."""
     path = f"/{name}"
-    if os.path.normpath(path) != path or kept(path) or not _is_real(os.path.dirname(path)):
+    if os.path.normpath(path) != path or rule(path) or not _is_real(os.path.dirname(path)):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
     return path
 

@@ -34,10 +34,10 @@ def put(request: dict[str, Any], fds: list[int], user: Any) -> None:
 def get(request: dict[str, Any], fds: list[int], user: Any) -> None:
     path = os.path.join(request["workdir"], request["path"])
     source = _open_regular(path)
-    sent = 0
+    count = 0
     while chunk := os.read(source, _CHUNK):
-        sent += len(chunk)
-        if sent > request["max_bytes"]:
+        count += len(chunk)
+        if count > request["max_bytes"]:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         send(fds[0], chunk)
 
@@ -70,16 +70,16 @@ def put_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
 
 def get_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
     top = os.path.join(request["workdir"], request["path"])
-    left = request["max_files"]
-    excluded = _matcher(request["exclude"])
+    rest = request["max_files"]
+    is_out = _matcher(request["exclude"])
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for base, folders, names, fd in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
             below = os.path.join(base, "")[2:]
-            folders[:] = [name for name in folders if not excluded(below + name)]
-            names = [name for name in names if not excluded(below + name)]
-            left -= len(folders) + len(names)
-            if left < 0:
+            folders[:] = [name for name in folders if not is_out(below + name)]
+            names = [name for name in names if not is_out(below + name)]
+            rest -= len(folders) + len(names)
+            if rest < 0:
                 raise OSError(errno.EMFILE, "too many files", top)
             for name in sorted((*folders, *names)):
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -91,10 +91,10 @@ def get_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
 
 def _matcher(patterns: list[str]) -> Callable[[str], Any]:
     """Return whether a path is excluded: it, or its end from any "/" on, matches a pattern."""
-    cleaned = [pattern.removeprefix("./").strip("/") for pattern in patterns]
-    if not any(cleaned):
+    names = [pattern.removeprefix("./").strip("/") for pattern in patterns]
+    if not any(names):
         return lambda path: False
-    return re.compile("|".join(f"(?:.*/)?(?:{translate(pattern)})" for pattern in cleaned if pattern), re.DOTALL).match
+    return re.compile("|".join(f"(?:.*/)?(?:{translate(pattern)})" for pattern in names if pattern), re.DOTALL).match
 
 
 def settle(request: dict[str, Any], fds: list[int], user: Any) -> None:

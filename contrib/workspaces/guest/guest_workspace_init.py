@@ -102,12 +102,12 @@ class Init:
     def serve(self, listeners: list[socket.socket]) -> NoReturn:
         _make_standard_files(self.workdir)
         os.chdir("/")
-        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wakeup, wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Commands inherit them, and a program resets handlers. The kernel spares pid 1 what would end it by default.
         kernel.end_ignored_signals()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         socket.send_fds(self.link, [b'{"ready": true}'], [listener.fileno() for listener in listeners])
         for listener in listeners:
             listener.close()
@@ -123,11 +123,13 @@ class Init:
                 self.reap(os.WNOHANG)
 
     def receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.link, _MAX_MESSAGE, _MAX_FDS)
+        data, fds, flags, _ = socket.recv_fds(self.link, _MAX_MESSAGE, _MAX_FDS)
         if not data:
             os._exit(0)  # the owner is gone, and the kernel ends everything else here
         request = json.loads(data)
         try:
+            if flags & socket.MSG_CTRUNC:  # the kernel drops what has no number here
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if "kill" in request:
                 self.kill(request["kill"], only_below=request["only_below"])
             elif "end_processes" in request:

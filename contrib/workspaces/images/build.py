@@ -63,24 +63,24 @@ async def build_with_forge(
 ) -> UnpackedImage:
     """Build a Dockerfile in a workspace, and put the result into the cache as an image of one layer."""
     reference = str(parse_reference(name))
-    built = await build(workspaces, folder, limits=limits, timeout_s=timeout_s)
+    image = await build(workspaces, folder, limits=limits, timeout_s=timeout_s)
     try:
         with work_folder() as work:
-            workspace = await workspaces.open(built.files, limits=limits)
+            workspace = await workspaces.open(image.files, limits=limits)
             try:
                 await workspace.export(work / "layer.tar", max_bytes=_MAX_BYTES)
             finally:
                 await workspace.close()
             run = {
-                "Env": [f"{name}={value}" for name, value in built.env.items()],
-                "WorkingDir": built.workdir,
-                "User": built.user,
+                "Env": [f"{name}={value}" for name, value in image.env.items()],
+                "WorkingDir": image.workdir,
+                "User": image.user,
             }
             content = {"architecture": MACHINE, "os": "linux", "config": run, "rootfs": {"diff_ids": []}}
             source = await asyncio.to_thread(_Exported, reference, work / "layer.tar", Config.model_validate(content))
             return await asyncio.to_thread(add_image, source, names=[reference])
     finally:
-        await built.close()
+        await image.close()
 
 
 def build_with_program(
@@ -124,11 +124,11 @@ def _run(command: list[str], timeout_s: float) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         output.seek(0)
-        said = " ".join(output.read().decode("utf-8", "replace").split())[-_SHOWN:]
+        words = " ".join(output.read().decode("utf-8", "replace").split())[-_SHOWN:]
     if code is None:
-        raise UserError(f"`{' '.join(command[:2])}` did not end in {timeout_s:g} s, the limit: {said}")
+        raise UserError(f"`{' '.join(command[:2])}` did not end in {timeout_s:g} s, the limit: {words}")
     if code:
-        raise UserError(f"`{' '.join(command[:2])}` failed with exit code {code}: {said}")
+        raise UserError(f"`{' '.join(command[:2])}` failed with exit code {code}: {words}")
 
 
 def is_answering(program: str) -> bool:

@@ -26,8 +26,8 @@ not be within reach of other users of the machine."""
 
 def images_folder() -> Path:
     """Return the folder of the cache: FORGE_ENV_IMAGES, else forge_env/images in the user's cache."""
-    if named := os.environ.get(_VARIABLE):
-        return Path(named).expanduser().absolute()
+    if folder := os.environ.get(_VARIABLE):
+        return Path(folder).expanduser().absolute()
     try:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
@@ -115,10 +115,10 @@ def remove(folder: Path) -> bool:
     lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if lock is None:
         return not folder.exists()
-    gone = folder.parent / f"{_PARTIAL}removed-{folder.name[:40]}-{os.getpid()}"
+    trash = folder.parent / f"{_PARTIAL}removed-{folder.name[:40]}-{os.getpid()}"
     try:
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
     finally:
         os.close(lock)
     return True

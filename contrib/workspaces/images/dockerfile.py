@@ -73,8 +73,8 @@ async def build(
     builder = _Builder(folder, timeout_s, is_pulling=network.is_public)
     await asyncio.to_thread(builder.begin, instructions[0])
     async with AsyncExitStack() as stack:
-        copied = replace(limits, transfer_bytes=limits.disk_bytes)
-        workspace = await workspaces.open(builder.base, limits=copied, network=network)
+        copy_limits = replace(limits, transfer_bytes=limits.disk_bytes)
+        workspace = await workspaces.open(builder.base, limits=copy_limits, network=network)
         stack.push_async_callback(workspace.close)
         for instruction in instructions[1:]:
             await builder.run(workspace, instruction)
@@ -167,23 +167,23 @@ class _Builder:
         options, words = [], _words(instruction.rest) or shlex.split(instruction.rest)
         while words and words[0].startswith("--"):
             options.append(words.pop(0))
-        given = dict(option[2:].partition("=")[::2] for option in options)
-        if len(words) < 2 or given.keys() - {"chown", "from"}:
+        flags = dict(option[2:].partition("=")[::2] for option in options)
+        if len(words) < 2 or flags.keys() - {"chown", "from"}:
             raise self._refusal(instruction, f"{instruction.name} takes sources, a target, --chown and --from here")
         root = self._folder.resolve()
-        if "from" in given:
-            root = (await asyncio.to_thread(self._image, instruction, given["from"])).root.resolve()
+        if "from" in flags:
+            root = (await asyncio.to_thread(self._image, instruction, flags["from"])).root.resolve()
         *patterns, target = map(self._value, words)
         place = str(PurePosixPath(self.workdir) / target)
-        with tempfile.TemporaryDirectory(prefix="forge-env-build.") as staged:
+        with tempfile.TemporaryDirectory(prefix="forge-env-build.") as stage:
             into_folder = target.endswith("/") or len(patterns) > 1 or target in (".", "./")
             for pattern in patterns:
                 name = None if into_folder else PurePosixPath(place).name
-                self._stage(instruction, root, pattern, Path(staged), name)
+                self._stage(instruction, root, pattern, Path(stage), name)
             is_tree = into_folder or any(path.is_dir() for path in self._matches(instruction, root, patterns[0]))
             folder = place if is_tree else str(PurePosixPath(place).parent)
             try:
-                await workspace.put_tree(Path(staged), folder, user=given.get("chown"))
+                await workspace.put_tree(Path(stage), folder, user=flags.get("chown"))
             except WorkspaceFileError as error:
                 raise self._refusal(instruction, f"the files cannot be copied: {error}") from error
 
@@ -193,12 +193,12 @@ class _Builder:
         except UserError as error:
             raise self._refusal(instruction, str(error)) from error
 
-    def _stage(self, instruction: Instruction, root: Path, pattern: str, staged: Path, name: str | None) -> None:
+    def _stage(self, instruction: Instruction, root: Path, pattern: str, stage: Path, name: str | None) -> None:
         for source in self._matches(instruction, root, pattern):
             if source.is_dir():
-                shutil.copytree(source, staged, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(source, stage, symlinks=True, dirs_exist_ok=True)
             else:
-                shutil.copy2(source, staged / (name or source.name), follow_symlinks=False)
+                shutil.copy2(source, stage / (name or source.name), follow_symlinks=False)
 
     def _matches(self, instruction: Instruction, root: Path, pattern: str) -> list[Path]:
         paths = [Path(path) for path in sorted(glob.glob(str(root / pattern.lstrip("/")), include_hidden=True))]
@@ -230,8 +230,8 @@ class _Builder:
         return dict(word.split("=", 1) for word in shlex.split(text) if "=" in word)
 
     def _value(self, text: str) -> str:
-        known = {**self._arguments, **self.env}
-        return _VARIABLE.sub(lambda match: known.get(match[1] or match[3], match[2] or ""), text)
+        variables = {**self._arguments, **self.env}
+        return _VARIABLE.sub(lambda match: variables.get(match[1] or match[3], match[2] or ""), text)
 
     def _refusal(self, instruction: Instruction, reason: str) -> UserError:
         place = f"{self._folder / 'Dockerfile'}:{instruction.line}"

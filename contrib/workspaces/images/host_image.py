@@ -64,9 +64,9 @@ def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
 
 @functools.lru_cache(maxsize=64)
 def _host_image(packages: tuple[str, ...], cache: Path) -> UnpackedImage:
-    shown = find_packages(sorted(packages)).paths if packages else []
-    digest = _digest(shown)
-    root = cached(f"host-{digest[:32]}", functools.partial(_build, shown=shown))
+    paths = find_packages(sorted(packages)).paths if packages else []
+    digest = _digest(paths)
+    root = cached(f"host-{digest[:32]}", functools.partial(_build, paths=paths))
     return UnpackedImage(
         root=root,
         digest=f"sha256:{digest}",
@@ -86,7 +86,7 @@ def _digest(shown: Iterable[tuple[str, str]]) -> str:
     return digest.hexdigest()
 
 
-def _build(root: Path, *, shown: Iterable[tuple[str, str]]) -> None:
+def _build(root: Path, *, paths: Iterable[tuple[str, str]]) -> None:
     for folder in ("bin", "etc", "root", "usr/bin", "var/tmp", "tmp", "proc", "sys", "dev", "run"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in _FILES.items():
@@ -98,13 +98,13 @@ def _build(root: Path, *, shown: Iterable[tuple[str, str]]) -> None:
         _copy(program, root / "usr/bin" / name)
     for name in {"sh", "bash"} & programs.keys():
         (root / "bin" / name).symlink_to(f"../usr/bin/{name}")
-    _copy_python(root, shown)
+    _copy_python(root, paths)
     objects = [*(root / _PREFIX).rglob("*.so*"), root / _PREFIX / "bin" / _PYTHON, *programs.values()]
     for library in sorted(_libraries(objects, root)):
         _copy(library, root / library.relative_to("/"))
 
 
-def _copy_python(root: Path, shown: Iterable[tuple[str, str]]) -> None:
+def _copy_python(root: Path, paths: Iterable[tuple[str, str]]) -> None:
     prefix = root / _PREFIX
     library = prefix / "lib" / _PYTHON
     _copy(Path(sys.executable).resolve(), prefix / "bin" / _PYTHON)
@@ -117,7 +117,7 @@ def _copy_python(root: Path, shown: Iterable[tuple[str, str]]) -> None:
     packages = library / "site-packages"
     packages.mkdir(exist_ok=True)
     (library / "dist-packages").symlink_to("site-packages")  # which Debian's Python reads instead
-    for source, target in shown:
+    for source, target in paths:
         if Path(source).is_dir():
             shutil.copytree(source, packages / target, symlinks=False, dirs_exist_ok=True)
         else:

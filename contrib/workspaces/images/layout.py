@@ -44,10 +44,10 @@ class Layout:
         self.what = f"the image {folder}{':' if tag else ''}{tag}"
         self._folder = folder
         index = parse(Index, self._read(folder / "index.json"), f"index.json of {self.what}")
-        chosen = self._chosen(index.manifests, tag)
-        name = (chosen.annotations or {}).get(_REF, tag)
+        choice = self._choice(index.manifests, tag)
+        name = (choice.annotations or {}).get(_REF, tag)
         self.names: Sequence[str] = (name,) if "/" in name or ":" in name else ()
-        manifest = find_manifest(self._document(chosen), self._document, self.what)
+        manifest = find_manifest(self._document(choice), self._document, self.what)
         self.config = self._document(manifest.config)
         self.layers: Sequence[Descriptor] = manifest.layers
 
@@ -56,7 +56,7 @@ class Layout:
         with os.fdopen(blob, "rb", buffering=0) as file:
             yield from verified(_blocks(file, os.fstat(blob).st_size), layer.digest, self._of(layer))
 
-    def _chosen(self, manifests: Sequence[Descriptor], tag: str) -> Descriptor:
+    def _choice(self, manifests: Sequence[Descriptor], tag: str) -> Descriptor:
         tags = {(item.annotations or {}).get(_REF, "") for item in manifests}
         if tag:
             manifests = [item for item in manifests if (item.annotations or {}).get(_REF) == tag]
@@ -75,7 +75,7 @@ class Layout:
 
     def _read(self, path: Path) -> bytes:
         with os.fdopen(_open(path, self.what), "rb") as file:
-            return _bounded(file.read(MAX_DOCUMENT + 1), self.what)
+            return _within_bound(file.read(MAX_DOCUMENT + 1), self.what)
 
     def _path(self, digest: str) -> Path:
         return self._folder / "blobs" / digest.replace(":", "/")
@@ -100,7 +100,7 @@ class Archive:
         self.what = f"the image {path}{':' if tag else ''}{tag}"
         self._path = path
         self._members = self._list()
-        entry = self._chosen(tag)
+        entry = self._choice(tag)
         self.names: Sequence[str] = entry.RepoTags or ()
         self.config = self._read(entry.Config)
         diff_ids = parse(Config, self.config, f"the config of {self.what}").rootfs.diff_ids
@@ -138,7 +138,7 @@ class Archive:
             raise UserError(f"{self.what} is no archive of `docker save` ({error})") from None
         return members | {name: members[target] for name, target in links.items() if target in members}
 
-    def _chosen(self, tag: str) -> _Entry:
+    def _choice(self, tag: str) -> _Entry:
         try:
             entries = TypeAdapter(list[_Entry]).validate_json(self._read("manifest.json"))
         except ValidationError as error:
@@ -162,7 +162,7 @@ class Archive:
         offset, size = self._member(name)
         with os.fdopen(_open(self._path, self.what), "rb", buffering=0) as file:
             file.seek(offset)
-            return _bounded(b"".join(_blocks(file, min(size, MAX_DOCUMENT + 1))), self.what)
+            return _within_bound(b"".join(_blocks(file, min(size, MAX_DOCUMENT + 1))), self.what)
 
 
 class _Headers(io.RawIOBase):
@@ -203,7 +203,7 @@ def _blocks(file: Any, size: int) -> Iterator[bytes]:
         yield block
 
 
-def _bounded(data: bytes, what: str) -> bytes:
+def _within_bound(data: bytes, what: str) -> bytes:
     if len(data) > MAX_DOCUMENT:
         raise UserError(f"{what} is broken: a document of it has more than {MAX_DOCUMENT} bytes")
     return data

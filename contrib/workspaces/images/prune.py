@@ -31,49 +31,49 @@ def prune(names: Iterable[str] = (), *, everything: bool = False) -> Pruned:
         names: further images that are to go, by name or id; one that has another name as well stays under that.
         everything: all images, with those made of this machine's programs.
     """
-    pruned, unwanted = Pruned(), _unwanted(names)
-    for stored in stored_images():
-        left = [name for name in stored.names if name not in unwanted] if stored.id not in unwanted else []
-        if left and not everything:
-            _forget(stored.names, unwanted)
+    outcome, ids = Pruned(), _ids_to_remove(names)
+    for image in stored_images():
+        rest = [name for name in image.names if name not in ids] if image.id not in ids else []
+        if rest and not everything:
+            _forget(image.names, ids)
             continue
-        shown = ", ".join(map(short_name, stored.names)) or stored.id[:12]
-        if remove(images_folder() / "images" / stored.id):
-            _forget(stored.names, stored.names)
-            pruned.removed.append(shown)
+        text = ", ".join(map(short_name, image.names)) or image.id[:12]
+        if remove(images_folder() / "images" / image.id):
+            _forget(image.names, image.names)
+            outcome.removed.append(text)
         else:
-            pruned.in_use.append(shown)
+            outcome.in_use.append(text)
     for folder in sorted(images_folder().glob("host-*")) if everything else ():
         size = _size(folder)
         if remove(folder):
-            pruned.removed.append(folder.name)
-            pruned.bytes += size
+            outcome.removed.append(folder.name)
+            outcome.bytes += size
         else:
-            pruned.in_use.append(folder.name)
-    needed = {layer for stored in stored_images() for layer in stored.layers}
+            outcome.in_use.append(folder.name)
+    layers = {layer for image in stored_images() for layer in image.layers}
     for folder in sorted((images_folder() / "layers").glob("[0-9a-f]*")):
-        if folder.name not in needed and (size := _layer_size(folder)) >= 0 and remove(folder):
-            pruned.bytes += size
+        if folder.name not in layers and (size := _layer_size(folder)) >= 0 and remove(folder):
+            outcome.bytes += size
     for place in ("", *PRIVATE):
         sweep(images_folder() / place)
-    return pruned
+    return outcome
 
 
-def _unwanted(names: Iterable[str]) -> set[str]:
+def _ids_to_remove(names: Iterable[str]) -> set[str]:
     """Return whole names and ids. Raises UserError for one that there is not."""
-    known, unwanted = named_images(), set()
+    image_names, ids = named_images(), set()
     for name in names:
-        if full_name(name) in known:
-            unwanted.add(full_name(name))
+        if full_name(name) in image_names:
+            ids.add(full_name(name))
         elif (image := find_named(name)) is not None:
-            unwanted.add(image.root.parent.name)
+            ids.add(image.root.parent.name)
         else:
-            raise UserError(f"there is no image {name!r} in the cache. {nearest(name, map(short_name, known))}")
-    return unwanted
+            raise UserError(f"there is no image {name!r} in the cache. {nearest(name, map(short_name, image_names))}")
+    return ids
 
 
-def _forget(names: Iterable[str], unwanted: Iterable[str]) -> None:
-    for name in set(names) & set(unwanted):
+def _forget(names: Iterable[str], ids: Iterable[str]) -> None:
+    for name in set(names) & set(ids):
         forget_name(name)
 
 

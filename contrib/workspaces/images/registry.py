@@ -85,9 +85,9 @@ class RegistryImage:
 
     def blob(self, layer: Descriptor) -> Iterator[bytes]:
         what = f"the layer {layer.digest[:19]} of {self.what}"
-        return verified(self._resumed(layer, what), layer.digest, what)
+        return verified(self._blocks(layer, what), layer.digest, what)
 
-    def _resumed(self, layer: Descriptor, what: str) -> Iterator[bytes]:
+    def _blocks(self, layer: Descriptor, what: str) -> Iterator[bytes]:
         patience, done, last_failure = _Patience(self._reference), 0, 0
         while done < layer.size:
             try:
@@ -117,9 +117,9 @@ class RegistryImage:
         while True:
             try:
                 with _errors(self._reference, self.what), self._client.open(path, Accept=_ACCEPTED) as response:
-                    data = _bounded(response, self.what)
-                    named = digest or response.headers.get("Docker-Content-Digest", "")
-                return check_digest(data, named, self.what) if named.startswith("sha256:") else data
+                    data = _read_at_most(response, self.what)
+                    name = digest or response.headers.get("Docker-Content-Digest", "")
+                return check_digest(data, name, self.what) if name.startswith("sha256:") else data
             except requests.RequestException as error:
                 patience.wait(error, self.what)
 
@@ -146,30 +146,30 @@ def registry_image(reference: Reference) -> Iterator[RegistryImage]:
 
 def _authenticate(client: _Client, response: requests.Response, reference: Reference) -> None:
     """Answer a registry that asks who it is: with the password itself, or with a token that it buys."""
-    asked = www_authenticate.parse(response.headers.get("WWW-Authenticate", ""))
+    challenge = www_authenticate.parse(response.headers.get("WWW-Authenticate", ""))
     credentials = _credentials(reference)
-    if "bearer" in asked:
-        realm = asked["bearer"].get("realm", "")
+    if "bearer" in challenge:
+        realm = challenge["bearer"].get("realm", "")
         place = urlsplit(realm)
         is_here = reference.is_loopback and place.hostname in ("127.0.0.1", "localhost", "::1")
         if place.scheme != "https" and not (place.scheme == "http" and is_here):
             raise UserError(
                 f"the registry {reference.registry} sends for a token to {realm[:100]!r}, which is not HTTPS"
             )
-        wanted = {name: asked["bearer"][name] for name in ("service", "scope") if name in asked["bearer"]}
-        wanted.setdefault("scope", f"repository:{reference.repository}:pull")
+        scope = {name: challenge["bearer"][name] for name in ("service", "scope") if name in challenge["bearer"]}
+        scope.setdefault("scope", f"repository:{reference.repository}:pull")
         headers = {"Authorization": f"Basic {credentials}"} if credentials else {}
-        with client.session.get(realm, params=wanted, headers=headers, timeout=_SILENCE_S, stream=True) as answer:
+        with client.session.get(realm, params=scope, headers=headers, timeout=_SILENCE_S, stream=True) as answer:
             if answer.status_code in (401, 403):
                 raise DXFUnauthorizedError
             answer.raise_for_status()
-            data = _bounded(answer, f"the token of {reference.registry}")
+            data = _read_at_most(answer, f"the token of {reference.registry}")
         try:
             content = json.loads(data)
             client.token = str(content.get("access_token") or content["token"])
         except (ValueError, KeyError, AttributeError):
             raise UserError(f"the registry {reference.registry} sent no token") from None
-    elif "basic" in asked and credentials:
+    elif "basic" in challenge and credentials:
         client.log_in(credentials)
 
 
@@ -181,14 +181,14 @@ def _credentials(reference: Reference) -> str:
         names |= {"https://index.docker.io/v1/", "index.docker.io"}
     try:
         auths = json.loads(path.read_text()).get("auths", {})
-        known = [str(auths[name].get("auth", "")) for name in sorted(names & auths.keys())]
-        if known and known[0] and b":" not in base64.b64decode(known[0], validate=True):
+        entries = [str(auths[name].get("auth", "")) for name in sorted(names & auths.keys())]
+        if entries and entries[0] and b":" not in base64.b64decode(entries[0], validate=True):
             raise ValueError("an entry is no USER:PASSWORD")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError, AttributeError, binascii.Error) as error:
         raise UserError(f"the passwords of {path} cannot be read: {error}") from None
-    return known[0] if known else ""
+    return entries[0] if entries else ""
 
 
 class _Patience:
@@ -244,7 +244,7 @@ def _reason(error: BaseException) -> str:
     return text.rpartition(": ")[2][:200] or type(error).__name__
 
 
-def _bounded(response: requests.Response, what: str) -> bytes:
+def _read_at_most(response: requests.Response, what: str) -> bytes:
     data = b""
     for block in response.iter_content(_BLOCK):
         data += block

@@ -178,11 +178,11 @@ def _held_layers(
         def build(folder: Path) -> None:
             files = folder / "files"
             files.mkdir(mode=0o755)
-            unpacked = unpack_layer(source.blob(layer), files, what=what, limits=limits, cancelled=cancelled)
-            if unpacked.diff_id != diff_id:
-                raise UserError(f"{what} is broken: it unpacks to {unpacked.diff_id}, but the image says {diff_id}")
-            (folder / "layer.json").write_text(json.dumps({"bytes": unpacked.bytes, "left_out": unpacked.left_out}))
-            progress(f"unpacked {layer.digest[:19]}, {unpacked.files} files, {unpacked.bytes / 1e6:.1f} MB")
+            result = unpack_layer(source.blob(layer), files, what=what, limits=limits, cancelled=cancelled)
+            if result.diff_id != diff_id:
+                raise UserError(f"{what} is broken: it unpacks to {result.diff_id}, but the image says {diff_id}")
+            (folder / "layer.json").write_text(json.dumps({"bytes": result.bytes, "left_out": result.left_out}))
+            progress(f"unpacked {layer.digest[:19]}, {result.files} files, {result.bytes / 1e6:.1f} MB")
 
         own = ExitStack()
         try:
@@ -191,9 +191,9 @@ def _held_layers(
             cancelled.set()
             raise
 
-    wanted = dict(zip(diff_ids, source.layers, strict=True))
+    layer_of = dict(zip(diff_ids, source.layers, strict=True))
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer") as executor:
-        futures = {diff_id: executor.submit(hold, diff_id, layer) for diff_id, layer in wanted.items()}
+        futures = {diff_id: executor.submit(hold, diff_id, layer) for diff_id, layer in layer_of.items()}
         try:
             failures = [future.exception() for future in futures.values()]
         except BaseException:
@@ -226,15 +226,15 @@ def add_layer(layer: str, root: str) -> None:
         layer: as `guest_unpack.py` leaves it. It may be linked to, and must not be changed later.
     """
     with os.scandir(layer) as entries:
-        listed = list(entries)
+        members = list(entries)
     # Whiteouts first: they speak of the layers below, never of this one.
-    for entry in listed:
+    for entry in members:
         if entry.name == _OPAQUE:
             for name in os.listdir(root):
                 _remove(f"{root}/{name}")
         elif entry.name.startswith(_WHITEOUT) and entry.name != _IMPLIED:
             _remove(f"{root}/{entry.name[len(_WHITEOUT) :]}")
-    for entry in listed:
+    for entry in members:
         if entry.name.startswith(_WHITEOUT):
             continue
         target = f"{root}/{entry.name}"

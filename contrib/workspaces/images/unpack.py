@@ -158,10 +158,10 @@ class _Feed:
         while True:
             if self._cancelled.is_set():
                 raise Cancelled
-            left = self._deadline - time.monotonic()
-            if left <= 0:
+            seconds = self._deadline - time.monotonic()
+            if seconds <= 0:
                 raise TimeoutError
-            if poll.poll(1000 * min(left, _LOOK_S)):
+            if poll.poll(1000 * min(seconds, _LOOK_S)):
                 return
 
 
@@ -215,8 +215,8 @@ def _filter() -> str:
     try:
         return base64.b64encode(seccomp_filter()).decode()
     except KeyError as error:
-        supported = ", ".join(supported_machines())
-        raise SandboxUnavailable(f"images can be unpacked on {supported}, and this machine is {error}.") from None
+        machines = ", ".join(supported_machines())
+        raise SandboxUnavailable(f"images can be unpacked on {machines}, and this machine is {error}.") from None
 
 
 def _place_of_zstandard() -> str:

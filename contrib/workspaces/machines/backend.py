@@ -86,7 +86,7 @@ class Workspaces(ABC):
         """Free what the workspaces of a family share."""
 
     @abstractmethod
-    def _start_error(self, failed: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
+    def _start_error(self, failure: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
         """Return the error for a box that did not start. Args: failed: "failed" and perhaps "errno", from pid 1."""
 
     @abstractmethod
@@ -111,10 +111,10 @@ class Workspaces(ABC):
         _check_image(origin.image)
         order = self._order(origin, limits, network)
         with in_use(origin.image.root):  # until `_hold` has taken it
-            started, origin = await self._launch(origin, order, limits, network)
+            launch, origin = await self._launch(origin, order, limits, network)
         workspace = Workspace(
             origin,
-            started,
+            launch,
             limits=limits,
             network=network,
             capabilities=self.capabilities,
@@ -175,10 +175,10 @@ class Workspaces(ABC):
         """Give a box its order, and wait until it takes requests; a box that fails is ended."""
         try:
             started.watched = Watched(started.group, limits)
-            failed = await started.box.begin(order)
-            if not failed and len(started.box.listeners) < len(order["listeners"]):
+            failure = await started.box.begin(order)
+            if not failure and len(started.box.listeners) < len(order["listeners"]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what has no number here
-            if not failed and network.mode is NetworkMode.ALLOWLIST:
+            if not failure and network.mode is NetworkMode.ALLOWLIST:
                 await open_proxies(network, started.box.listeners, started.proxies)
         except OSError as error:
             await started.stop()
@@ -186,9 +186,9 @@ class Workspaces(ABC):
         except BaseException:
             await started.stop()
             raise
-        if failed:
+        if failure:
             await started.stop()
-            raise self._start_error(failed, image)
+            raise self._start_error(failure, image)
 
     async def _freeze(self, workspace: Workspace) -> Snapshot:
         order = self._order(workspace.origin, workspace.limits, workspace.network)
@@ -245,8 +245,8 @@ def _check_image(image: UnpackedImage) -> None:
     root = Path(image.root)
     if not root.is_absolute() or not root.is_dir():
         raise UserError(f"the image folder {str(root)!r} is not there; name the absolute path of an unpacked image.")
-    wanted, machine = _MACHINES.get(image.architecture, image.architecture), platform.machine()
-    if wanted not in ("", machine):
+    architecture, machine = _MACHINES.get(image.architecture, image.architecture), platform.machine()
+    if architecture not in ("", machine):
         raise UserError(
             f"the image {image.digest or str(root)} is for {image.architecture}, but this machine is {machine}; "
             "get the image for this architecture."

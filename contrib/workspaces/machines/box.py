@@ -118,8 +118,8 @@ class Box:
         """Send a request; return its number, and the future of its answer: None if the workspace ended before."""
         self._requests += 1
         number = self._requests
-        answered: asyncio.Future[Answer | None] = self._loop.create_future()
-        self._waiting[number] = (answered, Answer())
+        future: asyncio.Future[Answer | None] = self._loop.create_future()
+        self._waiting[number] = (future, Answer())
         body = json.dumps(request).encode("utf-8", "surrogateescape")
         if len(body) <= _MAX_INLINE:
             self._send(request | {"run": number}, fds)
@@ -129,7 +129,7 @@ class Box:
                 self._send({"run": number, "body": True}, [fd, *fds])
             finally:
                 os.close(fd)
-        return number, answered
+        return number, future
 
     def kill(self, number: int, *, only_below: bool = False) -> None:
         """Kill a command and what is below it; or only what is below it."""
@@ -139,26 +139,26 @@ class Box:
     async def end_processes(self) -> None:
         """Raises SandboxError if the workspace does not answer."""
         self._requests += 1
-        answered: asyncio.Future[Answer | None] = self._loop.create_future()
-        self._waiting[self._requests] = (answered, Answer())
+        future: asyncio.Future[Answer | None] = self._loop.create_future()
+        self._waiting[self._requests] = (future, Answer())
         self._send({"end_processes": self._requests}, ())
-        await self.bounded(answered, GRACE_S)
+        await self.bounded(future, GRACE_S)
 
-    async def bounded(self, answered: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
+    async def bounded(self, future: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
         """Wait for an answer; kill the workspace if none comes in time."""
-        done, _ = await asyncio.wait([answered], timeout=timeout_s)
+        done, _ = await asyncio.wait([future], timeout=timeout_s)
         if not done:
             await self.end()
-        return await answered
+        return await future
 
     async def end(self, *, keep: int = 0) -> BoxEnd:
         """Kill the workspace, and wait until every process of it is gone. Idempotent."""
-        ended = self.keeper.ended
+        future = self.keeper.ended
         self.keeper.kill(keep=keep)
-        done, _ = await asyncio.wait([ended], timeout=self.keeper.end_s)
+        done, _ = await asyncio.wait([future], timeout=self.keeper.end_s)
         if not done:
             self.keeper.give_up()
-        return await asyncio.shield(ended)
+        return await asyncio.shield(future)
 
     def _on_end(self, _: object) -> None:
         if self._is_open:
@@ -170,9 +170,9 @@ class Box:
         if not self._ready.done():
             self._ready.set_result({"failed": self.keeper.ended.result().failure or "its first process was killed"})
         waiting, self._waiting = self._waiting, {}
-        for answered, _answer in waiting.values():
-            if not answered.done():
-                answered.set_result(None)
+        for future, _answer in waiting.values():
+            if not future.done():
+                future.set_result(None)
 
     def _close_link(self) -> None:
         self._is_open = False
@@ -219,7 +219,7 @@ class Box:
         number = int(message.get("end", message.get("refused", message.get("unstarted", 0))))
         if number not in self._waiting:
             return
-        answered, answer = self._waiting[number]
+        future, answer = self._waiting[number]
         if "unstarted" in message:
             answer.started = False
             return
@@ -229,8 +229,8 @@ class Box:
         answer.status, answer.cpu_s = int(message.get("status", 0)), float(message.get("cpu_s", 0.0))
         answer.failed = int(message.get("failed") or 0)
         del self._waiting[number]
-        if not answered.done():
-            answered.set_result(answer)
+        if not future.done():
+            future.set_result(answer)
 
 
 def order_of(limits: WorkspaceLimits, network: Network) -> dict[str, Any]:
@@ -249,8 +249,8 @@ def order_of(limits: WorkspaceLimits, network: Network) -> dict[str, Any]:
             raise UserError(f"{name} of a workspace is {getattr(limits, name)}; it must be above 0.")
     if network.listeners and network.mode is NetworkMode.NONE:
         raise UserError("a workspace without a network has no listeners: open it with NetworkMode.LOOPBACK.")
-    proxied = ports_of(network)
-    for port in set(network.listeners).intersection(proxied):
+    proxy_ports = ports_of(network)
+    for port in set(network.listeners).intersection(proxy_ports):
         raise UserError(f"port {port} is the proxy's: leave it out of listeners, or use NetworkMode.LOOPBACK.")
     return {
         "memory_bytes": limits.memory_bytes,
@@ -258,5 +258,5 @@ def order_of(limits: WorkspaceLimits, network: Network) -> dict[str, Any]:
         "disk_bytes": limits.disk_bytes,
         "files": limits.files,
         "loopback": network.mode is not NetworkMode.NONE,
-        "listeners": [*network.listeners, *proxied],
+        "listeners": [*network.listeners, *proxy_ports],
     }

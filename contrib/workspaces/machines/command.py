@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import math
 import os
@@ -134,7 +135,7 @@ async def run_command(
     stdin: bytes | int,
     timeout_s: float,
     limits: WorkspaceLimits,
-    watched: Watched,
+    counters: Watched,
     on_output: OnOutput | None = None,
     script: bytes = b"",
 ) -> CommandResult:
@@ -153,36 +154,36 @@ async def run_command(
         kill()
 
     begin = time.monotonic()
-    with ExitStack() as closed:
+    with ExitStack() as cleanup:
         outputs = Outputs(limits, kill, on_output)
-        closed.callback(outputs.close)
+        cleanup.callback(outputs.close)
         if isinstance(stdin, int):
             source = os.dup(stdin)
         else:
             source = sealed_file(stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         fds = [source, outputs.stdout.write_fd, outputs.stderr.write_fd]
-        with ExitStack() as sent:
-            sent.callback(os.close, source)
+        with ExitStack() as files:
+            files.callback(os.close, source)
             if script:
                 fds.append(sealed_file(_AS_SCRIPT + script))
-                sent.callback(os.close, fds[-1])
-            number, answered = box.start(request, fds)
+                files.callback(os.close, fds[-1])
+            number, future = box.start(request, fds)
         outputs.close_write_ends()
-        answer = await answer_of(box, number, answered, timeout_s, time_out)
+        answer = await answer_of(box, number, future, timeout_s, time_out)
     wall_s = time.monotonic() - begin
-    return result_of(answer, outputs, watched, timed_out=timed_out, wall_s=wall_s, failure=box.failure)
+    return result_of(answer, outputs, counters, timed_out=timed_out, wall_s=wall_s, failure=box.failure)
 
 
 async def answer_of(
-    box: Box, number: int, answered: asyncio.Future[Answer | None], timeout_s: float, time_out: Callable[[], None]
+    box: Box, number: int, future: asyncio.Future[Answer | None], timeout_s: float, time_out: Callable[[], None]
 ) -> Answer | None:
     """Wait for the end, at the latest a while after `time_out` was called. A cancellation kills the command."""
     deadline = asyncio.get_running_loop().call_later(timeout_s, time_out)
     try:
-        return await box.bounded(answered, timeout_s + GRACE_S)
+        return await box.bounded(future, timeout_s + GRACE_S)
     except asyncio.CancelledError:
         box.kill(number)
-        await box.bounded(answered, GRACE_S)
+        await box.bounded(future, GRACE_S)
         raise
     finally:
         deadline.cancel()
@@ -191,7 +192,7 @@ async def answer_of(
 def result_of(
     answer: Answer | None,
     outputs: Outputs,
-    watched: Watched,
+    counters: Watched,
     *,
     timed_out: bool,
     wall_s: float,
@@ -206,18 +207,26 @@ def result_of(
     if answer is None and failure:
         raise SandboxError(f"the workspace ended while a command ran in it: {failure}")
     if answer is None:
-        return _workspace_ended(fields, watched, timed_out=timed_out)
+        return _workspace_ended(fields, counters, timed_out=timed_out)
     if answer.refused:
         raise UserError(f"a command cannot be run: {answer.reason}")
+    if answer.failed and answer.failed != errno.EAGAIN and not counters.usage().memory_exceeded:
+        raise SandboxError(no_room(answer))
     if answer.failed:
-        return CommandResult(status=ExecStatus.PIDS, **fields)
+        status = ExecStatus.PIDS if answer.failed == errno.EAGAIN else ExecStatus.MEMORY
+        return CommandResult(status=status, **fields)
     code = os.waitstatus_to_exitcode(answer.status)
-    usage = watched.usage() if code else GroupUsage()
+    usage = counters.usage() if code else GroupUsage()
     if usage.host_out_of_memory:
         raise SandboxError("the machine ran out of memory although the workspace was within its limit")
     fields |= {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None, "cpu_s": answer.cpu_s}
     fields["started"] = answer.started
     return CommandResult(status=_status_of(code, usage, outputs, timed_out=timed_out), **fields)
+
+
+def no_room(answer: Answer) -> str:
+    """Return why the machine, and not a limit of the workspace, kept pid 1 from starting a process."""
+    return f"the machine has no room for another process of the workspace: {os.strerror(answer.failed)}"
 
 
 def _status_of(code: int, usage: GroupUsage, outputs: Outputs, *, timed_out: bool) -> ExecStatus:
@@ -235,8 +244,8 @@ def _status_of(code: int, usage: GroupUsage, outputs: Outputs, *, timed_out: boo
     return ExecStatus.SIGNALED if code < 0 else ExecStatus.NONZERO
 
 
-def _workspace_ended(fields: dict[str, Any], watched: Watched, *, timed_out: bool) -> CommandResult:
-    if watched.usage().memory_exceeded:
+def _workspace_ended(fields: dict[str, Any], counters: Watched, *, timed_out: bool) -> CommandResult:
+    if counters.usage().memory_exceeded:
         return CommandResult(status=ExecStatus.MEMORY, signal=signal.SIGKILL, **fields)
     if timed_out:
         return CommandResult(status=ExecStatus.TIMEOUT, **fields)

@@ -111,21 +111,21 @@ class NamespaceWorkspaces(Workspaces):
         self, origin: Origin, order: dict[str, Any], limits: WorkspaceLimits, network: Network
     ) -> tuple[Started, Origin]:
         """Launch on the server that runs now."""
-        lost, reason = self._lost
-        if 0 < origin.family <= lost:
+        last_lost, reason = self._lost
+        if 0 < origin.family <= last_lost:
             raise SandboxError(f"the snapshot is lost, because {reason}; open its image again")
         is_of_image = not origin.family
-        family, prepared = self._take_spare() if is_of_image else (origin.family, self._prepare(origin.family))
+        family, spare = self._take_spare() if is_of_image else (origin.family, self._prepare(origin.family))
         origin = replace(origin, family=family)
         self._hold(origin)
         try:
-            await self._begin(prepared, order | self._place(origin), limits, network, origin.image)
+            await self._begin(spare, order | self._place(origin), limits, network, origin.image)
         except BaseException:
             self._release(origin)
             raise
         if is_of_image:
             self._refill()
-        return prepared, origin
+        return spare, origin
 
     async def _start_again(self) -> Server:
         """Start another server after the last one died: with groups of its own, for the old ones may be gone."""
@@ -153,10 +153,10 @@ class NamespaceWorkspaces(Workspaces):
         self._hold(origin)  # of the workspace
         self._release(below)
         workspace.origin = origin
-        started = self._prepare(origin.family)
-        await self._begin(started, order | self._place(origin), workspace.limits, workspace.network, origin.image)
+        successor = self._prepare(origin.family)
+        await self._begin(successor, order | self._place(origin), workspace.limits, workspace.network, origin.image)
         self._hold(origin)
-        return origin, started
+        return origin, successor
 
     def _drop_layer(self, layer: Any) -> None:
         self._server.drop_layer(layer)
@@ -231,8 +231,8 @@ class NamespaceWorkspaces(Workspaces):
             "own_ids": True,
         }
 
-    def _start_error(self, failed: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
-        text, number = failed["failed"], failed.get("errno")
+    def _start_error(self, failure: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
+        text, number = failure["failed"], failure.get("errno")
         if number in (errno.ENOSPC, errno.ENOMEM):
             return SandboxError(f"no room for a workspace: {text}; close others, or free memory")
         if "mapped ids" in text:
@@ -262,8 +262,8 @@ class ServedBox:
 
     end_s = 10.0
 
-    def __init__(self, server: Server, number: int, ended: asyncio.Future[BoxEnd]) -> None:
-        self.ended = ended
+    def __init__(self, server: Server, number: int, end: asyncio.Future[BoxEnd]) -> None:
+        self.ended = end
         self._server, self._number = server, number
 
     def kill(self, *, keep: int = 0) -> None:
@@ -322,6 +322,11 @@ class Server(Controlled[BoxEnd]):
         self._take({"ended": number, "status": signal.SIGKILL})
         self._send({"ping": number})
         self._expect_answer(_ANSWER_S)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message.get("kept") and message["ended"] not in self._waiting:  # it was given up: nobody holds its layer
+            self.drop_layer(message["kept"])
+        super()._take(message)
 
     def drop_layer(self, number: int) -> None:
         self._send({"drop": number})

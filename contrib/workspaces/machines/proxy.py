@@ -61,10 +61,10 @@ class Allowlist:
         return address == host and any(name == host and port in ports for name, ports in self._rules)
 
 
-def _rule(entry: str, refused: str) -> tuple[str, tuple[int, ...]]:
+def _rule(entry: str, mistake: str) -> tuple[str, tuple[int, ...]]:
     """Return the name and the ports of an entry. Args: refused: a name that this list does not take."""
     name, colon, port = entry.strip().rpartition(":") if entry.count(":") == 1 else (entry.strip(), "", "")
-    bare = "" if name == refused else name.removeprefix("*.") if name != "*" else "all"
+    bare = "" if name == mistake else name.removeprefix("*.") if name != "*" else "all"
     if not _HOST.fullmatch(bare) or (colon and not (port.isdecimal() and 0 < int(port) < 65536)):
         raise UserError(
             f'allowed_hosts has {entry!r}; an entry is a host, "*.HOST", or either with ":PORT", no scheme.'
@@ -114,19 +114,19 @@ def _mirror_hosts(network: Network) -> list[str]:
     return ["{}:{}".format(*address_of(url)) for kind, url in network.mirrors if kind != APT]
 
 
-async def open_proxies(network: Network, listeners: list[socket.socket], opened: list[Service]) -> None:
+async def open_proxies(network: Network, listeners: list[socket.socket], services: list[Service]) -> None:
     """Serve the ports of `ports_of`.
 
     Args:
         listeners: the last ones are those of the ports, in the same order; they are taken off.
-        opened: gets each service, which the caller closes, before it starts.
+        services: gets each service, which the caller closes, before it starts.
     """
     *forwards, _ = ports_of(network)
     upstream = next((address_of(url) for kind, url in network.mirrors if kind == APT), None)
     proxies = [*(Forward(("127.0.0.1", port)) for port in forwards), Proxy(allowlist_of(network), upstream)]
     first = len(listeners) - len(proxies)
     for proxy in proxies:
-        opened.append(proxy)
+        services.append(proxy)
         await proxy.start(listeners.pop(first))
 
 

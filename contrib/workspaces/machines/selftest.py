@@ -81,8 +81,8 @@ async def check_workspaces(workspaces: Workspaces, groups: Groups | str) -> Work
 
 
 async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapabilities:
-    seen = await look(workspace)
-    require_no_escape(seen)
+    view = await look(workspace)
+    require_no_escape(view)
     missing: tuple[str, ...] = ()
     version = "rlimit"
     if isinstance(groups, Groups):
@@ -93,7 +93,7 @@ async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapab
     if os.geteuid() != 0:
         missing += ("commands run only as root of the workspace, who is the user of forge_env outside; run as root",)
     return measured(
-        seen,
+        view,
         backend="namespace",
         users=os.geteuid() == 0,
         memory_limit=version,
@@ -105,10 +105,10 @@ async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapab
     )
 
 
-def measured(seen: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
+def measured(view: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
     """Return the capabilities of a backend from which no canary got out."""
     return WorkspaceCapabilities(
-        root_is_unprivileged=root_is_unprivileged(seen),
+        root_is_unprivileged=root_is_unprivileged(view),
         seccomp=True,
         capabilities_dropped=True,
         **fields,
@@ -122,8 +122,8 @@ async def look(workspace: Workspace) -> dict[str, Any]:
     if result.status is not ExecStatus.OK:
         reason = result.stderr.strip().rpartition("\n")[2] or f"it ended with {result.status}"
         raise SandboxUnavailable(f"workspaces: the self-test could not run here: {reason}.")
-    seen: dict[str, Any] = json.loads(result.stdout)
-    return seen
+    view: dict[str, Any] = json.loads(result.stdout)
+    return view
 
 
 async def require_memory_limit(workspace: Workspace, by: str) -> None:
@@ -133,35 +133,35 @@ async def require_memory_limit(workspace: Workspace, by: str) -> None:
         raise SandboxUnavailable(f"workspaces: {by} does not limit memory here: {full.status}.")
 
 
-def root_is_unprivileged(seen: dict[str, Any]) -> bool:
-    return int(seen["outside"]) not in (0, os.geteuid())
+def root_is_unprivileged(view: dict[str, Any]) -> bool:
+    return int(view["outside"]) not in (0, os.geteuid())
 
 
 async def _canary(workspace: Workspace, code: str, arguments: list[Any]) -> Any:
     request = {"do": "look", "user": "", "facts": {"code": code, "arguments": arguments}}
-    started = workspace.started
-    return await run_command(started.box, request, b"", LIMITS.wall_s, LIMITS, started.watched)
+    launch = workspace.started
+    return await run_command(launch.box, request, b"", LIMITS.wall_s, LIMITS, launch.watched)
 
 
-def require_no_escape(seen: dict[str, Any], *, disk: bool = True) -> None:
+def require_no_escape(view: dict[str, Any], *, disk: bool = True) -> None:
     """Raises SandboxUnavailable with everything that got out. Args: disk: whether the disk should be limited."""
-    shared = [name for name, link in seen["namespaces"].items() if link == os.readlink(f"/proc/self/ns/{name}")]
+    shared = [name for name, link in view["namespaces"].items() if link == os.readlink(f"/proc/self/ns/{name}")]
     escapes = {
         f"it shares namespaces of the host: {', '.join(shared)}": bool(shared),
-        "it can read a private file of the host": seen["secret"] or seen["shadow"],
-        "it can reach the network": seen["connects"],
-        "it can see other processes": bool(seen["processes"]),
-        "its processes are not limited": not 0 < seen["forks"] < 4 * LIMITS.processes,
-        "it can mount": seen["mounts"],
-        "it can make user namespaces": seen["unshares"],
-        "its disk is not limited": disk and seen["written"] > LIMITS.disk_bytes,
-        "it can change settings of the kernel": seen["settings"],
-        "its system calls are not filtered": seen["seccomp"] != "2",
-        "it may gain privileges": seen["no_new_privileges"] != "1",
-        "it has too many capabilities": bool(seen["capabilities"] & ~_ALLOWED_CAPABILITIES),
-        f"it can watch files, by {', '.join(seen['watches'])}": bool(seen["watches"]),
+        "it can read a private file of the host": view["secret"] or view["shadow"],
+        "it can reach the network": view["connects"],
+        "it can see other processes": bool(view["processes"]),
+        "its processes are not limited": not 0 < view["forks"] < 4 * LIMITS.processes,
+        "it can mount": view["mounts"],
+        "it can make user namespaces": view["unshares"],
+        "its disk is not limited": disk and view["written"] > LIMITS.disk_bytes,
+        "it can change settings of the kernel": view["settings"],
+        "its system calls are not filtered": view["seccomp"] != "2",
+        "it may gain privileges": view["no_new_privileges"] != "1",
+        "it has too many capabilities": bool(view["capabilities"] & ~_ALLOWED_CAPABILITIES),
+        f"it can watch files, by {', '.join(view['watches'])}": bool(view["watches"]),
     }
-    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    reasons = [reason for reason, is_out in escapes.items() if is_out]
     if reasons:
         raise SandboxUnavailable(
             f"workspaces: the self-test failed, because {'; '.join(reasons)}. This kernel does not isolate well "

@@ -43,12 +43,12 @@ class Shell:
         self,
         request: dict[str, Any],
         limits: WorkspaceLimits,
-        watched: Callable[[], Watched],
+        counters: Callable[[], Watched],
         live_box: Callable[[], Awaitable[Box]],
         on_output: OnOutput | None = None,
     ) -> None:
         self._request = request | {"argvs": SHELLS}
-        self._limits, self._watched, self._live_box, self._on_output = limits, watched, live_box, on_output
+        self._limits, self._watched, self._live_box, self._on_output = limits, counters, live_box, on_output
         self._process: _Process | None = None
         self._started = self._closed = False
         self._one_at_a_time = asyncio.Lock()
@@ -63,15 +63,15 @@ class Shell:
             if self._closed:
                 raise SandboxError("the shell is closed")
             try:
-                quoted = shlex.quote(command).encode("utf-8", "surrogateescape")
+                text = shlex.quote(command).encode("utf-8", "surrogateescape")
             except UnicodeEncodeError as failure:  # as `exec` answers what no program can be given
                 error = f"{SHELLS[-1][0]}: {failure}\n"
                 size = len(error)
                 return CommandResult(status=ExecStatus.NONZERO, exit_code=126, stderr=error, stderr_bytes=size)
-            lost = await self._ensure_started()
+            is_new = await self._ensure_started()
             assert self._process is not None
-            result = await self._process.run(quoted, timeout_s or self._limits.wall_s, self._watched())
-            return replace(result, state_lost=True, in_new_shell=True) if lost else result
+            result = await self._process.run(text, timeout_s or self._limits.wall_s, self._watched())
+            return replace(result, state_lost=True, in_new_shell=True) if is_new else result
 
     async def close(self) -> None:
         """End the shell and the processes of its session. Idempotent."""
@@ -96,8 +96,8 @@ class Shell:
         box = await self._live_box()
         with machine_faults():
             self._process = _Process(box, self._request, self._limits, self._on_output)
-        lost, self._started = self._started, True
-        return lost
+        was_lost, self._started = self._started, True
+        return was_lost
 
 
 class _Process:
@@ -108,16 +108,16 @@ class _Process:
     ) -> None:
         self._box, self._loop = box, asyncio.get_running_loop()
         self._is_killed = False
-        with ExitStack() as undo, ExitStack() as sent:
+        with ExitStack() as undo, ExitStack() as files:
             self._outputs = Outputs(limits, self._kill, on_output)
             undo.callback(self._outputs.close)
             self._stdin, guest_stdin = socket.socketpair()
             undo.callback(self._stdin.close)
-            sent.callback(guest_stdin.close)
+            files.callback(guest_stdin.close)
             self._stdin.setblocking(False)
             self._report, guest_report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.callback(os.close, self._report)
-            sent.callback(os.close, guest_report)
+            files.callback(os.close, guest_report)
             os.set_blocking(guest_report, True)
             fds = [guest_stdin.fileno(), self._outputs.stdout.write_fd, self._outputs.stderr.write_fd, guest_report]
             self._number, self._answered = box.start(request, fds)
@@ -133,7 +133,7 @@ class _Process:
     def alive(self) -> bool:
         return self._box.alive and not self._is_killed and not self._answered.done()
 
-    async def run(self, quoted: bytes, timeout_s: float, watched: Watched) -> CommandResult:
+    async def run(self, text: bytes, timeout_s: float, counters: Watched) -> CommandResult:
         begin, timed_out = time.monotonic(), False
 
         def time_out() -> None:
@@ -148,8 +148,8 @@ class _Process:
         self._code = code = self._loop.create_future()
         deadline = self._loop.call_later(timeout_s, time_out)
         try:
-            await self._send(quoted)
-            ended = await code
+            await self._send(text)
+            exit_code = await code
         except BaseException:
             self._kill()
             raise
@@ -158,26 +158,28 @@ class _Process:
         self._outputs.stdout.pause()
         self._outputs.stderr.pause()
         wall_s = time.monotonic() - begin
-        if ended is None:
+        if exit_code is None:
             answer = await self._box.bounded(self._answered, GRACE_S)
             failure, out = self._box.failure, self._outputs
-            return result_of(answer, out, watched, timed_out=timed_out, wall_s=wall_s, state_lost=True, failure=failure)
-        answer = Answer(status=ended << 8)
-        result = result_of(answer, self._outputs, watched, timed_out=timed_out, wall_s=wall_s)
+            return result_of(
+                answer, out, counters, timed_out=timed_out, wall_s=wall_s, state_lost=True, failure=failure
+            )
+        answer = Answer(status=exit_code << 8)
+        result = result_of(answer, self._outputs, counters, timed_out=timed_out, wall_s=wall_s)
         return replace(result, exit_code=None) if result.status is ExecStatus.TIMEOUT else result
 
     async def close(self) -> None:
         self._kill()
-        answered = asyncio.shield(self._answered)
+        future = asyncio.shield(self._answered)
         try:
             async with asyncio.timeout(GRACE_S):
-                await answered
+                await future
         except TimeoutError:
             await self._box.end()
 
-    async def _send(self, quoted: bytes) -> None:
+    async def _send(self, text: bytes) -> None:
         """Send a command as one line of the shell: it has no standard input, and not the pipe of reports."""
-        line = b"eval %b </dev/null %d>&-\n" % (quoted, _REPORT_FD)
+        line = b"eval %b </dev/null %d>&-\n" % (text, _REPORT_FD)
         report = b'printf "%%s %%d\\n" %b "$?" >&%d\n' % (self._nonce, _REPORT_FD)
         try:
             await self._loop.sock_sendall(self._stdin, line + report)

@@ -40,12 +40,12 @@ def send_tree(source: Path, pipe: int, max_bytes: int) -> None:
     """Write the entries of a folder into a pipe. Blocks; call it in a thread."""
     if not source.is_dir():
         raise WorkspaceFileError(f"{source} is not a folder of this machine")
-    top, left = source.resolve(), max_bytes
+    top, rest = source.resolve(), max_bytes
     for base, folders, names, fd in os.fwalk(top):
         for name in sorted((*folders, *names)):
             path, info = Path(base, name), os.stat(name, dir_fd=fd, follow_symlinks=False)
-            left -= info.st_size if stat.S_ISREG(info.st_mode) else 0
-            if left < 0:
+            rest -= info.st_size if stat.S_ISREG(info.st_mode) else 0
+            if rest < 0:
                 raise WorkspaceFileError(f"{source} has more than {max_bytes} bytes, the limit transfer_bytes")
             if not (stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode) or stat.S_ISREG(info.st_mode)):
                 raise WorkspaceFileError(f"{path} is not a regular file, a folder or a link")
@@ -63,29 +63,29 @@ def receive_tree(pipe: int, target: Path, max_bytes: int, *, skip: bool) -> tupl
         target.mkdir()
     except OSError as error:
         raise WorkspaceFileError(f"the folder {target} cannot be made: {error.strerror}") from None
-    skipped: list[str] | None = None
+    omissions: list[str] | None = None
     try:
         with os.fdopen(pipe, "rb", closefd=False) as source:
-            found: list[str] = []
+            links: list[str] = []
             for entry in _entries(source, max_bytes):
                 if entry.kind == FOLDER:
                     (target / entry.path).mkdir()
                 elif entry.kind == FILE:
                     _receive_file(source, target / entry.path, entry)
                 elif skip:
-                    found.append(entry.path)
+                    links.append(entry.path)
                 else:
                     what = "a link" if entry.kind == LINK else "a special file"
                     raise WorkspaceFileError(f"{entry.path!r} is {what}, and only files and folders are copied out")
-            skipped = found
+            omissions = links
     except EOFError:
         pass
     except OSError as error:
         raise WorkspaceFileError(f"the files cannot be written to {target}: {error.strerror}") from error
     finally:
-        if skipped is None:
+        if omissions is None:
             shutil.rmtree(target, ignore_errors=True)
-    return None if skipped is None else tuple(skipped)
+    return None if omissions is None else tuple(omissions)
 
 
 def receive_archive(pipe: int, target: BinaryIO, max_bytes: int) -> bool:
@@ -112,14 +112,14 @@ def receive_archive(pipe: int, target: BinaryIO, max_bytes: int) -> bool:
 
 def _entries(source: BinaryIO, max_bytes: int) -> Iterator[_Entry]:
     """Yield the entries up to the last one; the caller reads the content of each file. Raises EOFError before it."""
-    left = max_bytes
+    rest = max_bytes
     while True:
         kind, length, mode, size, uid, gid, time = OBJECT.unpack(_read(source, OBJECT.size))
         if kind == END:
             return
-        path = _checked(_read(source, length))
-        left -= size
-        if left < 0 or (kind != FILE and size > _MAX_PATH):
+        path = _check(_read(source, length))
+        rest -= size
+        if rest < 0 or (kind != FILE and size > _MAX_PATH):
             raise WorkspaceFileError(f"the files have more than {max_bytes} bytes")
         target = "" if kind == FILE else os.fsdecode(_read(source, size))
         yield _Entry(kind, path, mode, size, uid, gid, time, target)
@@ -136,10 +136,10 @@ def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
         target.write(_read(source, min(_CHUNK, size - start)))
 
 
-def _checked(encoded: bytes) -> str:
-    path = os.fsdecode(encoded)
+def _check(data: bytes) -> str:
+    path = os.fsdecode(data)
     parts = path.split("/")
-    if len(encoded) > _MAX_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
+    if len(data) > _MAX_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise WorkspaceFileError(f"{path[:80]!r} is no path inside a folder")
     return path
 

@@ -21,7 +21,7 @@ from contrib.workspaces.contract import (
     WorkspaceLimits,
 )
 from contrib.workspaces.machines.box import Answer, Box
-from contrib.workspaces.machines.command import SCRIPT, answer_of, run_command, script_of, why_no_environment
+from contrib.workspaces.machines.command import SCRIPT, answer_of, no_room, run_command, script_of, why_no_environment
 from contrib.workspaces.machines.shell import Shell
 from contrib.workspaces.machines.snapshot import Origin, Snapshot, Started
 from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
@@ -128,9 +128,9 @@ class Workspace:
         request = {"argvs": [argv]} | self._surroundings(user, env, cwd)
         data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         seconds = self.limits.wall_s if timeout_s is None else timeout_s
-        box, watched = await self._live_box(), self.started.watched
+        box, counters = await self._live_box(), self.started.watched
         with machine_faults():
-            return await run_command(box, request, data, seconds, self.limits, watched, on_output, script)
+            return await run_command(box, request, data, seconds, self.limits, counters, on_output, script)
 
     async def open_shell(
         self,
@@ -224,12 +224,12 @@ class Workspace:
         def receive(pipe: int) -> tuple[str, ...] | None:
             return receive_tree(pipe, target, most, skip=skip)
 
-        skipped = await self._stream(
+        omissions = await self._stream(
             "get_tree", path, {"max_files": max_files, "exclude": list(exclude)}, None, receive, out=True
         )
-        if skipped is None:
+        if omissions is None:
             raise WorkspaceFileError(f"{path!r}: the workspace ended before all files were copied")
-        return skipped
+        return omissions
 
     async def export(self, target: Path, *, max_bytes: int | None = None) -> None:
         """Write all files of the workspace, also its image's, into a tar: with owners, modes, times and links.
@@ -271,19 +271,19 @@ class Workspace:
 
         Raises: as `put`; WorkspaceFileError also for changed files with more than the `disk_bytes` of the other one.
         """
-        opened, most = other._opened_ns, other.limits.disk_bytes
-        fields = {"keep": list(keep), "work": list(work), "max_bytes": most, "opened": opened}
-        is_whole, told = await self._take(other, fields | {"since": opened - _TICK_NS})
+        since, most = other._opened_ns, other.limits.disk_bytes
+        fields = {"keep": list(keep), "work": list(work), "max_bytes": most, "opened": since}
+        is_whole, report = await self._take(other, fields | {"since": since - _TICK_NS})
         if not is_whole:  # a folder was moved with its files, or the clock was set back: all files are sent
-            is_whole, told = await self._take(other, fields | {"since": 0})
+            is_whole, report = await self._take(other, fields | {"since": 0})
         if not is_whole:
             raise SandboxError("two workspaces of the same beginning do not have the same files")
-        return told
+        return report
 
     async def _take(self, other: Workspace, fields: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
         """Let two workspaces talk through a pipe; return whether this one has all files, and what it has kept."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        told, missing = (CappedPipe(_MAX_TOLD, _MAX_TOLD, lambda: None) for _ in range(2))
+        report_pipe, missing = (CappedPipe(_MAX_TOLD, _MAX_TOLD, lambda: None) for _ in range(2))
 
         async def work(workspace: Workspace, do: str, end: int, report: CappedPipe) -> None:
             ours = [end]
@@ -299,10 +299,10 @@ class Workspace:
                     started()
 
         try:
-            sides = work(other, "send", writer, told), work(self, "take", reader, missing)
+            sides = work(other, "send", writer, report_pipe), work(self, "take", reader, missing)
             failures = await asyncio.gather(*sides, return_exceptions=True)
         finally:
-            told.close()
+            report_pipe.close()
             missing.close()
         if missing.data:
             return False, ()
@@ -310,7 +310,7 @@ class Workspace:
             if failure is not None:
                 raise failure
         try:
-            return True, tuple(name.encode("utf-8", "replace").decode() for name in json.loads(told.data))
+            return True, tuple(name.encode("utf-8", "replace").decode() for name in json.loads(report_pipe.data))
         except (ValueError, TypeError, AttributeError):
             raise SandboxError("a workspace did not say what has changed in it") from None
 
@@ -445,9 +445,9 @@ class Workspace:
             raise WorkspaceFileError(f"{path[:_SHOWN]!r} is no path")
         box = await self._live_box()
         request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
-        number, answered = box.start(request, fds)
+        number, future = box.start(request, fds)
         started()
-        answer = await answer_of(box, number, answered, self.limits.wall_s, lambda: box.kill(number))
+        answer = await answer_of(box, number, future, self.limits.wall_s, lambda: box.kill(number))
         _require_done(path, answer, box.failure)
 
 
@@ -472,6 +472,8 @@ def _require_done(path: str, answer: Answer | None, failure: str) -> None:
         raise error
     if answer.refused:
         raise UserError(f"{path!r}: {answer.reason}")
+    if answer.failed and answer.failed != errno.EAGAIN:
+        raise SandboxError(no_room(answer))
     if answer.failed:
         raise WorkspaceFileError(f"{path!r}: no room for another process in the workspace")
     if answer.status:

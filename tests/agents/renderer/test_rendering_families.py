@@ -105,7 +105,8 @@ def test_rows_with_a_hint_are_those_of_a_conversation_that_was_asked_so(
         later = rendering.encode(rendering.text([*messages, {"role": "assistant", "content": "hm"}], TOOLS))
         return prompt, [longer, later, rendering.encode("other")]
 
-    (prompt, plain), (_, hinted) = rows("2 + 2?"), rows(f"2 + 2?\n\n{rendering._defuse(hint)}")
+    [message] = rendering._defuser.messages([{"role": "user", "content": hint}])
+    (prompt, plain), (_, hinted) = rows("2 + 2?"), rows(f"2 + 2?\n\n{message['content']}")
     messages = (*others, {"role": "user", "content": "2 + 2?"})
     assert rendering.with_hint(plain, prompt, messages, hint) == hinted and plain[:2] != hinted[:2]
     with pytest.raises(UserError, match="has no place for a hint"):

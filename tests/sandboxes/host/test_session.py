@@ -223,6 +223,19 @@ async def test_process_limit_is_of_the_whole_session(opened: Opener) -> None:
     await printed(other, fork)  # of another user, so it has processes of its own to use up
 
 
+async def test_a_cell_that_holds_every_descriptor_leaves_no_room_for_the_next(opened: Opener) -> None:
+    session = await opened()
+    await run(session, "held = []\nwhile True: held.append(open('/dev/null'))")
+    for _ in range(2):
+        result = await run(session, "print('never')", stdin="x")
+        assert (result.status, result.stdout, result.state_lost) == (ExecStatus.NONZERO, "", False)
+        assert "Too many open files" in result.stderr
+    with pytest.raises(SessionFileError, match="Too many open files"):
+        await session.put("file", b"x")
+    await session.reset()
+    assert await printed(session, "print('on')") == "on\n"
+
+
 async def test_fork_bomb_is_gone_after_close(opened: Opener) -> None:
     session = await opened(limits=Limits(wall_s=0.3, processes=10))
     before = descendants(os.getpid())

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from contrib.workspaces.contract import WorkspaceLimits
-from contrib.workspaces.machines.box import Box, BoxEnd
-from contrib.workspaces.machines.command import Watched
+from contrib.workspaces.machines.box import Answer, Box, BoxEnd
+from contrib.workspaces.machines.command import Outputs, Watched, result_of
+from contrib.workspaces.machines.workspace import _require_done as require_done
 from forge_env.core.errors import SandboxError
+from forge_env.core.sandbox import ExecStatus
 from tests.sandboxes.host.test_cgroups import FILES_V2, MEGABYTE, slot_v2
 
 
@@ -59,6 +61,27 @@ async def test_a_request_that_cannot_be_sent_is_a_fault(monkeypatch: pytest.Monk
         with pytest.raises(SandboxError, match="the workspace cannot be told: no room"):
             box.start({"argvs": [["true"]]}, [])
         await box.end()
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENFILE])
+async def test_only_a_limit_of_the_workspace_is_the_fault_of_a_command_that_did_not_start(
+    tmp_path: Path, number: int
+) -> None:
+    limits = WorkspaceLimits()
+    watched, answer = Watched(slot_v2(tmp_path / "0"), limits), Answer(failed=number)
+    outputs = Outputs(limits, lambda: None)
+    try:
+        if number == errno.EAGAIN:
+            assert result_of(answer, outputs, watched, timed_out=False, wall_s=0).status is ExecStatus.PIDS
+            return
+        with pytest.raises(SandboxError, match="the machine has no room for another process of the workspace: "):
+            result_of(answer, outputs, watched, timed_out=False, wall_s=0)
+        with pytest.raises(SandboxError, match="the machine has no room for another process of the workspace: "):
+            require_done("/x", answer, "")
+        (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
+        assert result_of(answer, outputs, watched, timed_out=False, wall_s=0).status is ExecStatus.MEMORY
+    finally:
+        outputs.close()
 
 
 async def test_a_link_that_ends_is_the_end() -> None:

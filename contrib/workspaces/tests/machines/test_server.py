@@ -146,6 +146,29 @@ async def test_one_end_that_is_not_reported_does_not_end_the_others(
         await other.close()
 
 
+async def test_a_layer_that_is_kept_after_its_box_was_given_up_is_dropped(
+    small_image: UnpackedImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with namespace(spares=0) as workspaces:
+        workspace, server, dropped = await workspaces.open(small_image), workspaces._server, list[int]()
+        drop = server.drop_layer
+        monkeypatch.setattr(server, "drop_layer", lambda number: (dropped.append(number), drop(number)))
+        os.kill(server.pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch, pytest.raises(SandboxError, match="could not be kept"):
+            patch.setattr(ServedBox, "end_s", 0.01)
+            await workspace.snapshot()
+        os.kill(server.pid, signal.SIGCONT)
+        await until(lambda: dropped, "the end of the box")
+        mounts = Path(f"/proc/{server.pid}/mountinfo")
+        await until(lambda: f"/layers/{dropped[0]} " not in mounts.read_text())
+        other = await workspaces.open(small_image)
+        snapshot = await other.snapshot()
+        assert "/layers/" in mounts.read_text(), "where the mounts of layers show"
+        await snapshot.close()
+        await other.close()
+        assert server.alive and len(dropped) == 2
+
+
 async def test_a_server_that_hangs_is_killed_and_replaced(
     small_image: UnpackedImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

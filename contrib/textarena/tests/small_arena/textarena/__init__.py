@@ -142,7 +142,19 @@ class Debate:
         raise ValueError("OpenRouter API key not found. Please set the OPENROUTER_API_KEY environment variable.")
 
 
-GAMES = {"Pile-v0": Pile, "Echo-v0": Echo, "Words-v0": Words, "Debate-v0": Debate}
+class Klondike:
+    def __init__(self) -> None:
+        raise SyntaxError("invalid syntax (env.py, line 119)")
+
+
+GAMES = {
+    "Pile-v0": Pile,
+    "Echo-v0": Echo,
+    "Words-v0": Words,
+    "Debate-v0": Debate,
+    "Klondike-v0": Klondike,
+    "Bandit-v0-hard": Pile,
+}
 ENV_REGISTRY.update(GAMES)
 
 
