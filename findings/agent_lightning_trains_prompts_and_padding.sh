@@ -2,12 +2,10 @@
 # Agent Lightning's rows for verl with `trace_aggregator.level: trajectory`, which joins the calls of an episode into one row
 # where the next prompt goes on from the last answer.
 # Packages: agentlightning 0.3.0, verl 0.9.1, torch 2.13.0; only the daemon of its verl integration is needed. Guess: the mask has
-# the sampled tokens, each once, and nothing else; a row's reward is the episode's.
-# Seen: 1. If a prompt does not go on (a template that drops old thoughts), a new row starts. The part of its prompt beyond
+# the sampled tokens, each once, and nothing else.
+# Seen: if a prompt does not go on (a template that drops old thoughts), a new row starts. The part of its prompt beyond
 # trajectory_max_prompt_length is counted twice in the mask, as 1: that part, the results of tools behind it and padding are
-# trained. 2. An agent that asks the same question twice and gets the same answer, as in a vote, has one row, with a piece of
-# the prompt between the answers and a mask that is shorter than the row: a token of the prompt is trained, and the second
-# answer is not. 3. Rewards are rounded to bfloat16, on the other level, too: 0.999, 1.0 and 1.001 are one.
+# trained.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -39,18 +37,16 @@ spec.loader.exec_module(module)
 PAD = 0
 
 
-def batch(episodes, level, max_prompt):
-    """The rows that the trainer gets for these episodes, each a list of (prompt, answer) and a reward."""
+def batch(calls, max_prompt):
+    """The rows that the trainer gets for one episode with the reward 1, whose calls are (prompt, answer)."""
     daemon = module.AgentModeDaemon(
         None, 1, {}, tokenizer=None, mini_batch_size=1, pad_token_id=PAD, store=InMemoryLightningStore(), llm_proxy=object(),
-        trace_aggregator={"level": level},
+        trace_aggregator={"level": "trajectory"},
     )  # fmt: skip
-    for number, (calls, reward) in enumerate(episodes):
-        triplets = [Triplet(prompt={"token_ids": list(p)}, response={"token_ids": list(a)}) for p, a in calls]
-        rollout = RolloutLegacy(rollout_id=str(number), final_reward=reward, triplets=triplets)
-        daemon._completed_rollouts_v0[str(number)] = rollout
-        daemon._task_id_to_original_sample[str(number)] = {"data_id": "task"}
-        daemon._total_tasks_queued += 1
+    triplets = [Triplet(prompt={"token_ids": list(p)}, response={"token_ids": list(a)}) for p, a in calls]
+    daemon._completed_rollouts_v0["0"] = RolloutLegacy(rollout_id="0", final_reward=1.0, triplets=triplets)
+    daemon._task_id_to_original_sample["0"] = {"data_id": "task"}
+    daemon._total_tasks_queued = 1
     return daemon.get_train_data_batch(max_prompt, 16, torch.device("cpu"), 0)[0].batch
 
 
@@ -64,20 +60,10 @@ def trained(rows, row):
 PROMPT = [1, 2, 3, 4]
 second = PROMPT + [12, 21, 22, 23]  # the thought, 11, is dropped; 21 to 23 are the result of a tool
 third = second + [13, 14] + [31, 32]
-rows = batch([([(PROMPT, [11, 12]), (second, [13, 14]), (third, [15])], 1.0)], "trajectory", max_prompt=4)
+rows = batch([(PROMPT, [11, 12]), (second, [13, 14]), (third, [15])], max_prompt=4)
 tokens, learned = trained(rows, 1)
 print(f"sampled are 13 14 15; the row has {tokens}, trained are {learned}")
 assert trained(rows, 0) == ([11, 12], [11, 12])
 assert tokens == [12, 21, 22, 23, 13, 14, 31, 32, 15]
 assert learned == [12, 21, 22, 23, 13, 14, 31, 32, 15, PAD, PAD]
-
-rows = batch([([([1, 2, 3], [9]), ([1, 2, 3], [9])], 1.0)], "trajectory", max_prompt=4)
-print(f"sampled is 9, twice; rows and trained tokens are {[trained(rows, row) for row in range(len(rows))]}")
-assert len(rows) == 1 and trained(rows, 0) == ([9, 2, 3, 9], [9, 2])
-
-for level in ("trajectory", "transition"):
-    rows = batch([([(PROMPT, [11, 12])], reward) for reward in (0.999, 1.0, 1.001)], level, max_prompt=4)
-    scores = rows["token_level_scores"].float().sum(-1).tolist()
-    print(f"{level}: rewards 0.999, 1.0 and 1.001 are {scores}")
-    assert scores == [1.0, 1.0, 1.0]
 EOP
