@@ -3,8 +3,8 @@
 # where the next prompt goes on from the last answer; here for an agent that asks twice, as in a vote.
 # Packages: agentlightning 0.3.0, verl 0.9.1, torch 2.13.0; only the daemon of its verl integration is needed. Guess: two calls
 # with the same prompt are two rows, and the sampled token of each is trained.
-# Seen: if the answers are equal too, there is one row, with a piece of the prompt between the answers and a mask that is shorter
-# than the row: a token of the prompt is trained, and the second answer is not. Other answers make two rows.
+# Seen: if the answers are equal too, there is one row, with a piece of the prompt between the answers and a mask that is
+# shorter than the row: a token of the prompt is trained, and the second answer is not. Other answers make two rows.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Agent Lightning's rows for verl with `trace_aggregator.level: trajectory`, which joins the calls of an episode into one row
 # where the next prompt goes on from the last answer.
-# Packages: agentlightning 0.3.0, verl 0.9.1, torch 2.13.0; only the daemon of its verl integration is needed. Guess: the mask has
-# the sampled tokens, each once, and nothing else.
+# Packages: agentlightning 0.3.0, verl 0.9.1, torch 2.13.0; only the daemon of its verl integration is needed. Guess: the mask
+# has the sampled tokens, each once, and nothing else.
 # Seen: if a prompt does not go on (a template that drops old thoughts), a new row starts. The part of its prompt beyond
 # trajectory_max_prompt_length is counted twice in the mask, as 1: that part, the results of tools behind it and padding are
 # trained.

@@ -1,12 +1,12 @@
 #!/bin/sh
 # AgileRL's GRPO on episodes of several turns that are paid at their end, with its defaults (`advantage_granularity="auto"`).
-# Packages: agilerl 2.58.0, agilerl-arena 1.29.0, torch 2.11.0, transformers 5.14.1, peft 0.21.0. Guess: where one episode of four
-# fails and three solve the task, the failure has a negative advantage and the others a positive one.
-# Seen: turns are compared with the same turn of the others, by the reward of that turn alone. If the one that fails gives up a turn
-# before the others solve the task, its last turn is compared with turns that were paid 0, too, and the last turn of the others
-# with each other: every advantage is 0, and so is the gradient. With "trajectory" it is as guessed. adv_zero_frac alone tells of
-# it.
-# liger-kernel and bitsandbytes are made for CUDA and left out: the flag that asks for them is set, and nothing of them runs.
+# Packages: agilerl 2.58.0, agilerl-arena 1.29.0, torch 2.11.0, transformers 5.14.1, peft 0.21.0. Guess: where one episode of
+# four fails and three solve the task, the failure has a negative advantage and the others a positive one.
+# Seen: turns are compared with the same turn of the others, by the reward of that turn alone. If the one that fails gives up a
+# turn before the others solve the task, its last turn is compared with turns that were paid 0, too, and the last turn of the
+# others with each other: every advantage is 0, and so is the gradient. With "trajectory" it is as guessed. adv_zero_frac alone
+# tells of it. liger-kernel and bitsandbytes are made for CUDA and left out: the flag that asks for them is set, and nothing of
+# them runs.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

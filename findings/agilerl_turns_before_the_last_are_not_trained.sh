@@ -1,11 +1,11 @@
 #!/bin/sh
 # AgileRL's GRPO on episodes of several turns that are paid at their end, with its defaults (`advantage_granularity="auto"`).
-# Packages: agilerl 2.58.0, agilerl-arena 1.29.0, torch 2.11.0, transformers 5.14.1, peft 0.21.0. Guess: the reward at the end of
-# an episode reaches each of its turns.
+# Packages: agilerl 2.58.0, agilerl-arena 1.29.0, torch 2.11.0, transformers 5.14.1, peft 0.21.0. Guess: the reward at the end
+# of an episode reaches each of its turns.
 # Seen: per-turn rewards, which its own rollouts always give, make it compare turn by turn, each turn by the reward of that turn
 # alone. All turns before the last have the advantage 0: the calls of tools that lead to an answer are never trained. With
-# "trajectory" it is as guessed; LLMREINFORCE sums the rewards that follow.
-# liger-kernel and bitsandbytes are made for CUDA and left out: the flag that asks for them is set, and nothing of them runs.
+# "trajectory" it is as guessed; LLMREINFORCE sums the rewards that follow. liger-kernel and bitsandbytes are made for CUDA and
+# left out: the flag that asks for them is set, and nothing of them runs.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,9 +1,9 @@
 #!/bin/sh
 # eval-protocol's math_reward on answers in GSM8K's form ("#### 1234"), as that data set writes its targets.
 # Packages: eval-protocol 0.3.33, litellm 1.105.0. Guess: the number behind the mark is read, with or without commas.
-# Seen: of a number without commas only the first three digits are read, on both sides: 1239 earns 1.0 for 1234, and 70000 for 700. A
-# right answer with a comma, in a box or in a tag earns 0.0 against "#### 1234", since that is 123, and "#### 1234" earns 0.0
-# against the target 1234. Numbers of three digits, and numbers with commas, are read whole.
+# Seen: of a number without commas only the first three digits are read, on both sides: 1239 earns 1.0 for 1234, and 70000 for
+# 700. A right answer with a comma, in a box or in a tag earns 0.0 against "#### 1234", since that is 123, and "#### 1234" earns
+# 0.0 against the target 1234. Numbers of three digits, and numbers with commas, are read whole.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Choices (enum, const) with quotes or line ends in a JSON schema, under lm-format-enforcer's parser.
 # Package: lm-format-enforcer 0.11.3 (vLLM 0.32.0 pins it as a backend). Guess: a choice is written as JSON writes it.
-# Seen: quotes and line ends stand in the text as they are. For the choice 'say "hi"' the object {"a": "say "} is complete: a value
-# that is none of the choices, and `\"` cannot be written. A choice with a line end can be written with a bare line end only,
-# which is no JSON, so a call with it cannot be parsed. Backslashes are escaped, and read well. A text without choices
+# Seen: quotes and line ends stand in the text as they are. For the choice 'say "hi"' the object {"a": "say "} is complete: a
+# value that is none of the choices, and `\"` cannot be written. A choice with a line end can be written with a bare line end
+# only, which is no JSON, so a call with it cannot be parsed. Backslashes are escaped, and read well. A text without choices
 # takes all of these.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu

@@ -2,9 +2,9 @@
 # NeMo Evaluator's numeric_match, which grades its MGSM.
 # Package: nemo-evaluator 0.3.0 (made for Python 3.12; its scorers run on 3.11 too); only its folder of scorers is needed.
 # Guess: the last number of a reply is compared as a number, so that 5.0 is 5.
-# Seen: zeros at the end are cut off as text, before the point too. 10, 100 and 1000 are all "1": 10 is correct for 1000, 2 for 200, and 45 for
-# 450. For the target 0 nothing is left, so a reply without any number is correct, and an empty one. Of the targets from 0 to 999,
-# 189 have such a twin below 1000. Its loader of MGSM cuts the targets in the same way.
+# Seen: zeros at the end are cut off as text, before the point too. 10, 100 and 1000 are all "1": 10 is correct for 1000, 2 for
+# 200, and 45 for 450. For the target 0 nothing is left, so a reply without any number is correct, and an empty one. Of the
+# targets from 0 to 999, 189 have such a twin below 1000. Its loader of MGSM cuts the targets in the same way.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -3,9 +3,9 @@
 # Package: nemo-evaluator 0.3.0 (made for Python 3.12; its scorers run on 3.11 too); only its folder of scorers is needed.
 # Guess: a reply is correct if its answer is nearly one of the targets. An empty reply, as of a model that was cut off in its
 # thoughts, is wrong.
-# Seen: a reply is correct if it is a part of the target, or the target a part of it, letter by letter. The empty text is a part of
-# each, so silence, "..." and "The" solve every task. So does a reply that is one letter of the target, and one that
-# has the target's digits in a longer number: "It was in 2013." for 3.
+# Seen: a reply is correct if it is a part of the target, or the target a part of it, letter by letter. The empty text is a part
+# of each, so silence, "..." and "The" solve every task. So does a reply that is one letter of the target, and one that has the
+# target's digits in a longer number: "It was in 2013." for 3.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

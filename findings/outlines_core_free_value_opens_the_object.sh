@@ -1,10 +1,11 @@
 #!/bin/sh
-# outlines-core's grammar for an object with a property of any value (`"value": {}`, as zod's z.any() and many MCP servers write it).
+# outlines-core's grammar for an object with a property of any value (`"value": {}`, as zod's z.any() and many MCP servers write
+# it).
 # Package: outlines-core 0.2.14, which vLLM 0.32.0 pins for its backend "outlines": it compiles the regular expression as it is.
 # Guess: the property takes any JSON value, or the schema is refused, as {"title": "Value"} is.
-# Seen: the choice of kinds of values has no brackets around it, so it divides the whole expression. No valid object can be written
-# any more: not one of true, 1, "x", null, [] is possible in its place. What can be written is the object up to `true`, never
-# closed, or a bare null, number or text in place of the object, or a closing bracket too many. Other properties may be
+# Seen: the choice of kinds of values has no brackets around it, so it divides the whole expression. No valid object can be
+# written any more: not one of true, 1, "x", null, [] is possible in its place. What can be written is the object up to `true`,
+# never closed, or a bare null, number or text in place of the object, or a closing bracket too many. Other properties may be
 # missing. So no call of such a tool can be parsed, whatever the model, and nothing warns.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu

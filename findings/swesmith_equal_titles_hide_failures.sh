@@ -1,11 +1,12 @@
 #!/bin/sh
-# SWE-smith's parser of Mocha's reports, which 63 of its profiles of JavaScript and TypeScript use, on two suites in which a test
-# has the same title. (106 use its parser for Jest, and SWE-bench has one; both name tests by their titles, too.)
+# SWE-smith's parser of Mocha's reports, which 63 of its profiles of JavaScript and TypeScript use, on two suites in which a
+# test has the same title. (106 use its parser for Jest, and SWE-bench has one; both name tests by their titles, too.)
 # Packages: swesmith 0.0.9, swebench 4.1.0 (with 5.0.2 its profiles do not import), mocha 11.7.5 of npm, run by Node.
 # Guess: tests are known by suite and title, or the worse of two statuses is kept.
 # Seen: the title alone is the name, and the last one wins. A failed test is PASSED if a later suite has one of that title that
 # passes, though Mocha ends with 1 and says "1 failing". So a solution that breaks "metres: reads a number" keeps "feet: reads a
-# number", and is resolved. In the other order the passed one is FAILED. The suite of a failed test becomes a failed test of its own.
+# number", and is resolved. In the other order the passed one is FAILED. The suite of a failed test becomes a failed test of its
+# own.
 # PYTHON may name an interpreter that has the two Python packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

