@@ -447,9 +447,10 @@ def test_a_groups_baseline_has_its_valid_members_only() -> None:
         episode(id="g/1", reward=None, outcome=Outcome.INFRA_FAULT),
         episode(id="g/2", reward=0.0, outcome=Outcome.TRUNCATED),
     )
-    group = Group(task=TASK, episodes=members, id="g")
+    replaced = replace(members[1], id="g/3")
+    group = Group(task=TASK, episodes=members, id="g", replaced=(replaced,))
     assert (group.env, group.rewards) == ("math", (1.0, 0.0))
-    assert [e.id for e in group.valid] == ["g/0", "g/2"]
+    assert (group.valid, group.faults) == ((members[0], members[2]), (members[1], replaced))
 
 
 def test_a_group_holds_distinct_episodes_of_one_task() -> None:
