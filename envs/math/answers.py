@@ -47,7 +47,8 @@ def computes_more(answer: str, target: str) -> bool:
 def separate_cases(answer: str, target: str) -> tuple[str, str]:
     """Rename symbols that differ in case only, since math-verify reads R as r.
 
-    A constant of integration is C in any case, if no other symbol of an answer or a target is a C.
+    A constant of integration is C in any case, if no other symbol of an answer or a target is a C. I is written as i,
+    since the grammar drops the power of an I.
 
     >>> separate_cases("R+r", "2R"), separate_cases("2x + c", "2x + C")
     (('q+r', '2q'), ('2x + C', '2x + C'))
@@ -57,7 +58,7 @@ def separate_cases(answer: str, target: str) -> tuple[str, str]:
     tokens = {token for text in (answer, target) for token in _TOKEN.findall(text)}
     clashing = [token for token in sorted(tokens) if token != token.lower() != "i" and token.lower() in tokens]
     spare = [letter for letter in _SPARE if not tokens & {letter, letter.upper()}]
-    names = dict(zip(clashing, spare, strict=False)) | ({"I": "i"} if {"i", "I"} <= tokens else {})
+    names = dict(zip(clashing, spare, strict=False)) | {"I": "i"}
     new_answer, new_target = (_TOKEN.sub(lambda m: names.get(m[0], m[0]), text) for text in (answer, target))
     return new_answer, new_target
 

@@ -40,9 +40,9 @@ class RewardPart:
 
     name: str
     function: RewardFunction
-    weight: float = 1.0
-    names: tuple[str, ...] = ()
-    is_method: bool = False
+    weight: float
+    names: tuple[str, ...]
+    is_method: bool
 
     @property
     def reads_target(self) -> bool:

@@ -204,10 +204,10 @@ class Pairs:
         while scan.text.startswith(self.start, at := scan.space(at)):
             start = at + len(self.start)
             marks = [self.key_end.replace("?", word) for word in (("true", "false") if "?" in self.key_end else ("",))]
-            places = [(scan.find(mark, start), mark) for mark in marks]
-            place, mark = min([(place, mark) for place, mark in places if place >= 0], default=(-1, ""))
+            places = [(place, mark) for mark in marks if (place := scan.find(mark, start)) >= 0]
+            place, mark = min(places, default=(start, ""))
             key = scan.text[start:place].strip()
-            if place < 0 or "\n" in key or "<" in key:
+            if not mark or "\n" in key or "<" in key:
                 return None, at, f"the name of a parameter does not end with {self.key_end.replace('?', 'true')}"
             at = place + len(mark)
             if self.value_start and not scan.text.startswith(self.value_start, at := scan.space(at)):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agents.renderer.dialects import DIALECTS, from_openai, matching, new_id, parse, to_openai, write
+from agents.renderer.dialects import DIALECTS, begin_of, from_openai, matching, new_id, parse, to_openai, write
 from agents.renderer.dialects.table import dialect_of
 from agents.renderer.model_json import MAX_DEPTH, flaw
 from forge_env.core.errors import UserError
@@ -229,6 +230,7 @@ WRONG = {
     ),
     "very deep": ("llama", '{"name": "a", "parameters": {"x": ' + "[" * 99_999, "levels deep"),
     "code": ("llama", "<|python_tag|>print(1)", "not a JSON object"),
+    "no end of a key": ("glm", "<tool_call>a\n<arg_key>x</tool_call>", "of a parameter does not end with </arg_key>"),
     "cut off": ("llama", '{"name": "a", "parameters": {"x"', "not valid JSON"),
     "openai, cut off": ("openai", '[{"function": {"name": "a", "argu', "not valid JSON"),
     "openai, arguments": ("openai", '[{"function": {"name": "a", "arguments": "{"}}]', "not valid JSON"),
@@ -285,6 +287,17 @@ class TestAllDialectsReadAlike:
         assert not close or f"because it does not end with {close}:" in call.error
 
 
+@pytest.mark.parametrize("dialect", [dialect for dialect in IN_JSON if dialect != "openai"])
+def test_what_is_written_has_the_form_that_a_model_is_told(dialect: str) -> None:
+    written = write([ToolCall(id="", name="TOOL", arguments={"x": 1})], dialect).replace('{"x": 1}', "{...}")
+    assert "".join(written.split()) == "".join(dialect_of(dialect).form.split())
+
+
+@pytest.mark.parametrize("dialect", ["lfm2", "olmo3", "jamba", "cohere"])
+def test_a_list_of_calls_has_one_mark(dialect: str) -> None:
+    assert write([TWO, TWO], dialect).count(begin_of(dialect)) == 1
+
+
 @pytest.mark.parametrize("dialect", [d for d in WITH_TEXT if getattr(dialect_of(d), "close", "")])
 def test_a_bad_call_between_good_ones(dialect: str) -> None:
     good = write([TWO], dialect)
@@ -297,9 +310,16 @@ def test_marks_around_no_call_are_a_call_that_cannot_be_read() -> None:
     assert content == "so" and "it holds no call" in call.error and call.raw.startswith("add 1")
 
 
+INTEGER: Any = {"type": "integer"}
 TYPES: dict[str, tuple[Any, str, Any]] = {"object, deep": ({"type": "object"}, '{"a":' * 99, '{"a":' * 99)}
 for name, schema, text, value in rows(__file__, "types.tsv"):
     TYPES[name] = json.loads(schema), text, json.loads(value)
+for levels, value in ((8, 3), (9, "3")):
+    TYPES[f"choices, {levels} levels"] = (
+        functools.reduce(lambda s, _: {"anyOf": [s]}, range(levels), INTEGER),
+        "3",
+        value,
+    )
 
 
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if name != "none"])

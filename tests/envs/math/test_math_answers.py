@@ -141,7 +141,7 @@ def test_answers_as_models_write_them_have_their_reward() -> None:
 
 def test_the_number_that_ends_a_text() -> None:
     cases = rows(__file__, "prose.tsv")
-    assert len(cases) == 152
+    assert len(cases) == 153
     assert [(target, text) for target, text, reward in cases if MathReward()("", text, target) != float(reward)] == []
 
 
@@ -234,7 +234,7 @@ def test_what_needs_math_verify() -> None:
 
 @pytest.mark.usefixtures("algebra")
 def test_the_bounds_of_what_is_read() -> None:
-    """The last 200,000 characters of a response, the last 2,000 for a formula, 1,000 of a number, 20 brackets deep."""
+    """Of a response 200,000 characters, a formula 2,000, an answer 1,000, a number 200; brackets are 20 deep."""
     boxed, ones = "\\boxed{7}", "1" + "+1" * 498 + "=42"
     assert [extract_answer(boxed.ljust(n), ["boxed"]) is not None for n in (200_000, 200_001)] == [True, False]
     formulas = [extract_answer("$a$".ljust(n, "."), ["text"]) for n in (2000, 2001)]
@@ -242,7 +242,11 @@ def test_the_bounds_of_what_is_read() -> None:
     assert len(ones) == 1000 and same_answer(ones, "42") and not same_answer(" " + ones, "42")
     nested = ["(" * depth + "x+1" + ")" * depth for depth in (20, 21)]
     assert [same_answer(answer, "1+x") for answer in nested] == [True, False]
-    assert same_answer("x^{2}-y^{2}", "-y^{2}+x^{2}") and not same_answer("x^{2^{3}}", "x^{8}")
+    assert same_answer("x+1" + "+(0)" * 21, "1+x"), "brackets in a row are not deep"
+    assert [same_answer("Ab" * n, "aB" * n) for n in (500, 501)] == [True, False]
+    assert [parse_number("1" * n) is not None for n in (200, 201)] == [True, False]
+    assert same_answer("x^{2}-y^{2}", "-y^{2}+x^{2}")
+    assert not same_answer("x^{2^{3}}", "x^{8}") and not same_answer("x^{(1+1)^{2}}", "x^{4}")
 
 
 # ---- extraction ----

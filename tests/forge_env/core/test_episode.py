@@ -284,8 +284,14 @@ def test_no_loss_is_over_an_auxiliary_turn_and_it_is_no_work() -> None:
     assert set(both.supervised_rows[0].versions) == {-1}
     assert (both.work, both.num_sampled, both.is_trainable) == ((work,), work.num_written, True)
     assert Episode.from_json(both.to_json()) == both == pickle.loads(pickle.dumps(both))
-    with pytest.raises(InvariantError, match="names turns of the episode"):
-        episode(work, lineage=(Lineage(turn=1),))
+    for number in (-1, 1):
+        with pytest.raises(InvariantError, match="names turns of the episode"):
+            episode(work, lineage=(Lineage(turn=number),))
+
+
+def test_the_conversation_is_that_of_all_turns_and_the_tail() -> None:
+    turn, tail = sampled((1,), (2,), context=(1,), starts_row=True), {"role": "user", "content": "thanks"}
+    assert episode(turn, turn, tail=(tail,)).messages == [*turn.observation, turn.message] * 2 + [tail]
 
 
 # ---- disk and pickle ----
@@ -437,13 +443,14 @@ def test_a_lone_surrogate_in_a_tool_call_can_be_written(tmp_path: Path) -> None:
 
 def test_a_groups_baseline_has_its_valid_members_only() -> None:
     members = (
-        episode(id="g/0", reward=1.0),
+        episode(id="g/0", reward=1.0, env="math"),
         episode(id="g/1", reward=None, outcome=Outcome.INFRA_FAULT),
         episode(id="g/2", reward=0.0, outcome=Outcome.TRUNCATED),
     )
-    group = Group(task=TASK, episodes=members, id="g")
-    assert group.rewards == (1.0, 0.0)
-    assert [e.id for e in group.valid] == ["g/0", "g/2"]
+    replaced = replace(members[1], id="g/3")
+    group = Group(task=TASK, episodes=members, id="g", replaced=(replaced,))
+    assert (group.env, group.rewards) == ("math", (1.0, 0.0))
+    assert (group.valid, group.faults) == ((members[0], members[2]), (members[1], replaced))
 
 
 def test_a_group_holds_distinct_episodes_of_one_task() -> None:

@@ -20,7 +20,7 @@ from forge_env.core.tools import reward
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from forge_env.tool_env.rubric import RewardPart, score
+from forge_env.tool_env.rubric import RewardPart, load_reward, score
 from forge_env.tool_env.tool_env import ToolEnv
 
 TASK = Task(
@@ -49,6 +49,14 @@ async def test_functions_get_what_they_name() -> None:
 
     parts = [RewardPart.of(Exact()), RewardPart.of(whole, weight=2.0), RewardPart.of(brief, weight=-0.5)]
     assert await total(*parts) == (2.5, {"Exact": 1.0, "whole": 1.0, "brief": 1.0})
+
+
+def test_a_reward_is_loaded_as_a_function_or_a_class() -> None:
+    parts = [load_reward(f"{__file__}:{name}") for name in ("Exact", "scaled")]
+    assert [(part.name, part.names) for part in parts] == [("Exact", ("prompt", "response", "target")), ("scaled", ())]
+    for name, why in (("TASK", "a reward is a function"), ("Scales", r"Scales\(\) raised TypeError")):
+        with pytest.raises(UserError, match=why):
+            load_reward(f"{__file__}:{name}")
 
 
 def test_a_parameter_that_is_nothing_a_reward_gets_is_refused() -> None:

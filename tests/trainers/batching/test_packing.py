@@ -254,10 +254,19 @@ def test_micro_batches_worked_by_hand():
     assert plan_packed([[9, 2]], max_tokens=8, pack_length=8) == [[[[(0, 0)]], [[(0, 1)]]]]
     # What fits into a micro-batch, but not into one sequence of it, is not split.
     assert plan_packed([[4, 4, 4]], max_tokens=15, pack_length=5) == [[[[(0, 0)], [(0, 1)], [(0, 2)]]]]
+    # Two full sequences are fewer tokens than the best fit's three of 4.
+    (plan,) = plan_packed([[2], [4], [1, 3]], max_tokens=15, pack_length=5, crossover=math.inf)
+    assert plan == [[[(1, 0), (2, 0)], [(2, 1), (0, 0)]]]
     # A row that is not read has no place; an episode without rows neither.
     assert plan_packed([[0, 3], [], [0]], max_tokens=8, pack_length=8) == [[[[(0, 1)]]]]
     assert plan_packed([], max_tokens=8, pack_length=8, ranks=2) == [[], []]
     assert plan_padded([[]], max_tokens=8, ranks=2) == [[], []]
+
+
+def test_a_split_episode_gets_more_micro_batches_than_a_whole_one_of_its_size():
+    """It is computed forward twice: its 120 tokens cost 160, so of seven micro-batches four are its own."""
+    plans = plan_packed([[20] * 6, *[[10]] * 12], max_tokens=100, pack_length=100, ranks=7, crossover=math.inf)
+    assert sorted(sum(e == 0 for s in layout for e, _ in s) for (layout,) in plans) == [0, 0, 0, 1, 1, 2, 2]
 
 
 def test_ranks_take_turns_at_the_most_expensive_micro_batch():

@@ -64,6 +64,7 @@ def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: in
 def test_what_was_running_begins_again_before_anything_new_and_what_was_ready_does_not() -> None:
     ledger = Ledger()
     assert list(islice(ledger.prompts(), 4)) == [0, 1, 2, 3]
+    ledger.observe(1, 2, 4)  # without a sampler nobody learns of it
     ledger.finish(1)
     ledger.train(1)
     ledger.finish(3)

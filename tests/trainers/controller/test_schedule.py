@@ -171,6 +171,10 @@ def test_what_was_ready_at_a_stop_keeps_its_deadline() -> None:
     assert schedule.take() == ["b"], "it is due in this step, and c in the next one"
     with pytest.raises(InvariantError, match="cannot be restored"):
         schedule.restore("late", before.step)
+    schedule = Schedule(batch_size=1, staleness=2, step=1)
+    schedule.restore("last", 3)
+    with pytest.raises(InvariantError, match="deadline 4 cannot be restored before step 1"):
+        schedule.restore("far", 4)
 
 
 def test_mistakes_are_noticed() -> None:
