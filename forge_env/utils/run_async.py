@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 BLOCKED_SECONDS = 1.0
 """An event loop that does nothing for so long after a signal runs code that blocks it, such as `tasks` of a user."""
+_WAKE_SECONDS = 0.5
 
 
 def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
@@ -115,6 +116,8 @@ def _in_thread(work: Coroutine[Any, Any, T], signals: list[int]) -> T:
 
     with _on_signal(stop, signals):
         threading.Thread(target=run, name="run_async", daemon=True).start()
+        while not result.done():  # a signal that comes just before the wait does not end it
+            wait([result], timeout=_WAKE_SECONDS)
         return result.result()
 
 
