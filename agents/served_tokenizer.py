@@ -133,10 +133,10 @@ class ServedTokenizer:
         return ""
 
     def _file_of_answer(self) -> Path | None:
-        """Where an answer is kept: its name is a digest of all that it follows from."""
+        """Where an answer is kept: its name is a digest of all that it follows from. Copies of a folder share one."""
         versions = {part.name: part.version for name in PACKAGES for part in distributions(name=name)}
         files = [path for path in sorted(self._folder.iterdir()) if path.is_file() and path.suffix != ".safetensors"]
-        name = value_digest([_CHILD, self._input, versions, sys.version, files_digests(files)])
+        name = value_digest([_CHILD, PLAIN, self._texts, self._ids, versions, sys.version, files_digests(files)])
         return folder / name if (folder := cache_folder("tokenizers")) is not None else None
 
     def _answer(self) -> dict[str, Any]:

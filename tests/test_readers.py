@@ -60,7 +60,6 @@ READERS: dict[str, Read] = {
     "answer, words are wanted": lambda text: answers.same_answer(text, "north east"),
     "answer, for the algebra": lambda text: answers._is_bounded(text) and read_shape(text),
     "number": numerals.parse_number,
-    "last number": numerals.last_number,
     "answer, its form": lambda text: answers._is_bounded(text) and form_of(text),
     "calculator": calculate,
     "MathReward": lambda text: rewards.MathReward()("", text, "42"),

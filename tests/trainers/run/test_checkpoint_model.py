@@ -53,10 +53,9 @@ def test_it_is_the_export_of_the_trainer(tiny_model: Path, tmp_path: Path, lora:
 
 
 RANKS: dict[str, dict[str, Any]] = {
-    "tied": {},
     "adapters": {"lora": Lora(rank=4, alpha=8.0)},
     "experts": {"expert_parallel_degree": 2},
-    "tensor": {"tensor_parallel_degree": 2},
+    "tied tensor": {"tensor_parallel_degree": 2},
 }
 
 
@@ -75,7 +74,7 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one_process(tiny_model: Path, tmp_
     experts = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], **EXPERTS}
     for name in RANKS:
         (tmp_path / name).mkdir()
-        changes = {"tied": {"tie_word_embeddings": True}, "experts": experts}.get(name, {})
+        changes = {"tied tensor": {"tie_word_embeddings": True}, "experts": experts}.get(name, {})
         make_model_folder(tmp_path / name / "initial_model", tiny_model, **changes)
     run_ranks(be_a_rank, tmp_path, world=2, seconds=120)
     for name in RANKS:
