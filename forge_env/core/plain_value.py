@@ -130,16 +130,15 @@ def own_copy(value: T, other: Callable[[Any], Any] = _deep) -> T:
     """
     data: Any = value
     kind = type(data)
-    if kind is dict:
+    if kind is dict or kind is list:
         copy_of_data: Any = data.copy()
-        for key, item in data.items():
+        for key, item in data.items() if kind is dict else enumerate(data):
             if type(item) is not str:  # a call for each text would take most of the time
                 copy_of_data[key] = own_copy(item, other)
         return copy_of_data
-    if kind is not list and kind is not tuple:
-        return value if kind is str else other(value)
-    copy_of_data = [item if type(item) is str else own_copy(item, other) for item in data]
-    return copy_of_data if kind is list else kind(copy_of_data)
+    if kind is tuple:
+        return kind(own_copy([*data], other))
+    return value if kind is str else other(value)
 
 
 def own_containers(value: T) -> T:

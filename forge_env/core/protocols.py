@@ -137,6 +137,8 @@ class Conversation:
     """The messages that it keeps when a summary replaces its turns; () for the observation of its first turn."""
     shorter: tuple[Message, ...] = ()
     """The observation of a conversation that begins with a summary, without the last exchange before it."""
+    _copies: list[Message] = field(default_factory=list, repr=False)
+    """What `messages` returned last."""
 
     @property
     def constraint(self) -> AnswerForm | None:
@@ -151,7 +153,11 @@ class Conversation:
             history += turn.observation
             history.append(turn.message)
         history += self.observation
-        return own_copy(history)
+        copies = self._copies
+        if copies != history[: len(copies)]:  # edited by the agent; to compare takes a tenth of a copy
+            copies = []
+        self._copies = [*copies, *own_copy(history[len(copies) :])]
+        return [*self._copies]
 
     def is_long(self, tokens: int) -> bool:
         """Whether a prompt of so many tokens is to wait for a summary: an agent then raises ContextFull."""

@@ -195,8 +195,11 @@ def test_the_record_is_what_the_model_saw_and_wrote() -> None:
     assert saw[1] == messages[:3]
 
 
-def test_what_a_script_edits_is_in_no_record() -> None:
+def test_what_a_script_edits_is_in_no_record_and_not_in_what_it_reads_next() -> None:
+    first = []
+
     def edits(messages: list[Message]) -> Message:
+        first.append(messages[0]["content"])
         messages[0]["content"] += " edited"
         for message in messages:
             message.get("tool_calls", [{"function": {}}])[0]["function"]["arguments"] = {"at": "edited"}
@@ -204,3 +207,4 @@ def test_what_a_script_edits_is_in_no_record() -> None:
 
     messages = play(Plain, TASK, agent=edits, count=1)[0].messages
     assert messages[0]["content"] == "Hi" and "edited" not in str(messages)
+    assert set(first) == {"Hi"} and len(first) > 1
