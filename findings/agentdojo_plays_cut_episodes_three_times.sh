@@ -1,11 +1,12 @@
 #!/bin/sh
-# An episode that reaches the limit of iterations in AgentDojo (15 in ToolsExecutionLoop), for a model that calls a tool each turn
-# and writes no text beside it, as most do.
-# Package: agentdojo 0.1.35, suite banking v1.2.2, a scripted model. Guess: the episode ends there and is graded, with 15 payments
-# on the account.
-# Seen: the last message has no text, so run_task_with_pipeline plays the task anew, twice more, in the environment that the first
-# play has changed. The account has 45 payments, the model was asked 48 times, and the third play alone is graded and returned in
-# the trace. One word of text beside each call, and it is played once. So a reward and a cost depend on whether a model talks.
+# An episode that reaches the limit of iterations in AgentDojo (15 in ToolsExecutionLoop), for a model that calls a tool each
+# turn and writes no text beside it, as most do.
+# Package: agentdojo 0.1.35, suite banking v1.2.2, a scripted model. Guess: the episode ends there and is graded, with 15
+# payments on the account.
+# Seen: the last message has no text, so run_task_with_pipeline plays the task anew, twice more, in the environment that the
+# first play has changed. The account has 45 payments, the model was asked 48 times, and the third play alone is graded and
+# returned in the trace. One word of text beside each call, and it is played once. So a reward and a cost depend on whether a
+# model talks.
 # PYTHON may name an interpreter that has this package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,11 +1,11 @@
 #!/bin/sh
 # agentevals' match of trajectories in the modes that let calls come in any order, with partial arguments.
-# Packages: agentevals 0.0.9, openevals 0.2.2, langchain 1.2.9. Guess: "unordered" is the same for every order of the calls, and keys
-# that are to be compared (tool_args_match_overrides) make calls with different values differ.
-# Seen: 1. Each call takes the first partner that fits, and no call is ever moved. search(q) fits search(q, page=2) under "superset",
-# so a trajectory with both calls matches in the order of the reference and fails in the other one; so with "subset", and inside one
-# turn of a "strict" trajectory. 2. A key that neither call has is equal in both: after a tool's parameter was renamed, or for a
-# path through a list ("filters.0.name"), calls with any values match, without a word.
+# Packages: agentevals 0.0.9, openevals 0.2.2, langchain 1.2.9. Guess: "unordered" is the same for every order of the calls, and
+# keys that are to be compared (tool_args_match_overrides) make calls with different values differ.
+# Seen: 1. Each call takes the first partner that fits, and no call is ever moved. search(q) fits search(q, page=2) under
+# "superset", so a trajectory with both calls matches in the order of the reference and fails in the other one; so with
+# "subset", and inside one turn of a "strict" trajectory. 2. A key that neither call has is equal in both: after a tool's
+# parameter was renamed, or for a path through a list ("filters.0.name"), calls with any values match, without a word.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -2,10 +2,10 @@
 # autoevals' ExactMatch and JSONDiff on the arguments of calls, which they take as objects or as JSON texts.
 # Package: autoevals 0.4.1 with what its scorers import. Guess: ExactMatch is 1 where the values are equal, and 0 where a type
 # differs ("deep equality", "Normalizes both values"); JSONDiff tells an absent argument from null.
-# Seen: 1. ExactMatch writes both objects as JSON and compares the texts, keys in the order that they have. So a right call is 0 if
-# the model names its arguments in another order, as in the example of its own page ("Different order but same content", "1.0"), and
-# [1.0] is not [1]. Outside of objects all is a text: 1 matches "1", and None, a model without an answer, matches "None". 2. JSONDiff
-# is 1.0 for {"limit": null} and {}, and an amount of 1900 for 1000 has 0.69.
+# Seen: 1. ExactMatch writes both objects as JSON and compares the texts, keys in the order that they have. So a right call is 0
+# if the model names its arguments in another order, as in the example of its own page ("Different order but same content",
+# "1.0"), and [1.0] is not [1]. Outside of objects all is a text: 1 matches "1", and None, a model without an answer, matches
+# "None". 2. JSONDiff is 1.0 for {"limit": null} and {}, and an amount of 1900 for 1000 has 0.69.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

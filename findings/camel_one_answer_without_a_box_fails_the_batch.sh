@@ -1,12 +1,12 @@
 #!/bin/sh
 # Rewards of CAMEL's SingleStepEnv for a batch of four answers, with its MathVerifier and the extractor of boxes.
-# Packages: camel-ai 0.2.90, mcp 1.26.0 (with mcp 2 it does not import), math-verify 0.9.0, torch 2.13.0. Guess: each answer of a
-# batch has its own reward, 1.0 if it is right; one without a box has 0.0; of two boxes the last is the answer.
-# Seen: 1. One answer without a box, or cut off inside of it, and all four have 0.0 (status FAILURE, empty result): the step asks
-# the verifier to raise on any error, and gives every answer of the batch the failure. A wrong answer in a box does no such harm. So
-# the more rows are stepped at once, the less is ever paid, until a model always writes its box. 2. The first box is the answer,
-# so a correction is not read. 3. PythonListStrategy, for answers that are lists, sorts them: [3, 1, 2] is [1, 2, 3], so where
-# the order is asked for, the right list cannot be extracted.
+# Packages: camel-ai 0.2.90, mcp 1.26.0 (with mcp 2 it does not import), math-verify 0.9.0, torch 2.13.0. Guess: each answer of
+# a batch has its own reward, 1.0 if it is right; one without a box has 0.0; of two boxes the last is the answer.
+# Seen: 1. One answer without a box, or cut off inside of it, and all four have 0.0 (status FAILURE, empty result): the step
+# asks the verifier to raise on any error, and gives every answer of the batch the failure. A wrong answer in a box does no such
+# harm. So the more rows are stepped at once, the less is ever paid, until a model always writes its box. 2. The first box is
+# the answer, so a correction is not read. 3. PythonListStrategy, for answers that are lists, sorts them: [3, 1, 2] is [1, 2,
+# 3], so where the order is asked for, the right list cannot be extracted.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,11 +1,13 @@
 #!/bin/sh
-# Oumi's reward for Countdown (make a number of the given ones with + - * /, each once), on answers in the tags its prompt asks for.
+# Oumi's reward for Countdown (make a number of the given ones with + - * /, each once), on answers in the tags its prompt asks
+# for.
 # Package: oumi 0.9; only the file of this reward is needed (its registry is replaced, which does nothing but keep names).
-# Guess: the last pair of tags is graded wherever it stands, and an answer may use the given numbers and the four operations only.
-# Seen: 1. Only the last line is read, and it must hold both tags: a line end behind </answer>, as many models write, or an answer
-# on a line of its own, earns 0. 2. Numbers are runs of digits, so a point joins two: 2.5*4 is 10 of [2, 5, 4], and 0.5*20 is
-# 10 of [0, 5, 20], both 1.0. `**` and `//` are paid too, since only letters are checked. A model that learns these is paid for
-# problems without a solution.
+# Guess: the last pair of tags is graded wherever it stands, and an answer may use the given numbers and the four operations
+# only.
+# Seen: 1. Only the last line is read, and it must hold both tags: a line end behind </answer>, as many models write, or an
+# answer on a line of its own, earns 0. 2. Numbers are runs of digits, so a point joins two: 2.5*4 is 10 of [2, 5, 4], and
+# 0.5*20 is 10 of [0, 5, 20], both 1.0. `**` and `//` are paid too, since only letters are checked. A model that learns these is
+# paid for problems without a solution.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

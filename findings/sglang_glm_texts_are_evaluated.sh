@@ -2,10 +2,10 @@
 # Texts as arguments under SGLang's parser of GLM-4.5's and GLM-4.6's calls (`--tool-call-parser glm45`), whole and streamed.
 # Package: llm-router-utils 0.8.1, which is SGLang's parsers without its engine; sglang 0.5.23 itself gave the same values.
 # Guess: a parameter of type string gets the letters between the tags, whether the reply is streamed or not.
-# Seen: streamed it does. Of a whole reply the letters are read as JSON, and the value is made a text again, as Python prints it:
-# 1.10 is "1.1", true "True", null "None", 1e5 "100000.0", and quotes around a text are gone. A text that holds an object has
-# other spaces in it. What is no JSON, such as 007 or 2024-01-02, is kept. So a version, a flag or the new text of a file is not
-# what the model wrote, and an agent that was trained on whole replies meets other arguments when it is served streamed.
+# Seen: streamed it does. Of a whole reply the letters are read as JSON, and the value is made a text again, as Python prints
+# it: 1.10 is "1.1", true "True", null "None", 1e5 "100000.0", and quotes around a text are gone. A text that holds an object
+# has other spaces in it. What is no JSON, such as 007 or 2024-01-02, is kept. So a version, a flag or the new text of a file is
+# not what the model wrote, and an agent that was trained on whole replies meets other arguments when it is served streamed.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -2,10 +2,10 @@
 # Names of tools with a hyphen, as many MCP servers have them, under SGLang's parsers of calls in Python's form (LFM2, Llama 4).
 # Package: llm-router-utils 0.8.1, which is SGLang's parsers without its engine; sglang 0.5.23 itself gave the same.
 # Guess: a name that OpenAI's API and the chat templates take (letters, digits, _ and -) can be called.
-# Seen: LFM2's template writes [look-up(q='x')], which is a subtraction for Python. The parser of LFM2 drops the call and its text:
-# the reply is empty, with nothing called, and a call of another tool in the same turn is lost with it. That of Llama 4 ("pythonic")
-# shows such a call as text, and drops both where there is another one. Nothing is raised. So a model is paid 0 for right calls,
-# by the name of the tool alone.
+# Seen: LFM2's template writes [look-up(q='x')], which is a subtraction for Python. The parser of LFM2 drops the call and its
+# text: the reply is empty, with nothing called, and a call of another tool in the same turn is lost with it. That of Llama 4
+# ("pythonic") shows such a call as text, and drops both where there is another one. Nothing is raised. So a model is paid 0 for
+# right calls, by the name of the tool alone.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,12 +1,12 @@
 #!/bin/sh
-# A text for an optional parameter (`str | None`, written as anyOf or as a list of types) under SGLang's parser of MiniMax-M2's
-# calls.
+# A value for an optional parameter (`str | None`, `int | None`, as anyOf or a list of types) under SGLang's parser of
+# MiniMax-M2's calls.
 # Package: llm-router-utils 0.8.1, which is SGLang's parsers without its engine; sglang 0.5.23 itself gave the same values.
-# Guess: the tool gets the text that the model wrote, and None where it wrote null.
-# Seen: it gets None, whatever was written: "hello", "42" and a program alike, whole and streamed. null is the first of the types
-# that are tried, and it takes everything. Parameters of one type are right, but for the text "None", which is None, too. The
-# parser of Qwen3-Coder gives the text. So the model is paid for what a tool did without its argument, and the row for training
-# still has the argument in it.
+# Guess: the tool gets the value that the model wrote, and None where it wrote null.
+# Seen: it gets None, whatever was written: "hello", "42" and a program alike, whole and streamed. null is the first of the
+# types that are tried, and it takes everything. Parameters of one type are right, but for the text "None", which is None, too.
+# The parser of Qwen3-Coder gives the text. So the model is paid for what a tool did without its argument, and the row for
+# training still has the argument in it.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -27,7 +27,12 @@ from llm_router_utils.sglang.srt.function_call.function_call_parser import Funct
 
 assert version("llm-router-utils") == "0.8.1"
 TEXT = {"type": "string"}
-SCHEMAS = {"str": TEXT, "anyOf": {"anyOf": [TEXT, {"type": "null"}]}, "list": {"type": ["string", "null"]}}
+SCHEMAS = {
+    "str": TEXT,
+    "anyOf": {"anyOf": [TEXT, {"type": "null"}]},
+    "list": {"type": ["string", "null"]},
+    "int": {"type": ["integer", "null"]},
+}
 FORMS = {
     "minimax-m2": [
         "<minimax:tool_call>",
@@ -36,7 +41,13 @@ FORMS = {
         "</parameter>\n</invoke>\n",
         "</minimax:tool_call>",
     ],
-    "qwen3_coder": ["<tool_call>", "\n<function=write>\n<parameter=text>\n", "VALUE", "\n</parameter>\n</function>\n", "</tool_call>"],
+    "qwen3_coder": [
+        "<tool_call>",
+        "\n<function=write>\n<parameter=text>\n",
+        "VALUE",
+        "\n</parameter>\n</function>\n",
+        "</tool_call>",
+    ],
 }
 
 
@@ -53,9 +64,10 @@ def read(form, schema, value):
 
 for form in FORMS:
     for name, schema in SCHEMAS.items():
-        for value in ("hello", "42", "print(1)", "None"):
+        for value in ("42",) if name == "int" else ("hello", "42", "print(1)", "None"):
             seen = read(form, schema, value)
             print(f"{form}, {name}: {value!r} is {seen}")
             lost = form == "minimax-m2" and (name != "str" or value == "None")
-            assert seen == ((None, None) if lost else (value, value))
+            kept = int(value) if name == "int" else value
+            assert seen == ((None, None) if lost else (kept, kept))
 EOP
