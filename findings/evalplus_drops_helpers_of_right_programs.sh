@@ -26,7 +26,15 @@ assert version("evalplus") == "0.3.1"
 BODY = "return [x for part in items for x in (part if isinstance(part, list) else [part])]"
 PLAIN = f"def flatten(items):\n    {BODY}\n"
 FILL = "def fill(x, out):\n    for y in x:\n        fill(y, out) if isinstance(y, list) else out.append(y)\n\n\n"
-YIELD = "def walk(x):\n    if isinstance(x, list):\n        for y in x:\n            yield from walk(y)\n    else:\n        yield x\n\n\n"
+YIELD = """def walk(x):
+    if isinstance(x, list):
+        for y in x:
+            yield from walk(y)
+    else:
+        yield x
+
+
+"""
 CACHE = "from functools import lru_cache\n\n\n@lru_cache(None)\ndef same(x):\n    return x\n\n\n"
 CHAIN = "try:\n    from itertools import chain\nexcept ImportError:\n    chain = None\n\n\n"
 CHAINED = "return list(chain(*(x if isinstance(x, list) else [x] for x in items)))"
