@@ -13,7 +13,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
-    "$folder/venv/bin/pip" install -q --disable-pip-version-check camel-ai==0.2.90 mcp==1.26.0 math-verify==0.9.0 torch==2.13.0
+    "$folder/venv/bin/pip" install -q --disable-pip-version-check camel-ai==0.2.90 mcp==1.26.0 \
+        math-verify==0.9.0 datasets==4.7.0 torch==2.13.0
     PYTHON="$folder/venv/bin/python"
 fi
 "$PYTHON" -W ignore - 2>"$folder/log" <<'EOP' || { cat "$folder/log"; exit 1; }

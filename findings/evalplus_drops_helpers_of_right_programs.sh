@@ -13,7 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check tree-sitter==0.26.1 tree-sitter-python==0.25.0 \
-        datasets==4.7.0 appdirs==1.4.4 wget==3.2 tempdir==0.7.1
+        datasets==4.7.0 appdirs==1.4.4 wget==3.2 tempdir==0.7.1 termcolor==3.3.0
     "$folder/venv/bin/pip" install -q --disable-pip-version-check --no-deps evalplus==0.3.1
     PYTHON="$folder/venv/bin/python"
 fi
