@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -90,7 +91,7 @@ async def _cancellable(work: Coroutine[Any, Any, T], signals: list[int], insists
         if not cancel.is_noticed:
             signal.pthread_kill(cancel.thread, number)
 
-    with _on_signal(stop, signals):
+    with _on_signal(stop, signals), _waking(asyncio.get_running_loop()):
         return await work
 
 
@@ -138,3 +139,22 @@ def _on_signal(stop: Callable[[int], None], signals: list[int]) -> Iterator[None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let signals wake the loop: Python calls a handler only after the wait if its signal comes just before it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        loop.add_reader(reader, reader.recv, 4096)
+        previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(previous)
+            loop.remove_reader(reader)
