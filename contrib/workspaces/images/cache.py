@@ -202,7 +202,7 @@ class _Patience:
             raise Cancelled
         if time.monotonic() >= self._end:
             raise SandboxError(
-                f"waited {self._seconds:g} s, the limit, for another process or thread that makes or removes {self._entry}: "
+                f"waited {self._seconds:g} s, the limit, for whoever else makes or removes {self._entry}: "
                 f"try again; if that one hangs, end it (fuser {self._entry.parent}/.*{self._entry.name} names it)"
             )
 
