@@ -108,11 +108,11 @@ def _place(folder: Path) -> dict[str, Any]:
         place = json.loads((folder / FILE).read_text(encoding="utf-8"))
         host, pid = place["host"], int(place["pid"])
         place = {"port": int(place["port"]), "token": str(place["token"])}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise _ended(folder) from None
     except PermissionError:
         raise UserError(f"{folder / FILE} cannot be read: only who has started the run can act on it") from None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{folder / FILE} is damaged: only the run writes it, so stop the run by Ctrl-C") from None
     if host != socket.gethostname():
         raise UserError(f"the run in {folder} goes on at {host}: give the command there")

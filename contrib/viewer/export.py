@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from contrib.viewer import query
+from contrib.viewer import query, summaries
 from contrib.viewer.episode_detail import read_detail
 from contrib.viewer.library import Library
 from contrib.viewer.page import render_page, to_json
@@ -60,6 +60,15 @@ def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     except OSError as error:
         raise UserError(f"--export {path} cannot be written: {error.strerror}") from None
     return exported, total
+
+
+def unreadable_lines(library: Library) -> int:
+    """Return how many lines of the indexed files hold no episode."""
+    total = 0
+    for run in library.runs:
+        with run.index.reading() as db:
+            total += sum(file["bad"] for file in summaries.bad_lines(db)["files"])
+    return total
 
 
 def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes: int) -> tuple[str, int, int]:

@@ -194,7 +194,7 @@ async def test_a_wrong_token_is_refused(serve: Callable[..., Served], tmp_path: 
         (tmp_path / FILE).write_text(json.dumps(place | {"token": wrong}))
         assert (await run.ask("pause")).startswith("refused: this is not the token of the run in ")
     assert not run.controls.is_paused
-    for damaged in ("{", "[]", "{}"):
+    for damaged in ("{", "[]", "{}", "[" * 10**5, json.dumps(place).replace(str(place["port"]), "1e400")):
         (tmp_path / FILE).write_text(damaged)
         assert "is damaged: only the run writes it" in await run.ask("pause")
     (tmp_path / FILE).write_text(json.dumps(place | {"host": "elsewhere"}))
@@ -245,6 +245,7 @@ async def test_a_run_that_has_ended(tmp_path: Path) -> None:
     async with asyncio.timeout(20):
         while (await run.ask("pause")) != f"refused: {ended}":
             await asyncio.sleep(0.01)
-    missing = tmp_path / "missing"
-    with pytest.raises(UserError, match=f"there is no folder {missing}"):
-        LiveClient(missing, "a test")
+    (file := tmp_path / "file").touch()
+    for missing in (tmp_path / "missing", file):
+        with pytest.raises(UserError, match=f"there is no folder {missing}"):
+            LiveClient(missing, "a test")

@@ -60,6 +60,12 @@ def test_a_mistake_is_one_sentence(
     assert words in message and message.startswith("error: ") and message.count("\n") == 1
 
 
+def test_lines_that_are_no_episodes_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "notes.jsonl").write_text("1\nnot JSON\n")
+    assert main(["view", str(file), "--export", str(tmp_path / "page.html")]) == 0
+    assert "lines that cannot be read as episodes: 2; the page lists them" in capsys.readouterr().err
+
+
 def test_the_page_names_its_script_and_style_and_nothing_else() -> None:
     assert "unsafe" not in security_policy() and "*" not in security_policy() and "http" not in security_policy()
     document = render_page({"place": "</script><script>alert(1)</script>"})
