@@ -280,7 +280,7 @@ def test_a_port_that_is_taken_is_one_sentence(run: Path) -> None:
         ViewServer(library, port=taken.getsockname()[1])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_command_serves_until_it_is_told_to_end(run: Path, number: int, code: int, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -15,6 +15,8 @@ import pytest
 from forge_env.utils import run_async as module
 from forge_env.utils.run_async import run_async
 
+SIGNALS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
+
 
 def in_script(work: Callable[[], Any]) -> Any:
     return work()
@@ -28,7 +30,7 @@ def in_notebook(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("where", [in_script, in_notebook])
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(("number", "error"), SIGNALS)
 def test_a_signal_lets_it_close_what_it_has_opened(
     where: Callable[..., Any], number: signal.Signals, error: type[BaseException]
 ) -> None:
@@ -71,6 +73,19 @@ def test_a_signal_that_does_not_end_the_wait_of_the_main_thread_is_not_lost(wher
     is_over.set()
     thread.join()
     assert not lost
+
+
+def test_a_work_under_nohup_outlives_its_terminal() -> None:
+    async def work() -> str:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return "done"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_async(work()) == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("where", [in_script, in_notebook])
