@@ -42,7 +42,10 @@ def write_page(folder: Path) -> Path:
             page, _, _ = _render([run], stored.name, REPORT_EPISODES, REPORT_BYTES)
         finally:
             run.close()
-    replace_file(path, page)
+    try:
+        replace_file(path, page)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
     return path
 
 
@@ -78,6 +81,8 @@ def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes:
     for run in runs:
         run.open()
         run.update_index()
+        if run.index_error:
+            raise UserError(run.index_error)
         view = _run_views(run)
         samples = [sample[when] for sample in view["report"].get("samples", ()) for when in sample if when != "change"]
         with run.index.reading() as db:
