@@ -22,7 +22,7 @@ from pathlib import Path
 
 from contrib.workspaces.contract import UnpackedImage
 from contrib.workspaces.images.cache import cached
-from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.errors import SandboxError, SandboxUnavailable
 from sandboxes.host.find_packages import find_packages
 
 _VERSION = 3
@@ -87,6 +87,16 @@ def _digest(shown: Iterable[tuple[str, str]]) -> str:
 
 
 def _build(root: Path, *, paths: Iterable[tuple[str, str]]) -> None:
+    try:
+        _fill(root, paths)
+    except OSError as error:  # of a copied folder it lists the reason for every file
+        raise SandboxError(
+            f"the image of this machine cannot be made in {root.parent}: {str(error)[:200]}; free some room there, or "
+            "set FORGE_ENV_IMAGES to a folder on another disk"
+        ) from None
+
+
+def _fill(root: Path, paths: Iterable[tuple[str, str]]) -> None:
     for folder in ("bin", "etc", "root", "usr/bin", "var/tmp", "tmp", "proc", "sys", "dev", "run"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in _FILES.items():
