@@ -15,6 +15,7 @@ import pytest
 
 from contrib.live.client import FILE, MOST_BYTES, LiveClient
 from contrib.live.server import ACTIONS_FILE, LiveServer
+from contrib.viewer.live_run import LiveRun
 from forge_env.core.errors import UserError
 from forge_env.utils.yaml_text import read_yaml
 from trainers import grpo
@@ -229,6 +230,20 @@ async def test_the_longest_request_is_read_and_a_longer_one_is_a_mistake(
             "refused: the request has 16,385 bytes, and 16,384 are read: give a shorter value"
         )
         assert (await run.ask("pause", client=client)).startswith("pauses")
+
+
+async def test_the_viewer_acts_on_a_run_that_has_started_again(serve: Callable[..., Served], tmp_path: Path) -> None:
+    first, viewer = LiveServer(tmp_path), LiveRun(tmp_path)
+    first.begin(Served(tmp_path))  # type: ignore[arg-type]
+    assert (await asyncio.to_thread(viewer.act, "pause", "")).startswith("pauses")
+    first.stop()
+    again = serve()
+    assert viewer._acting is not None
+    while not viewer._acting.is_closed:
+        await asyncio.sleep(0)
+    assert (await asyncio.to_thread(viewer.act, "pause", "")).startswith("pauses")
+    assert again.controls.is_paused
+    viewer.close()
 
 
 async def test_a_run_that_has_ended(tmp_path: Path) -> None:
