@@ -98,10 +98,8 @@ def held(
     """
     folder = images_folder() / name
     patience = _Patience(folder, wait_s, cancelled or callers_event())
-    while (lock := _lock(folder, fcntl.LOCK_SH, patience)) is None and (
-        lock := _build(folder, build, patience)
-    ) is None:
-        pass
+    while (lock := _lock(folder, fcntl.LOCK_SH, patience)) is None:
+        _build(folder, build, patience)
     try:
         yield folder
     finally:
@@ -207,14 +205,14 @@ class _Patience:
             )
 
 
-def _build(folder: Path, build: Callable[[Path], None], patience: _Patience) -> int | None:
-    """Fill a folder, and give it its name; return its lock, or None if another has done so, or has failed."""
+def _build(folder: Path, build: Callable[[Path], None], patience: _Patience) -> None:
+    """Fill a folder, and give it its name, unless another does so, or fails, meanwhile."""
     partial = folder.parent / f"{_PARTIAL}{folder.name}"
     with _writing(folder.parent), contextlib.suppress(FileExistsError):
         partial.mkdir()
     lock = _lock(partial, fcntl.LOCK_EX, patience)
     if lock is None:
-        return None
+        return
     done = False
     try:
         if not folder.is_dir():
@@ -223,13 +221,11 @@ def _build(folder: Path, build: Callable[[Path], None], patience: _Patience) -> 
             build(partial)
             partial.chmod(0o755)
             partial.rename(folder)
-            fcntl.flock(lock, fcntl.LOCK_SH)
             done = True
     finally:
         if not done:
             shutil.rmtree(partial, ignore_errors=True)
-            os.close(lock)
-    return lock if done else None
+        os.close(lock)
 
 
 @contextmanager
