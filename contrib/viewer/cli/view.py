@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
+import time
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,5 +63,5 @@ def _serve(library: Library, host: str, port: int, open_browser: bool, *, is_com
         sys.stdout.flush()
         if open_browser:
             webbrowser.open(url)
-        threading.Event().wait()
-    return 0
+        while True:
+            time.sleep(0.5)  # without end it would lose a signal that comes just before it
