@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sqlite3
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,8 +81,11 @@ def test_a_full_disk_is_one_sentence(
     assert main(["view", str(run), "--export", page]) == 2
     assert "the index could not be updated: OperationalError: disk is full" in capsys.readouterr().err
     monkeypatch.setattr(EpisodeIndex, "_connect", full_index)
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert main(["view", str(run), "--export", page]) == 2
     assert "disk is full; free some room there, or set TMPDIR to a folder of another disk" in capsys.readouterr().err
+    assert list(temporary.iterdir()) == []
 
 
 def full_index(*_: object) -> None:
