@@ -110,7 +110,7 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
     With --dry-run the plan is printed, and nothing runs.
 
     0 success, 1 a fault of the machinery, 2 a user's mistake, 3 a complete run that trained nothing, 130 Ctrl-C,
-    143 SIGTERM.
+    143 SIGTERM, 129 the end of its terminal.
     """
     show_crashes()
     interrupt_again()

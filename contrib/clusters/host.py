@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 from forge_env.core.errors import UserError
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _end)
     print(f"waiting for runs at {options.address}:{options.port}{note}", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.5)  # without end it would lose a signal that comes just before it
 
 
 def _check(address: str, port: int) -> str:

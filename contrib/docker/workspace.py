@@ -21,6 +21,7 @@ from contrib.docker.owner import reap, reap_images
 from contrib.docker.workspace_container import ContainerKeeper, python_folder, reap_folders, start_container
 from contrib.docker.workspace_images import Images
 from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
+from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.machines import selftest
 from contrib.workspaces.machines.backend import Workspaces, above
 from contrib.workspaces.machines.box import Box
@@ -52,7 +53,7 @@ async def open_docker_workspaces() -> DockerWorkspaces:
     """Open the backend: find the engine, remove what dead owners left, check that it isolates (once per process)."""
     engine = await Engine.connect()
     try:
-        await asyncio.to_thread(python_folder)  # which may take seconds the first time
+        await in_thread(python_folder)  # which may take seconds the first time
         workspaces = DockerWorkspaces(engine, Images(await Engine.connect(call_s=_LONG_CALL_S)))
     except BaseException:
         engine.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from contrib.common.adapters import json_object
 from contrib.workspaces.contract import UnpackedImage, WorkspaceCapabilities
 from contrib.workspaces.env.base import WorkspaceEnv
+from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.open import open_workspaces
@@ -80,6 +80,6 @@ async def open_rooms(
             factory = task_factory(tasks, data=data, image=image, task_options=task_options)
             yield Rooms(files=folder, factory=await stack.enter_async_context(factory))
         else:
-            image_folder = await asyncio.to_thread(find_image, image)
+            image_folder = await in_thread(find_image, image)
             workspaces = await stack.enter_async_context(open_workspaces())
             yield Rooms(files=folder, workspaces=workspaces, image=image_folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 from contrib.harbor.config import Environment, HarborTask, Healthcheck, Step, resolved
 from contrib.workspaces.contract import CommandResult, Network, WorkspaceLimits
+from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.images.dockerfile import BuiltImage, build, built_from, with_settings
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
@@ -104,7 +105,7 @@ async def make_image(workspaces: Workspaces, folder: Path, environment: Environm
     """
     env = resolved(environment.env, where=f"[environment.env] of {folder.parent.name}")
     if environment.docker_image is not None:
-        image = built_from(await asyncio.to_thread(find_image, environment.docker_image, pull=network.is_public))
+        image = built_from(await in_thread(find_image, environment.docker_image, pull=network.is_public))
     elif (folder / "Dockerfile").is_file():
         limits, seconds = replace(limits_of(environment), **_OF_BUILDS), environment.build_timeout_sec
         image = await build(workspaces, folder, limits=limits, timeout_s=seconds, network=network)

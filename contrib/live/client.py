@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ class LiveClient:
     """
 
     def __init__(self, folder: Path, who: str) -> None:
-        self.folder, self.is_closed = folder, False
+        self.folder, self._is_closed = folder, False
         place = _place(folder)
         try:
             self._socket = socket.create_connection(("127.0.0.1", place["port"]), timeout=SECONDS)
@@ -50,10 +51,22 @@ class LiveClient:
         self.close()
 
     def close(self) -> None:
-        self.is_closed = True
+        self._is_closed = True
         with suppress(OSError, ValueError):  # it may be gone, with a request that was not sent
             self._file.close()
         self._socket.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether an end has closed the connection; the other one does when its run ends, or starts again."""
+        if not self._is_closed and select.select([self._socket], [], [], 0)[0]:
+            try:
+                is_at_end = not self._socket.recv(1, socket.MSG_PEEK)
+            except OSError:
+                is_at_end = True
+            if is_at_end:
+                self.close()
+        return self._is_closed
 
     def look(self) -> dict[str, Any]:
         """Return what the run does now, see `contrib.live.state`."""
@@ -108,11 +121,11 @@ def _place(folder: Path) -> dict[str, Any]:
         place = json.loads((folder / FILE).read_text(encoding="utf-8"))
         host, pid = place["host"], int(place["pid"])
         place = {"port": int(place["port"]), "token": str(place["token"])}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise _ended(folder) from None
     except PermissionError:
         raise UserError(f"{folder / FILE} cannot be read: only who has started the run can act on it") from None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{folder / FILE} is damaged: only the run writes it, so stop the run by Ctrl-C") from None
     if host != socket.gethostname():
         raise UserError(f"the run in {folder} goes on at {host}: give the command there")

@@ -158,5 +158,5 @@ def _call_of(function: Mapping[str, Any]) -> tuple[str, Any]:
     """The name and the arguments of a call in a decoded message; text that is not JSON stays text."""
     try:
         return function["name"], json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return function["name"], function["arguments"]

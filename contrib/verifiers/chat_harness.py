@@ -105,7 +105,7 @@ class _Tools:
         name, text = call["function"]["name"], call["function"]["arguments"] or "{}"
         try:
             arguments = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = text
         if self._gate is not None:
             request = {"tool_call_id": call["id"], "name": name, "arguments": arguments}

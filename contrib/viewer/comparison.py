@@ -109,18 +109,27 @@ def check_common(sides: tuple[Side, Side]) -> None:
     """Refuse evaluations without a common attempt. It reads both files only as far as the first one.
 
     Raises:
-        UserError: there is none, and both evaluations are finished.
+        UserError: there is none, and both evaluations are finished; or its task is another one.
     """
-    keys: tuple[set[Key], set[Key]] = (set(), set())
-    columns = [COLUMNS.index(name) for name in ("task", "id")]
+    digests: tuple[dict[Key, str], dict[Key, str]] = ({}, {})
+    task, id_, digest = (COLUMNS.index(name) for name in ("task", "id", "digest"))
     scans = [scan_file(side.file.path, "episodes", 0, side.file.path.stat().st_size) for side in sides]
     for blocks in zip_longest(*scans):
-        for known, block in zip(keys, blocks, strict=True):
-            known |= {(row[columns[0]], row[columns[1]]) for row in (block.rows if block else ())}
-        if keys[0] & keys[1]:
+        for known, block in zip(digests, blocks, strict=True):
+            known |= {(row[task], row[id_]): row[digest] for row in (block.rows if block else ())}
+        if common := digests[0].keys() & digests[1].keys():
+            if others := [key for key in common if digests[0][key] != digests[1][key]]:
+                raise _another_task(sides, min(others)[0])
             return
     if all(side.run.summary()["complete"] for side in sides):
         raise nothing_common(*(side.name for side in sides))
+
+
+def _another_task(sides: tuple[Side, Side], task: str) -> UserError:
+    names = [side.name for side in sides]
+    return UserError(
+        f"the task {task!r:.80} of {names[0]} is another one in {names[1]}: compare runs of the same tasks"
+    )
 
 
 def list_tasks(sides: tuple[Side, Side], params: Mapping[str, str], offset: int, limit: int) -> dict[str, Any]:
@@ -142,14 +151,15 @@ def list_tasks(sides: tuple[Side, Side], params: Mapping[str, str], offset: int,
             f"ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?",
             (*numbers, *([kind] if kind else []), min(limit, MAX_ROWS), offset),
         ).fetchall()
-        rows = _with_pairs(db, sides[1].run, numbers, tasks)
+        rows, another = _with_pairs(db, sides[1].run, numbers, tasks)
         is_empty = not tasks and not db.execute(f"SELECT 1 FROM {_PAIRS} LIMIT 1", numbers).fetchone()
     reading = not all(side.run.index.is_complete for side in sides)
+    refusal = nothing_common(*(side.name for side in sides)) if is_empty and not reading else ""
     return {
-        "total": tasks[0]["total"] if tasks else 0,
-        "rows": rows,
+        "total": tasks[0]["total"] if tasks and not another else 0,
+        "rows": [] if another else rows,
         "reading": reading,
-        "refusal": str(nothing_common(*(side.name for side in sides))) if is_empty and not reading else "",
+        "refusal": str(_another_task(sides, another) if another else refusal),
         "phases": [[*phases_of(side.run.run)] for side in sides],
         "chosen": [side.file.phase for side in sides],
         "stamp": [side.run.index.stamp for side in sides],
@@ -176,7 +186,8 @@ def _both(sides: tuple[Side, Side]) -> Iterator[tuple[sqlite3.Connection, tuple[
 
 def _with_pairs(
     db: sqlite3.Connection, second: ViewedRun, numbers: tuple[int, int], tasks: list[sqlite3.Row]
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], str]:
+    """The tasks with their pairs, and the name of one that is not the same in both; "" if all are."""
     pairs: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for task in tasks:
         sql = f"SELECT a.n, b.n FROM {_PAIRS} AND a.task = ? ORDER BY a.n LIMIT {MAX_GROUP}"
@@ -184,7 +195,10 @@ def _with_pairs(
     a, b = ([pair[i] for listed in pairs.values() for pair in listed] for i in (0, 1))
     with second.index.reading() as other:
         firsts, seconds = ({row["n"]: row for row in _rows(of, n)} for of, n in ((db, a), (other, b)))
-    return [
+    another = next(
+        (of for of, listed in pairs.items() for x, y in listed if firsts[x]["digest"] != seconds[y]["digest"]), ""
+    )
+    rows = [
         {
             **{name: task[name] for name in ("task", "share", "other_share", "pairs")},
             "question": firsts[task["first"]]["question"],
@@ -193,6 +207,7 @@ def _with_pairs(
         }
         for task in tasks
     ]
+    return rows, another
 
 
 def _rows(db: sqlite3.Connection, numbers: list[int]) -> list[sqlite3.Row]:

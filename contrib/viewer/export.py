@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from contrib.viewer import query
+from contrib.viewer import query, summaries
 from contrib.viewer.episode_detail import read_detail
 from contrib.viewer.library import Library
 from contrib.viewer.page import render_page, to_json
@@ -42,7 +42,10 @@ def write_page(folder: Path) -> Path:
             page, _, _ = _render([run], stored.name, REPORT_EPISODES, REPORT_BYTES)
         finally:
             run.close()
-    replace_file(path, page)
+    try:
+        replace_file(path, page)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
     return path
 
 
@@ -62,6 +65,15 @@ def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     return exported, total
 
 
+def unreadable_lines(library: Library) -> int:
+    """Return how many lines of the indexed files hold no episode."""
+    total = 0
+    for run in library.runs:
+        with run.index.reading() as db:
+            total += sum(file["bad"] for file in summaries.bad_lines(db)["files"])
+    return total
+
+
 def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes: int) -> tuple[str, int, int]:
     """The page of some runs, how many episodes it holds, and how many there are in the index."""
     views: dict[str, Any] = {}
@@ -69,6 +81,8 @@ def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes:
     for run in runs:
         run.open()
         run.update_index()
+        if run.index_error:
+            raise UserError(run.index_error)
         view = _run_views(run)
         samples = [sample[when] for sample in view["report"].get("samples", ()) for when in sample if when != "change"]
         with run.index.reading() as db:

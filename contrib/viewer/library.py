@@ -39,7 +39,11 @@ class Library:
 
     def __enter__(self) -> Library:
         if len(self._runs) == 1:
-            self._runs[0].open()  # it is indexed while the browser starts
+            try:
+                self._runs[0].open()  # it is indexed while the browser starts
+            except BaseException:
+                self.__exit__()
+                raise
         self._follower.start()
         return self
 

@@ -60,7 +60,7 @@ class LiveRun:
         for line in reversed(lines[-MOST_ACTIONS:]):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict):
                 names = ("time", "step", "who", "action", "value", "text")

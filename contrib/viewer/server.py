@@ -28,6 +28,7 @@ from forge_env.core.errors import ForgeError, UserError
 
 MOST_BYTES = 4096
 """Of an action."""
+MAX_FIELDS = 40
 IDLE_SECONDS = 60.0
 """A connection without a request is closed after these."""
 _HEADERS = {
@@ -122,7 +123,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and self.path.startswith("/api/"):
             return self._send(403, "text/plain", "only the page itself may send requests\n")
         url = urlsplit(self.path)
-        params = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=40, errors="replace"))
+        try:
+            params = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="replace"))
+        except ValueError:
+            return self._send(400, "text/plain", f"a request has at most {MAX_FIELDS} fields\n")
         if url.path == "/":
             given = params.get("token")
             if given is not None and self._is_token(given):

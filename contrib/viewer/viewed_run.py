@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from contrib.viewer.metrics_file import MetricsFile
 from contrib.viewer.search import Search
 from contrib.viewer.stored_runs import StoredRun
 from contrib.viewer.trace_file import TraceFile
+from forge_env.core.errors import UserError
 
 MAX_SEARCHES = 8
 
@@ -62,8 +64,14 @@ class ViewedRun:
         with self._lock:
             if self._index is not None:
                 return
-            self._temporary.mkdir(exist_ok=True)
-            self._index = EpisodeIndex(self.run, self._temporary / "index.sqlite", self._max_bytes)
+            try:
+                self._temporary.mkdir(exist_ok=True)
+                self._index = EpisodeIndex(self.run, self._temporary / "index.sqlite", self._max_bytes)
+            except (OSError, sqlite3.Error) as error:
+                raise UserError(
+                    f"the viewer cannot write its index in {self._temporary.parent}: {error}; free some room there, or "
+                    "set TMPDIR to a folder of another disk"
+                ) from None
         if wake is not None:
             wake.set()
 

@@ -20,7 +20,7 @@ from forge_env import __version__
 from forge_env.cli import diff, evaluate, export_model, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from forge_env.registry.contrib import Row, rows
-from forge_env.utils.exits import Terminated, show_crashes
+from forge_env.utils.exits import Terminated, ending_signals, show_crashes
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
 from forge_env.utils.std_streams import is_output_lost
 
@@ -109,14 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
     0 success, 1 a failed check, a fault of the machinery or output that nobody read, 2 a user's mistake, 130 Ctrl-C,
-    143 SIGTERM.
+    143 SIGTERM, 129 the end of its terminal.
     """
     options = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in options
     interrupt_again()
     show_crashes()
     try:
-        with _sigterm():
+        with _ends_in_order():
             code = app(args=options, prog_name="forge-env", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # some versions of typer return it, some raise Abort
@@ -148,8 +148,8 @@ def _usage(message: str, options: Sequence[str]) -> str:
 
 
 @contextmanager
-def _sigterm() -> Iterator[None]:
-    """Turn SIGTERM into `Terminated`, so that a command ends in order what it has started."""
+def _ends_in_order() -> Iterator[None]:
+    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -157,8 +157,9 @@ def _sigterm() -> Iterator[None]:
     def end(number: int, _: Any) -> None:
         raise Terminated(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, end)
+    previous = {number: signal.signal(number, end) for number in ending_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

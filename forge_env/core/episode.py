@@ -244,7 +244,7 @@ class Episode:
                 lineage=tuple(Lineage(**row) for row in data.pop("lineage", ())),
                 **data,
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(
                 f"not an Episode: {str(line)[:80]!r} ({reason}); expected one JSON object per line"

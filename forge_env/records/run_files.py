@@ -67,7 +67,7 @@ def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
     try:
         whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.is_file() else ""
         return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is damaged, and cannot be read: {error!r}") from None
 
 
@@ -93,7 +93,7 @@ def limits_from(settings: Mapping[str, Any]) -> EpisodeLimits:
 def read_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object")

@@ -243,7 +243,7 @@ class RegistryFile:
             wrong = error.errors()[0]
             where = ".".join(map(str, wrong["loc"])) or "the names"
             raise UserError(f"{self.path}: {where}: {wrong['msg'][:1].lower()}{wrong['msg'][1:]}") from None
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             line = f", line {mark.line + 1}" if mark else ""
             reason = getattr(error, "problem", None) or " ".join(str(error).split())

@@ -27,13 +27,17 @@ def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
     temporary = path.with_name(f"{path.name}.new")  # one writer at a time
     temporary.unlink(missing_ok=True)  # from a killed writer, or a link that another user has made
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode or 0o666)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        if mode is None and path.exists():
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if mode is None and path.exists():
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # a full disk has no room for half of it
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -15,7 +15,12 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 
 class Terminated(SystemExit):
-    """SIGTERM ends this command: no code that the command imports has called sys.exit."""
+    """A signal ends this command: no code that the command imports has called sys.exit."""
+
+
+def ending_signals() -> list[signal.Signals]:
+    """SIGTERM, and SIGHUP at the end of a terminal unless it is ignored, as under nohup."""
+    return [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else [])]
 
 
 def show_crashes() -> None:

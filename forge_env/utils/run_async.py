@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from forge_env.utils.exits import ending_signals
 
 T = TypeVar("T")
 
@@ -22,10 +25,10 @@ _WAKE_SECONDS = 0.5
 def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
     """Run a coroutine to its end.
 
-    Ctrl-C and SIGTERM cancel the coroutine, so that it closes what it has opened; each further one cancels it again. An
-    exception from a signal handler would be raised in whatever task runs at that moment; only a signal at a blocked
-    loop makes one. Then KeyboardInterrupt is raised, or SystemExit after SIGTERM. A notebook runs its code in an event
-    loop: there the coroutine has a loop in another thread.
+    Ctrl-C, SIGTERM and the end of the terminal cancel the coroutine, so that it closes what it has opened; each further
+    one cancels it again. An exception from a signal handler would be raised in whatever task runs at that moment; only
+    a signal at a blocked loop makes one. Then KeyboardInterrupt is raised, or SystemExit after any but Ctrl-C. A
+    notebook runs its code in an event loop: there the coroutine has a loop in another thread.
 
     Args:
         insists: one signal is enough to interrupt a blocked loop; otherwise it takes a second one.
@@ -90,7 +93,7 @@ async def _cancellable(work: Coroutine[Any, Any, T], signals: list[int], insists
         if not cancel.is_noticed:
             signal.pthread_kill(cancel.thread, number)
 
-    with _on_signal(stop, signals):
+    with _on_signal(stop, signals), _waking(asyncio.get_running_loop()):
         return await work
 
 
@@ -123,7 +126,7 @@ def _in_thread(work: Coroutine[Any, Any, T], signals: list[int]) -> T:
 
 @contextmanager
 def _on_signal(stop: Callable[[int], None], signals: list[int]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM call `stop`; Python handles signals in its main thread only."""
+    """Let Ctrl-C and `ending_signals` call `stop`; Python handles signals in its main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,9 +135,28 @@ def _on_signal(stop: Callable[[int], None], signals: list[int]) -> Iterator[None
         signals.append(number)
         stop(number)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, *ending_signals())}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let signals wake the loop: Python calls a handler only after the wait if its signal comes just before it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        loop.add_reader(reader, reader.recv, 4096)
+        previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(previous)
+            loop.remove_reader(reader)

@@ -25,9 +25,12 @@ _SCALARS = (
     ("merge", "<<$", "<"),
 )
 """Tag, pattern and first characters of the scalars of YAML 1.2 that are not text; `<<` is of 1.1, and in wide use."""
+_MOST_DEPTH = 100
+"""PyYAML's reader in C ends the whole process at a depth of some thousands."""
 
 
 def read_yaml(text: str, settings_of: str = "") -> Any:
+    """Raises yaml.YAMLError, and RecursionError for values that are nested too deeply."""
     import yaml
 
     return yaml.load(text, Loader=strict_loader(settings_of) if settings_of else loader())
@@ -47,6 +50,15 @@ def loader() -> Any:
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+        depth = 0
+
+        def descend_resolver(self, parent: Any, index: Any) -> None:
+            self.depth += 1
+            if self.depth > _MOST_DEPTH:
+                raise RecursionError(f"values are nested more than {_MOST_DEPTH} deep")
+
+        def ascend_resolver(self) -> None:
+            self.depth -= 1
 
     _add_scalars(Loader)
     Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 0))

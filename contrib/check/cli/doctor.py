@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 from contrib.check.cli.sandbox import measure
 from forge_env.cli.output import Json, emit, show_table
 from forge_env.registry.contrib import rows
+from forge_env.utils.run_async import run_async
 
 
 def doctor(as_json: Json = False) -> int:
@@ -16,8 +16,8 @@ def doctor(as_json: Json = False) -> int:
 
     Each backend and the cache are tried. Exits with 1 when no sandbox, or no workspace, can run here.
     """
-    measured = asyncio.run(measure())
-    parts = [*_backends(measured), *asyncio.run(_of_contrib())]
+    measured = run_async(measure())
+    parts = [*_backends(measured), *run_async(_of_contrib())]
     runs = all(any("unavailable" not in one for one in backends.values()) for backends in measured.values())
     if as_json:
         emit({"ok": runs, "parts": parts})

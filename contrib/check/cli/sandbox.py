@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from contrib.common.sizes import size_in_bytes
 from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.utils.run_async import run_async
 from forge_env.utils.targets import load
 
 app = typer.Typer(rich_markup_mode=None)
@@ -50,13 +50,13 @@ def run(
     limits = {"wall_s": wall, "cpu_s": wall, "memory_bytes": size_in_bytes(memory, "--memory")}
     code = _read(file)
     inputs = {"stdin": _read(stdin) if stdin else "", "files": _read_files(files or [])}
-    return asyncio.run(_run(backend, code, inputs, limits, repeat))
+    return run_async(_run(backend, code, inputs, limits, repeat))
 
 
 @app.command("info")
 def info(as_json: Json = False) -> None:
     """Show what backends of sandboxes and workspaces enforce on this machine, as measured, and what is missing."""
-    measured = asyncio.run(measure())
+    measured = run_async(measure())
     if as_json:
         emit({"backends": measured.pop("sandbox"), **measured})
         return

@@ -71,7 +71,7 @@ class Connection:
             raise ConnectionError("its messages do not come from a process of this run")
         try:
             message = json.loads(self._read(length, deadline))
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise ConnectionError("its messages do not come from a process of this run")

@@ -15,6 +15,7 @@ import pytest
 
 from contrib.live.client import FILE, MOST_BYTES, LiveClient
 from contrib.live.server import ACTIONS_FILE, LiveServer
+from contrib.viewer.live_run import LiveRun
 from forge_env.core.errors import UserError
 from forge_env.utils.yaml_text import read_yaml
 from trainers import grpo
@@ -194,7 +195,7 @@ async def test_a_wrong_token_is_refused(serve: Callable[..., Served], tmp_path: 
         (tmp_path / FILE).write_text(json.dumps(place | {"token": wrong}))
         assert (await run.ask("pause")).startswith("refused: this is not the token of the run in ")
     assert not run.controls.is_paused
-    for damaged in ("{", "[]", "{}"):
+    for damaged in ("{", "[]", "{}", "[" * 10**5, json.dumps(place).replace(str(place["port"]), "1e400")):
         (tmp_path / FILE).write_text(damaged)
         assert "is damaged: only the run writes it" in await run.ask("pause")
     (tmp_path / FILE).write_text(json.dumps(place | {"host": "elsewhere"}))
@@ -231,6 +232,20 @@ async def test_the_longest_request_is_read_and_a_longer_one_is_a_mistake(
         assert (await run.ask("pause", client=client)).startswith("pauses")
 
 
+async def test_the_viewer_acts_on_a_run_that_has_started_again(serve: Callable[..., Served], tmp_path: Path) -> None:
+    first, viewer = LiveServer(tmp_path), LiveRun(tmp_path)
+    first.begin(Served(tmp_path))  # type: ignore[arg-type]
+    assert (await asyncio.to_thread(viewer.act, "pause", "")).startswith("pauses")
+    first.stop()
+    again = serve()
+    assert viewer._acting is not None
+    while not viewer._acting.is_closed:
+        await asyncio.sleep(0)
+    assert (await asyncio.to_thread(viewer.act, "pause", "")).startswith("pauses")
+    assert again.controls.is_paused
+    viewer.close()
+
+
 async def test_a_run_that_has_ended(tmp_path: Path) -> None:
     run = Served(tmp_path)
     server = LiveServer(tmp_path)
@@ -245,6 +260,7 @@ async def test_a_run_that_has_ended(tmp_path: Path) -> None:
     async with asyncio.timeout(20):
         while (await run.ask("pause")) != f"refused: {ended}":
             await asyncio.sleep(0.01)
-    missing = tmp_path / "missing"
-    with pytest.raises(UserError, match=f"there is no folder {missing}"):
-        LiveClient(missing, "a test")
+    (file := tmp_path / "file").touch()
+    for missing in (tmp_path / "missing", file):
+        with pytest.raises(UserError, match=f"there is no folder {missing}"):
+            LiveClient(missing, "a test")

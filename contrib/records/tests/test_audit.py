@@ -86,6 +86,10 @@ def test_what_was_sampled_passes(line: str, tiny_model: Path, tmp_path: Path) ->
         (lambda e: e["turns"][0]["message"]["tool_calls"][0].pop("id"), "turn 0: a call in its message has no id"),
         (lambda e: e["turns"][0]["message"]["tool_calls"][0].update(id="other"), "turn 0: its tokens decode to"),
         (lambda e: e["turns"][0]["tool_calls"][0].update(id=""), "turn 0: a call has no id"),
+        (
+            lambda e: e["turns"][0]["message"]["tool_calls"][0]["function"].update(arguments="[" * 10**5),
+            "turn 0: its tokens decode to",
+        ),
         (lambda e: e.update(reward=1.0), "rewards add up to 0, and its reward is 1.0"),
         (lambda e: e.update(reward=None), "needs a finite reward"),
         (lambda e: e.update(outcome="infra_fault"), "has no reward"),
@@ -163,12 +167,13 @@ def test_the_command_finds_the_model_of_a_run(
     assert model_of(tmp_path) == tmp_path / "model"
     assert main(["audit", str(tmp_path), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["decoded_turns"] == 2
-    (tmp_path / "episodes/after.jsonl").write_text(line + "\n" + line + "\nhalf")
+    (tmp_path / "episodes/after.jsonl").write_text(line + "\n" + line + "\nhalf\n" + "[" * 10**5)
     assert main(["audit", str(tmp_path)]) == 1
     out = capfd.readouterr().out
     assert "after.jsonl:2: the episode 'e/0' is there twice" in out
     assert "after.jsonl:3: not an Episode" in out
-    assert "2 problems" in out
+    assert "after.jsonl:4: not an Episode" in out
+    assert "3 problems" in out
 
 
 def test_an_evaluation_knows_its_model_too(tiny_model: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
+import time
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,10 +43,13 @@ def view(
                 library.check_comparable()
             return _serve(library, host, port, open_browser, is_comparison=len(runs) == 2)
         from contrib.viewer.export import export as write
+        from contrib.viewer.export import unreadable_lines
 
         exported, total = write(library, export, episodes=episodes)
         left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
         say(f"{export}: {exported:,} episodes{left_out}")
+        if bad := unreadable_lines(library):
+            note(f"lines that cannot be read as episodes: {bad:,}; the page lists them under Faults")
         return 0
 
 
@@ -60,5 +63,5 @@ def _serve(library: Library, host: str, port: int, open_browser: bool, *, is_com
         sys.stdout.flush()
         if open_browser:
             webbrowser.open(url)
-        threading.Event().wait()
-    return 0
+        while True:
+            time.sleep(0.5)  # without end it would lose a signal that comes just before it

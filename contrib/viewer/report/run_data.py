@@ -146,7 +146,7 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the last line of a killed run
         if isinstance(record, dict):
             records.append(record)

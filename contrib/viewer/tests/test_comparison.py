@@ -116,9 +116,13 @@ def test_an_unfinished_evaluation_may_still_get_a_common_task(tmp_path: Path) ->
         assert library.comparison_address == "#/a/compare?other=b"
 
 
-def test_other_tasks_of_the_same_id_are_refused(tmp_path: Path) -> None:
+def test_other_tasks_of_the_same_id_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first, second = evaluation(tmp_path / "a", {0: [1.0]}), tmp_path / "b" / "episodes.jsonl"
     other = attempt(0, 0, 1.0)
     write(second, replace(other, task=replace(other.task, target="5")))
     with pytest.raises(UserError, match="1 of the 1 tasks with the same id .* are different"):
         ask("differences", first, second)
+    page = ask("compare", first, second)
+    assert page["refusal"].endswith("b/episodes.jsonl: compare runs of the same tasks") and page["rows"] == []
+    assert main(["view", str(first), str(second)]) == 2
+    assert capfd.readouterr().err.strip().endswith(page["refusal"])

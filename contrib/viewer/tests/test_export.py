@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+import os
 import re
+import sqlite3
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contrib.viewer.episode_detail import token_texts
+from contrib.viewer.index import EpisodeIndex
 from contrib.viewer.library import Library
 from contrib.viewer.metrics_file import MAX_POINTS, MetricsFile
 from contrib.viewer.page import MODULES, render_page, security_policy
@@ -58,6 +63,39 @@ def test_a_mistake_is_one_sentence(
     assert main(["view", *(argument.format(run=run) for argument in arguments)]) == 2
     message = capsys.readouterr().err
     assert words in message and message.startswith("error: ") and message.count("\n") == 1
+
+
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, page = training_run(tmp_path / "run"), str(tmp_path / "page.html")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("contrib.viewer.export.replace_file", full)
+        assert main(["report", str(run)]) == 2
+    assert "report.html cannot be written: No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr(EpisodeIndex, "_follow", full_index)
+    assert main(["view", str(run), "--export", page]) == 2
+    assert "the index could not be updated: OperationalError: disk is full" in capsys.readouterr().err
+    monkeypatch.setattr(EpisodeIndex, "_connect", full_index)
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert main(["view", str(run), "--export", page]) == 2
+    assert "disk is full; free some room there, or set TMPDIR to a folder of another disk" in capsys.readouterr().err
+    assert list(temporary.iterdir()) == []
+
+
+def full_index(*_: object) -> None:
+    raise sqlite3.OperationalError("disk is full")
+
+
+def test_lines_that_are_no_episodes_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "notes.jsonl").write_text("1\nnot JSON\n")
+    assert main(["view", str(file), "--export", str(tmp_path / "page.html")]) == 0
+    assert "lines that cannot be read as episodes: 2; the page lists them" in capsys.readouterr().err
 
 
 def test_the_page_names_its_script_and_style_and_nothing_else() -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,9 @@ import pytest
 from contrib.viewer.library import Library
 from contrib.viewer.server import ViewServer
 from contrib.viewer.tests.runs import make_episode, training_run, write, write_metrics, write_start
+from forge_env.cli.main import main
 from forge_env.core.errors import UserError
+from forge_env.utils.exits import Terminated
 
 
 @pytest.fixture
@@ -280,7 +283,27 @@ def test_a_port_that_is_taken_is_one_sentence(run: Path) -> None:
         ViewServer(library, port=taken.getsockname()[1])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_just_before_the_wait_of_the_command_is_not_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main_thread, is_up, is_over, lost = threading.get_ident(), threading.Event(), threading.Event(), []
+
+    def end() -> None:
+        is_up.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # it ends no system call of the main thread
+        if not is_over.wait(20):
+            lost.append(True)
+            signal.pthread_kill(main_thread, signal.SIGTERM)
+
+    monkeypatch.setattr("contrib.viewer.cli.view.note", lambda _: is_up.set())
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(Terminated):
+        main(["view", str(run)])
+    is_over.set()
+    thread.join()
+    assert not lost
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_command_serves_until_it_is_told_to_end(run: Path, number: int, code: int, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import UserError
+from forge_env.utils.run_async import run_async
 from forge_env.utils.targets import load
 
 app = typer.Typer(rich_markup_mode=None)
@@ -51,7 +51,7 @@ def build(
     program = load("contrib.workspaces.images.build:choose_builder")(folder) if builder == "auto" else builder
     _progress(f"building with {program}")
     if program == "forge":
-        image = asyncio.run(_build_with_forge(folder, name, timeout))
+        image = run_async(_build_with_forge(folder, name, timeout))
     else:
         by_program = load("contrib.workspaces.images.build:build_with_program")
         image = by_program(program, folder, name, timeout_s=timeout, progress=_progress)

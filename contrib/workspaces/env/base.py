@@ -15,6 +15,7 @@ from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, Worksp
 from contrib.workspaces.env.cheats import KNOWN
 from contrib.workspaces.env.obstacles import task_faults
 from contrib.workspaces.env.output import READ_LINES, describe, matches, numbered, replace_once
+from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.shell import Shell
 from contrib.workspaces.machines.snapshot import Snapshot
@@ -211,7 +212,7 @@ class WorkspaceEnv(ToolEnv):
     ) -> Workspace:
         """Open a workspace with nothing of the agent's in it; close it in a `finally`."""
         async with queued():  # the start of a workspace does not count as the model's time
-            image_files = await asyncio.to_thread(self.image) if image is None else image
+            image_files = await in_thread(self.image) if image is None else image
             return await self.workspaces.open(
                 image_files, limits=self.workspace_limits, network=self.network if network is None else network
             )

@@ -13,6 +13,7 @@ from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, Worksp
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.env.obstacles import task_faults
 from contrib.workspaces.env.rows import DEFAULT_IMAGE
+from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.images.dockerfile import BuiltImage, built_from
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
@@ -81,7 +82,7 @@ class PreparedEnv(WorkspaceEnv):
 
 
 async def _make(workspaces: Workspaces, image: str, beginning: Beginning) -> BuiltImage:
-    base = built_from(await asyncio.to_thread(find_image, image))
+    base = built_from(await in_thread(find_image, image))
     workspace = await workspaces.open(base.files, limits=beginning.limits)
     try:
         await beginning.prepare(workspace, base)

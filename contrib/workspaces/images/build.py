@@ -13,7 +13,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from contrib.workspaces.contract import UnpackedImage, WorkspaceLimits
-from contrib.workspaces.images.cache import work_folder
+from contrib.workspaces.images.cache import in_thread, work_folder
 from contrib.workspaces.images.dockerfile import build, read_instructions
 from contrib.workspaces.images.layout import Archive
 from contrib.workspaces.images.manifest import MACHINE, Config, Descriptor
@@ -78,7 +78,7 @@ async def build_with_forge(
             }
             content = {"architecture": MACHINE, "os": "linux", "config": run, "rootfs": {"diff_ids": []}}
             source = await asyncio.to_thread(_Exported, reference, work / "layer.tar", Config.model_validate(content))
-            return await asyncio.to_thread(add_image, source, names=[reference])
+            return await in_thread(add_image, source, names=[reference])
     finally:
         await image.close()
 

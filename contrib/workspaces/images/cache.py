@@ -6,22 +6,54 @@ lock when the process ends, however it ends.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from forge_env.core.errors import SandboxError, UserError
+
+T = TypeVar("T")
 
 _VARIABLE = "FORGE_ENV_IMAGES"
 _PARTIAL = ".partial-"
 PRIVATE = ("layers", "images")
 """Folders of the cache with entries of published images. Nobody else may enter them: setuid programs of an image must
 not be within reach of other users of the machine."""
+_WAIT_S = 600.0
+_LOOK_S = 0.05
+"""How often a wait tries again: the kernel's own wait has no time limit, and does not end with its caller."""
+_cancelled: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("cancelled", default=None)
+
+
+class Cancelled(Exception):
+    """Another layer of the image has failed, or the user wants no more."""
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call a function that needs images in a thread. When the caller is cancelled, its waits and downloads end."""
+    context, cancelled = contextvars.copy_context(), threading.Event()
+    context.run(_cancelled.set, cancelled)
+    call = functools.partial(context.run, function, *arguments, **options)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+    finally:
+        cancelled.set()
+
+
+def callers_event() -> threading.Event:
+    """Return the event that is set when the caller of `in_thread` is cancelled; a new one outside of `in_thread`."""
+    return _cancelled.get() or threading.Event()
 
 
 def images_folder() -> Path:
@@ -42,7 +74,13 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
+def held(
+    name: str,
+    build: Callable[[Path], None],
+    *,
+    wait_s: float = _WAIT_S,
+    cancelled: threading.Event | None = None,
+) -> Iterator[Path]:
     """Hold the entry `name` of the cache for the block; `build` fills it the first time.
 
     Threads and processes that need an entry which is being built wait for it: an image takes seconds of a core, and the
@@ -51,10 +89,17 @@ def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
     Args:
         build: called with a new, empty folder; when it raises, nothing stays behind. If its process is killed, one of
             those that wait builds it.
+        wait_s: time limit of the wait for others, not of `build`.
+        cancelled: ends the wait when it is set; the event of `in_thread` by default.
+
+    Raises:
+        SandboxError: the others were not ready in time.
+        Cancelled
     """
     folder = images_folder() / name
-    while (lock := _lock(folder, fcntl.LOCK_SH)) is None and (lock := _build(folder, build)) is None:
-        pass
+    patience = _Patience(folder, wait_s, cancelled or callers_event())
+    while (lock := _lock(folder, fcntl.LOCK_SH, patience)) is None:
+        _build(folder, build, patience)
     try:
         yield folder
     finally:
@@ -79,7 +124,7 @@ def in_use(root: Path) -> Iterator[None]:
     Args: root: the folder of its root file system.
     """
     entry = _entry_of(root)
-    lock = _lock(entry, fcntl.LOCK_SH) if entry is not None else -1
+    lock = _lock(entry, fcntl.LOCK_SH, _Patience(entry, _WAIT_S, callers_event())) if entry is not None else -1
     if lock is None:
         raise UserError(f"the image {root} is not in the cache any more: pull or build it again")
     try:
@@ -112,7 +157,7 @@ class ImagesInUse:
 
 def remove(folder: Path) -> bool:
     """Remove an entry of the cache, unless a process uses it; return whether it is gone."""
-    lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = _lock(folder, fcntl.LOCK_EX)
     if lock is None:
         return not folder.exists()
     trash = folder.parent / f"{_PARTIAL}removed-{folder.name[:40]}-{os.getpid()}"
@@ -127,7 +172,7 @@ def remove(folder: Path) -> bool:
 def sweep(parent: Path) -> None:
     """Remove what killed builds and removals have left."""
     for partial in parent.glob(f"{_PARTIAL}*"):
-        lock = _lock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _lock(partial, fcntl.LOCK_EX)
         if lock is not None:
             shutil.rmtree(partial, ignore_errors=True)
             os.close(lock)
@@ -143,14 +188,31 @@ def _new_partial(parent: Path, name: str) -> tuple[Path, int]:
                 return partial, lock
 
 
-def _build(folder: Path, build: Callable[[Path], None]) -> int | None:
-    """Fill a folder, and give it its name; return its lock, or None if another has done so, or has failed."""
+class _Patience:
+    """The wait of a caller for those that make an entry, or remove it."""
+
+    def __init__(self, entry: Path, seconds: float, cancelled: threading.Event) -> None:
+        self._entry, self._seconds, self._cancelled = entry, seconds, cancelled
+        self._end = time.monotonic() + seconds
+
+    def pause(self) -> None:
+        if self._cancelled.wait(_LOOK_S):
+            raise Cancelled
+        if time.monotonic() >= self._end:
+            raise SandboxError(
+                f"waited {self._seconds:g} s, the limit, for whoever else makes or removes {self._entry}: "
+                f"try again; if that one hangs, end it (fuser {self._entry.parent}/.*{self._entry.name} names it)"
+            )
+
+
+def _build(folder: Path, build: Callable[[Path], None], patience: _Patience) -> None:
+    """Fill a folder, and give it its name, unless another does so, or fails, meanwhile."""
     partial = folder.parent / f"{_PARTIAL}{folder.name}"
     with _writing(folder.parent), contextlib.suppress(FileExistsError):
         partial.mkdir()
-    lock = _lock(partial, fcntl.LOCK_EX)  # waits for whoever builds it
+    lock = _lock(partial, fcntl.LOCK_EX, patience)
     if lock is None:
-        return None
+        return
     done = False
     try:
         if not folder.is_dir():
@@ -159,13 +221,11 @@ def _build(folder: Path, build: Callable[[Path], None]) -> int | None:
             build(partial)
             partial.chmod(0o755)
             partial.rename(folder)
-            fcntl.flock(lock, fcntl.LOCK_SH)
             done = True
     finally:
         if not done:
             shutil.rmtree(partial, ignore_errors=True)
-            os.close(lock)
-    return lock if done else None
+        os.close(lock)
 
 
 @contextmanager
@@ -185,8 +245,11 @@ def _writing(parent: Path) -> Iterator[None]:
         ) from None
 
 
-def _lock(folder: Path, kind: int) -> int | None:
-    """Lock a folder; return the descriptor that holds the lock, or None if it is gone or cannot be locked now."""
+def _lock(folder: Path, kind: int, patience: _Patience | None = None) -> int | None:
+    """Lock a folder; return the descriptor that holds the lock, or None if it is gone or cannot be locked.
+
+    Args: patience: waits for those that hold it.
+    """
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -194,16 +257,28 @@ def _lock(folder: Path, kind: int) -> int | None:
     except OSError as error:
         raise SandboxError(f"the entry {folder} of the cache of images cannot be opened: {error.strerror}") from None
     try:
-        fcntl.flock(lock, kind)
+        while not _is_locked(lock, kind):
+            if patience is None:
+                os.close(lock)
+                return None
+            patience.pause()
         if os.path.samestat(os.fstat(lock), os.stat(folder)):
             return lock
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         pass
     except BaseException:
         os.close(lock)
         raise
     os.close(lock)
     return None
+
+
+def _is_locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _entry_of(root: Path) -> Path | None:

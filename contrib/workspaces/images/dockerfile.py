@@ -6,7 +6,6 @@ CMD, ENTRYPOINT, VOLUME, STOPSIGNAL, HEALTHCHECK). The result is a snapshot.
 
 from __future__ import annotations
 
-import asyncio
 import glob
 import json
 import re
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.images.manifest import MACHINE
 from contrib.workspaces.images.resolve import find_image
 from contrib.workspaces.machines.backend import Workspaces
@@ -71,7 +71,7 @@ async def build(
     if not instructions or instructions[0].name != "FROM":
         raise UserError(f"{folder / 'Dockerfile'} does not begin with FROM")
     builder = _Builder(folder, timeout_s, is_pulling=network.is_public)
-    await asyncio.to_thread(builder.begin, instructions[0])
+    await in_thread(builder.begin, instructions[0])
     async with AsyncExitStack() as stack:
         copy_limits = replace(limits, transfer_bytes=limits.disk_bytes)
         workspace = await workspaces.open(builder.base, limits=copy_limits, network=network)
@@ -172,7 +172,7 @@ class _Builder:
             raise self._refusal(instruction, f"{instruction.name} takes sources, a target, --chown and --from here")
         root = self._folder.resolve()
         if "from" in flags:
-            root = (await asyncio.to_thread(self._image, instruction, flags["from"])).root.resolve()
+            root = (await in_thread(self._image, instruction, flags["from"])).root.resolve()
         *patterns, target = map(self._value, words)
         place = str(PurePosixPath(self.workdir) / target)
         with tempfile.TemporaryDirectory(prefix="forge-env-build.") as stage:

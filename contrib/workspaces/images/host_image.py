@@ -17,12 +17,12 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from contrib.workspaces.contract import UnpackedImage
-from contrib.workspaces.images.cache import cached, images_folder
-from forge_env.core.errors import SandboxUnavailable
+from contrib.workspaces.images.cache import cached
+from forge_env.core.errors import SandboxError, SandboxUnavailable
 from sandboxes.host.find_packages import find_packages
 
 _VERSION = 3
@@ -53,19 +53,13 @@ _ONE_AT_A_TIME = threading.Lock()
 def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
     """Return the image of this machine with packages that are installed here.
 
-    It is made once for a user, in a few seconds, and looked up once in a process for each cache.
+    It is made once for a user, in a few seconds, and what it is made of is looked up once in a process.
 
     Args:
         packages: modules or distributions, as for `open_sandbox(packages=...)`; what they require comes along.
     """
     with _ONE_AT_A_TIME:
-        return _host_image(packages, images_folder())
-
-
-@functools.lru_cache(maxsize=64)
-def _host_image(packages: tuple[str, ...], cache: Path) -> UnpackedImage:
-    paths = find_packages(sorted(packages)).paths if packages else []
-    digest = _digest(paths)
+        digest, paths = _content(packages)
     root = cached(f"host-{digest[:32]}", functools.partial(_build, paths=paths))
     return UnpackedImage(
         root=root,
@@ -73,6 +67,12 @@ def _host_image(packages: tuple[str, ...], cache: Path) -> UnpackedImage:
         env=_ENV,
         architecture={"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), ""),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _content(packages: tuple[str, ...]) -> tuple[str, Sequence[tuple[str, str]]]:
+    paths = find_packages(sorted(packages)).paths if packages else []
+    return _digest(paths), paths
 
 
 def _digest(shown: Iterable[tuple[str, str]]) -> str:
@@ -87,6 +87,16 @@ def _digest(shown: Iterable[tuple[str, str]]) -> str:
 
 
 def _build(root: Path, *, paths: Iterable[tuple[str, str]]) -> None:
+    try:
+        _fill(root, paths)
+    except OSError as error:  # of a copied folder it lists the reason for every file
+        raise SandboxError(
+            f"the image of this machine cannot be made in {root.parent}: {str(error)[:200]}; free some room there, or "
+            "set FORGE_ENV_IMAGES to a folder on another disk"
+        ) from None
+
+
+def _fill(root: Path, paths: Iterable[tuple[str, str]]) -> None:
     for folder in ("bin", "etc", "root", "usr/bin", "var/tmp", "tmp", "proc", "sys", "dev", "run"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in _FILES.items():

@@ -163,6 +163,6 @@ def keys_of(document: bytes) -> frozenset[str]:
     """The fields of a document, which tell its kind; none if it is not a JSON object."""
     try:
         content = json.loads(document)
-    except ValueError:
+    except (ValueError, RecursionError):
         return frozenset()
     return frozenset(content) if isinstance(content, dict) else frozenset()

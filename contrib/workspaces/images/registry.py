@@ -167,7 +167,7 @@ def _authenticate(client: _Client, response: requests.Response, reference: Refer
         try:
             content = json.loads(data)
             client.token = str(content.get("access_token") or content["token"])
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, RecursionError):
             raise UserError(f"the registry {reference.registry} sent no token") from None
     elif "basic" in challenge and credentials:
         client.log_in(credentials)

@@ -14,7 +14,6 @@ import os
 import shutil
 import stat
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,10 +23,10 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from contrib.workspaces.contract import UnpackedImage
-from contrib.workspaces.images.cache import held, images_folder
+from contrib.workspaces.images.cache import Cancelled, callers_event, held, images_folder
 from contrib.workspaces.images.manifest import Config, Descriptor, Source, check_platform, parse
 from contrib.workspaces.images.reference import full_name
-from contrib.workspaces.images.unpack import DEFAULT_UNPACK_LIMITS, Cancelled, UnpackLimits, no_room, unpack_layer
+from contrib.workspaces.images.unpack import DEFAULT_UNPACK_LIMITS, UnpackLimits, no_room, unpack_layer
 from forge_env.core.errors import UserError
 
 _AT_ONCE = 3
@@ -77,7 +76,7 @@ def add_image(
                 raise no_room(folder, source.what) from None
             raise UserError(f"{source.what} cannot be unpacked: {error}") from None
 
-    with held(f"images/{image_id}", build) as folder:
+    with held(f"images/{image_id}", build, wait_s=limits.wall_s) as folder:
         image = load(folder).image
         for name in names:
             _give_name(name, image)
@@ -170,7 +169,7 @@ def _held_layers(
     stack: ExitStack, source: Source, diff_ids: list[str], limits: UnpackLimits, progress: Callable[[str], None]
 ) -> Iterator[Path]:
     """Unpack the layers that are not in the cache, some at a time; hold and yield all of them, in their order."""
-    cancelled = threading.Event()
+    cancelled = callers_event()
 
     def hold(diff_id: str, layer: Descriptor) -> tuple[ExitStack, Path]:
         what = f"the layer {layer.digest[:19]} of {source.what}"
@@ -186,7 +185,8 @@ def _held_layers(
 
         own = ExitStack()
         try:
-            return own, own.enter_context(held(f"layers/{_digits(diff_id, source)}", build))
+            name = f"layers/{_digits(diff_id, source)}"
+            return own, own.enter_context(held(name, build, wait_s=limits.wall_s, cancelled=cancelled))
         except BaseException:
             cancelled.set()
             raise

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.workspaces.guest import WORKSPACE_GUEST
+from contrib.workspaces.images.cache import Cancelled
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from sandboxes.guest.seccomp import seccomp_filter, supported_machines
 from sandboxes.host.controlled import GUEST
@@ -55,10 +56,6 @@ class UnpackedLayer:
     files: int
     left_out: int
     """Devices, FIFOs and reserved names, which are not unpacked."""
-
-
-class Cancelled(Exception):
-    """Another layer of the image has failed, or the user wants no more."""
 
 
 def unpack_layer(

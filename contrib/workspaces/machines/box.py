@@ -211,7 +211,7 @@ class Box:
                 self._on_answer(message)
             elif not self._ready.done():
                 self._ready.set_result(message)
-        except (ValueError, TypeError, KeyError, AttributeError):  # it is pid 1 no more
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # it is pid 1 no more
             self.keeper.kill()
         return True
 

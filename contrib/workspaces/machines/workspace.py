@@ -311,7 +311,7 @@ class Workspace:
                 raise failure
         try:
             return True, tuple(name.encode("utf-8", "replace").decode() for name in json.loads(report_pipe.data))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise SandboxError("a workspace did not say what has changed in it") from None
 
     async def end_processes(self) -> None:

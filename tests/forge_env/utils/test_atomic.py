@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,20 @@ def test_what_a_killed_writer_left_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file.new").write_text("half a line, and much longer than")
     atomic.replace_file(tmp_path / "file", "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "new"}
+
+
+def test_a_full_disk_keeps_the_old_file_and_no_half_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        atomic.replace_file(tmp_path / "file", "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "old"}
+
+
+def full_disk(_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_link_in_the_place_of_the_new_file_or_the_lock_is_not_followed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from forge_env.utils import run_async as module
 from forge_env.utils.run_async import run_async
+
+SIGNALS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
 
 
 def in_script(work: Callable[[], Any]) -> Any:
@@ -27,7 +30,7 @@ def in_notebook(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("where", [in_script, in_notebook])
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(("number", "error"), SIGNALS)
 def test_a_signal_lets_it_close_what_it_has_opened(
     where: Callable[..., Any], number: signal.Signals, error: type[BaseException]
 ) -> None:
@@ -45,6 +48,44 @@ def test_a_signal_lets_it_close_what_it_has_opened(
         where(lambda: run_async(work()))
     assert closed == [True]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("where", [in_script, in_notebook])
+def test_a_signal_that_does_not_end_the_wait_of_the_main_thread_is_not_lost(where: Callable[..., Any]) -> None:
+    main, is_ready, is_over, lost = threading.get_ident(), threading.Event(), threading.Event(), []
+
+    def interrupt() -> None:
+        is_ready.wait()
+        # As a signal just before the wait: Python notes it, and no system call of the main thread ends early.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if not is_over.wait(20):
+            lost.append(True)
+            signal.pthread_kill(main, signal.SIGINT)
+
+    async def work() -> None:
+        is_ready.set()  # the other thread needs the lock of the interpreter, which the wait releases
+        await asyncio.Event().wait()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        where(lambda: run_async(work()))
+    is_over.set()
+    thread.join()
+    assert not lost
+
+
+def test_a_work_under_nohup_outlives_its_terminal() -> None:
+    async def work() -> str:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return "done"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_async(work()) == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("where", [in_script, in_notebook])

@@ -41,6 +41,12 @@ def test_numbers_booleans_and_null(text: str, value: Any) -> None:
     assert read == value and type(read) is type(value)
 
 
+@pytest.mark.parametrize("text", ["[" * 10**5, "- " * 10**5, "{a: " * 10**5])
+def test_values_that_would_end_the_reader_in_c_are_refused(text: str) -> None:
+    with pytest.raises(RecursionError, match="nested more than 100 deep"):
+        read_yaml(text)
+
+
 TEXTS = st.sampled_from([*GUESSED, "1e-6", "0o17", "0x1F", "true", "null", "~", "", "<<", ".5", "5."]) | st.text(
     st.characters(exclude_categories=["Cs"]), max_size=8
 )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from contrib.workspaces.contract import UnpackedImage
-from contrib.workspaces.images.cache import ImagesInUse, cached, held, in_use, remove
+from contrib.workspaces.images.cache import Cancelled, ImagesInUse, cached, held, in_thread, in_use, remove
+from contrib.workspaces.images.layout import Archive
+from contrib.workspaces.images.store import add_image
 from contrib.workspaces.open import open_workspaces
+from contrib.workspaces.tests.image_files import ImageFiles, digest_of, entry, layer, write_archive
 from contrib.workspaces.tests.made_images import make_small_image
-from forge_env.core.errors import UserError
+from forge_env.core.errors import SandboxError, UserError
 
 _USER = """
 import sys
@@ -94,6 +100,64 @@ def test_who_waits_for_a_build_that_fails_or_is_killed_builds_anew(cache: Path) 
         builder.kill()
         folder = waiting.result(60)
     assert [path.name for path in folder.iterdir()] == ["root"]
+
+
+@contextmanager
+def slow_build(name: str) -> Iterator[Future[Path]]:
+    """Build an entry in another thread until the end of the block."""
+    begun, go_on = Event(), Event()
+
+    def build(folder: Path) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        building = threads.submit(cached, name, build)
+        try:
+            assert begun.wait(60)
+            yield building
+        finally:
+            go_on.set()
+
+
+def test_the_wait_for_a_build_has_a_time_limit(cache: Path) -> None:
+    with slow_build("images/a") as building:
+        with (
+            pytest.raises(SandboxError, match=r"waited 0.1 s, the limit, for whoever .* makes .*/images/a: try"),
+            held("images/a", lambda folder: None, wait_s=0.1),
+        ):
+            pass
+        assert not building.done()
+    assert building.result(60) == cache / "images/a"
+
+
+async def test_the_wait_for_a_build_ends_with_its_caller(cache: Path) -> None:
+    begun, ends = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        with pytest.raises(Cancelled):
+            make("images/a")
+        ends.append(building.done())
+
+    with slow_build("images/a") as building:
+        task = asyncio.create_task(in_thread(wait))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await loop.shutdown_default_executor()  # as at the end of a program
+    assert ends == [False]
+
+
+def test_a_pull_that_waits_for_a_layer_ends_when_another_layer_fails(cache: Path, tmp_path: Path) -> None:
+    files = ImageFiles([layer(entry("a", b"a")), b"this is not a tar" * 100])
+    archive = write_archive(tmp_path / "image.tar", {"a:1": files})
+    with slow_build(f"layers/{digest_of(files.layers[0]).removeprefix('sha256:')}") as building:
+        with pytest.raises(UserError, match="cannot be unpacked"):
+            add_image(Archive(archive))
+        assert not building.done()
 
 
 def test_host_images_and_folders_outside(cache: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -40,7 +41,18 @@ def test_threads_that_ask_at_once_look_through_the_packages_once(monkeypatch: py
     monkeypatch.setattr(module, "find_packages", find)
     with ThreadPoolExecutor(8) as threads:
         images = list(threads.map(host_image, [("pytest", "pluggy")] * 8))
-    assert len(set(map(id, images))) == 1 and len(asked) == 1
+    assert len({image.root for image in images}) == 1 and len(asked) == 1
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("FORGE_ENV_IMAGES", str(tmp_path))
+    monkeypatch.setattr("shutil.copy2", full)
+    with pytest.raises(SandboxError, match=r"cannot be made in .*No space left on device; free some room there"):
+        host_image()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_link_leads_out_of_the_image_and_nothing_in_it_is_a_link_to_a_file_of_the_machine() -> None:

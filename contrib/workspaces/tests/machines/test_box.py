@@ -39,7 +39,11 @@ class Keeper:
 
 @pytest.mark.parametrize(
     "message",
-    [b"no json", b"[1]", b'"end"', b'{"end": []}', b'{"end": 1, "status": []}', b'{"refused": 1}', b"\xff\x00"],
+    [
+        *(b"no json", b"[1]", b'"end"', b'{"end": []}', b'{"end": 1, "status": []}', b'{"refused": 1}', b"\xff\x00"),
+        *(b'{"end": 1e400}', b"[" * 50_000),
+    ],
+    ids=lambda message: message[:24],
 )
 async def test_a_pid_1_that_breaks_the_protocol_is_killed(message: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
