@@ -27,18 +27,34 @@ FIRST = (
     *("tests/test_docs.py", "contrib/viewer/tests/browser", "contrib/check"),
 )
 """Folders and files with the longest tests. They come first, so that none is left for the end."""
+TOGETHER = (
+    (
+        "tests/system/test_engine",
+        "tests/agents/generator/",
+        "tests/trainers/families/",
+        "contrib/external/tests/served/",
+    ),
+    (
+        "tests/trainers/titan/",
+        "tests/trainers/run/test_checkpoint_model",
+        "tests/forge_env/runtime/test_weights_shared",
+    ),
+)
+"""Files that one worker runs: it alone imports vLLM, or starts the server of tests/helpers/forks.py."""
 LEFT = pytest.StashKey[list[str]]()
 WRITTEN = "written to the home folder"
 HOME_STATUS = 70
 """The exit status of a run that has written to the home folder: tests that pass the second time do not mend that."""
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
-# Every run draws the same examples and keeps none; `make nightly` draws new ones, twice as many, and prints how to draw
-# them again.
+# Every run draws the same examples and keeps none; `make nightly` draws new ones, eight times as many, and prints how
+# to draw them again.
 # An example may take any time, and so may drawing it: on a busy machine, a process may not run for a second.
 any_time = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None, max_examples=50)
-hypothesis.settings.register_profile("nightly", any_time, derandomize=False, database=None, print_blob=True)
+hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None, max_examples=25)
+hypothesis.settings.register_profile(
+    "nightly", any_time, derandomize=False, database=None, max_examples=200, print_blob=True
+)
 hypothesis.settings.load_profile("default")
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
 
@@ -69,6 +85,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(path: Path) -> int:
     return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` a worker is given the tests of one file, or of the files that belong together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return next((places[0] for places in TOGETHER if scope.startswith(places)), scope)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

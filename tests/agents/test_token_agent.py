@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.renderer.rendering import Renderer
@@ -104,7 +104,6 @@ def recorded(tiny_model: Path) -> tuple[TokenAgent, Recorder]:
     return TokenAgent(str(tiny_model), policy), policy
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_an_episode_of_any_sampled_ids_has_valid_digests(
     recorded: tuple[TokenAgent, Recorder], data: st.DataObject

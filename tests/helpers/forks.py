@@ -24,13 +24,7 @@ from forge_env.runtime.process.ranks import RankRendezvous
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    [
-        *("tests.helpers.forks", "trainers.titan.trainer", "trainers.losses", "hypothesis.strategies"),
-        # What the files of tests import of transformers, which takes each rank a second.
-        *("transformers.models.auto.modeling_auto", "transformers.models.qwen3.modeling_qwen3"),
-    ]
-)
+_FORKS.set_forkserver_preload(["tests.helpers.forked_imports"])
 
 
 class Forked:

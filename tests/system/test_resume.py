@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.model_folder import export_model, find_model, trained_model
+from agents.model_folder import export_model, trained_model
 from forge_env.core.episode import read_jsonl
 from forge_env.records.run_files import steps_of
 from forge_env.records.run_weights import run_weights
@@ -73,7 +73,6 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     assert step == len(_steps(ended.output)), "that of the last step which was taken"
     onward = f"go on from step {step} with python -m trainers.sft --output {ended.output} --resume"
     assert console.rstrip().endswith(f"stopped; a checkpoint is kept: {onward}")
-    assert trained_model(str(ended.output)) == newest / "model" and find_model(str(newest)) == newest / "model"
     moved = ended.output.rename(tmp_path / "renamed")
     again = start("trainers.sft", "--output", str(moved), "--resume", "--steps", str(step + 2))
     console = again.end()

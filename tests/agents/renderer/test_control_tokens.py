@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.renderer.conversation_format import Thinking
@@ -130,7 +130,6 @@ def prompts(renderer: Renderer, tokenizer: FastTokenizer, texts: dict[str, str])
         yield renderer.write(answer)
 
 
-@settings(max_examples=40, deadline=None)
 @given(texts=st.dictionaries(st.sampled_from(PLACES), evil, min_size=1, max_size=3))
 def test_no_text_in_any_place_is_a_special_token(model: Any, texts: dict[str, str]) -> None:
     renderer, tokenizer = model

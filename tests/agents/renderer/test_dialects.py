@@ -99,7 +99,6 @@ def check(calls: tuple[ToolCall, ...]) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=40, deadline=None)
 @given(text=any_text | structured)
 @example(text="so <|python_tag|> <|eot_id|>")
 @example(text='{"type": "function"}0\n0')
@@ -144,7 +143,6 @@ def tool(name: str, arguments: dict[str, Any]) -> ToolSpec:
     return {"type": "function", "function": function}
 
 
-@settings(max_examples=100, deadline=None)
 @given(content=any_text | structured, made=calls)
 def test_the_openai_dialect_carries_any_content(content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
     wanted = numbered("openai", made)
@@ -156,7 +154,6 @@ def test_the_openai_dialect_carries_any_content(content: str, made: list[tuple[s
     assert parse(text, "openai")[0] in (content, content.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
-@settings(max_examples=100, deadline=None)
 @given(made=calls)
 def test_openai_messages_are_read_back_with_arguments_as_text_or_object(made: list[tuple[str, dict[str, Any]]]) -> None:
     wanted = numbered("openai", made)
@@ -168,7 +165,6 @@ def test_openai_messages_are_read_back_with_arguments_as_text_or_object(made: li
     assert from_openai({"tool_calls": as_objects}) == wanted
 
 
-@settings(max_examples=75, deadline=None)
 @given(
     item=st.recursive(
         json_values | any_text,

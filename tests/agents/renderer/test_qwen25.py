@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -133,7 +133,6 @@ conversations = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(messages=conversations, with_tools=st.booleans())
 def test_a_conversation_reads_as_the_template_renders_it(
     renderer: Renderer, theirs: Any, messages: list[Message], with_tools: bool
@@ -143,7 +142,6 @@ def test_a_conversation_reads_as_the_template_renders_it(
     assert renderer.text(messages, tools) == text
 
 
-@settings(max_examples=60, deadline=None)
 @given(system=st.lists(says("system", plain_text), max_size=1), user=says("user"), with_tools=st.booleans())
 def test_a_first_prompt_has_the_templates_tokens(
     renderer: Renderer, theirs: Any, system: list[Message], user: Message, with_tools: bool
@@ -196,7 +194,6 @@ def test_tool_results_are_bridged_onto_what_was_sampled(
 observed = st.lists(says("tool"), min_size=1, max_size=3) | st.lists(says("user"), min_size=1, max_size=2)
 
 
-@settings(max_examples=60, deadline=None)
 @given(answer=answers(plain_text), more=answers(plain_text), told=observed, told_later=observed)
 def test_bridging_gives_what_rendering_the_whole_gives(
     renderer: Renderer, answer: Message, more: Message, told: list[Message], told_later: list[Message]
@@ -233,7 +230,6 @@ ONE = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}
 PIECES = [*SPECIAL, *MARKS, ONE, ONE[:40], "<tool_call>{", "<tool_call>[1]</tool_call>", "<think>", "\n", "4"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_prompt_begins_with_exactly_the_row_so_far(
     renderer: Renderer, tokenizer: FastTokenizer, data: st.DataObject
@@ -288,7 +284,6 @@ def test_a_call_that_could_not_be_read_is_shown_again_as_it_was(
     assert renderer.text([*FIRST, action.message], ()).endswith(f"assistant\n{broken}<|im_end|>\n")
 
 
-@settings(max_examples=60, deadline=None)
 @given(message=answers(plain_text))
 def test_what_an_expert_writes_is_read_back(renderer: Renderer, message: Message) -> None:
     token_ids = renderer.write(message)

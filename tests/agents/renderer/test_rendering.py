@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.renderer.rendering import Renderer
@@ -61,7 +61,6 @@ add_turn = functools.partial(turns.add_turn, tools=TOOLS)
 # ---- prompts ----
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_prompt_begins_with_exactly_the_row_so_far(
     renderer: Renderer, tokenizer: FastTokenizer, data: st.DataObject
@@ -121,7 +120,6 @@ def test_first_prompts_are_independent_of_each_other(renderer: Renderer) -> None
 # ---- reading ----
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_reading_never_raises(renderer: Renderer, tokenizer: FastTokenizer, data: st.DataObject) -> None:
     token_ids = data.draw(sampled_ids(tokenizer))
@@ -204,7 +202,6 @@ expert_messages = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(message=expert_messages)
 def test_what_an_expert_writes_is_read_back(renderer: Renderer, message: Message) -> None:
     token_ids = renderer.write(message)
@@ -216,7 +213,6 @@ def test_what_an_expert_writes_is_read_back(renderer: Renderer, message: Message
     assert [(c.name, c.arguments) for c in action.tool_calls] == wanted
 
 
-@settings(max_examples=50, deadline=None)
 @given(message=expert_messages)
 def test_a_demonstration_reads_as_the_template_renders_it(
     renderer: Renderer, tokenizer: FastTokenizer, message: Message

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -142,7 +142,6 @@ def test_llama_a_tool_result_is_bridged_onto_what_was_sampled(
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_llama_a_prompt_begins_with_exactly_the_row_so_far(
     renderer: Renderer, tokenizer: FastTokenizer, data: st.DataObject

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.renderer.rendering import Renderer
@@ -50,7 +50,6 @@ def test_the_tiny_models_template_has_parts(renderer: Renderer) -> None:
     assert all(parts is not None for parts in renderer._first_prompts.values()) and renderer._first_prompts
 
 
-@settings(max_examples=150, deadline=None)
 @given(content=contents, system=st.sampled_from(["", "Be brief.", "漢字 \n"]), with_tools=st.booleans())
 def test_first_prompts_are_the_templates(
     renderer: Renderer, plain: Renderer, content: str, system: str, with_tools: bool
@@ -63,7 +62,6 @@ def test_first_prompts_are_the_templates(
     assert next_prompt(renderer, conversation, tools) == next_prompt(plain, conversation, tools)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     roles=st.lists(st.sampled_from(["tool", "tool", "tool", "user"]), min_size=1, max_size=4),
     texts=st.lists(contents, min_size=4, max_size=4),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -76,7 +76,6 @@ def spoken(thought: str, content: str, calls: bool, *, thinks: bool) -> str:
     return begin + content + (f"\n{CALL}" if calls else "") + "<|im_end|>"
 
 
-@settings(max_examples=80, deadline=None)
 @given(script=turns, with_tools=st.booleans(), thinks=st.booleans())
 @example([(("so", "4", True), "tool", "2"), (("and", "5", False), "user", "sure?")], True, True)
 @example([(("", "4", False), "user", "sure?"), (("yes", "5", True), "tool", "5")], False, True)
@@ -108,7 +107,6 @@ def test_prompts_are_those_of_transformers(
         conversation.observation = ({"role": role, "content": reply},)
 
 
-@settings(max_examples=40, deadline=None)
 @given(thought=text, content=text, calls=st.booleans())
 def test_a_demonstration_has_its_thought_or_an_empty_one(
     thinker: Renderer, tokenizer: FastTokenizer, theirs: Callable[..., str], thought: str, content: str, calls: bool

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.renderer.tokenizer import FastTokenizer
@@ -27,7 +27,6 @@ def both(tiny_model: Path) -> tuple[FastTokenizer, Any]:
     return FastTokenizer(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
 
 
-@settings(max_examples=150, deadline=None)
 @given(text=texts)
 def test_encodes_and_decodes_as_transformers_does(both: tuple[FastTokenizer, Any], text: str) -> None:
     ours, theirs = both
@@ -36,7 +35,6 @@ def test_encodes_and_decodes_as_transformers_does(both: tuple[FastTokenizer, Any
     assert ours.decode(ids) == theirs.decode(ids) == text
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_decodes_any_ids_as_transformers_does(both: tuple[FastTokenizer, Any], data: st.DataObject) -> None:
     ours, theirs = both

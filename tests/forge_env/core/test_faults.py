@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent, say_nothing
@@ -88,7 +88,6 @@ def is_ours(fate: str) -> bool:
     return fate in ("timeout", "env_fault", "infra_fault")
 
 
-@settings(max_examples=150, deadline=None)
 @given(mix=mixes, policy=policies)
 def test_for_any_mix_of_faults(mix: list[tuple[list[str], float]], policy: FaultPolicy) -> None:
     fates, rewards = [fate for fate, _ in mix], [reward for _, reward in mix]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import jsonschema
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
@@ -186,7 +186,6 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["text", "maybe", "point", "place", "order", "numbers", "?"]), anything))
 def test_arguments_are_coerced_or_refused(arguments: dict[str, Any]) -> None:
     made = make_tool(everything)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
@@ -99,7 +99,6 @@ def write(path: Path, content: str | bytes) -> Path:
 
 @needs("pyarrow")
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=40)
 @given(answers=st.lists(TEXTS, min_size=1, max_size=5))
 def test_any_text_comes_back_as_it_was_written(name: str, answers: list[str]) -> None:
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
@@ -116,14 +115,12 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-@settings(deadline=None, max_examples=40)
 @given(values=st.lists(st.dictionaries(TEXTS, JSON, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_any_json_comes_back_as_it_was_written(name: str, values: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert read(write(Path(folder) / name, FORMATS[name](values))) == values
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.decimals(allow_nan=False, allow_infinity=False) | st.integers(-(10**40), 10**40))
 def test_an_exact_number_is_the_digits_of_the_file(number: decimal.Decimal | int) -> None:
     with tempfile.TemporaryDirectory() as folder:

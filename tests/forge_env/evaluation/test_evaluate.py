@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group
@@ -43,7 +43,6 @@ def test_wilson_against_published_numbers(successes: int, trials: int, low: floa
     assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-6)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_solves_its_equation(counts: tuple[int, int]) -> None:
     """Each bound p lies z standard deviations of p away from the observed share."""

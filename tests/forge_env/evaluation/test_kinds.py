@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
@@ -142,7 +142,6 @@ def test_kinds_are_judged_together() -> None:
     assert "p < 0.05 of the sign-flip test" in note and note.endswith("corrected for 9 kinds by Holm's method")
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30), min_size=1, max_size=6)
 )

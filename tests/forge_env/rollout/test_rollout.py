@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
@@ -420,7 +420,6 @@ async def test_an_agent_that_never_answers_is_given_up() -> None:
     assert result.error == "PolicyError: Hangs did not answer within 0.05 s"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     limit=st.floats(0.1, 10),
     turns=st.lists(st.tuples(st.floats(0, 20), st.floats(0, 3), st.floats(0, 20)), min_size=1, max_size=8),

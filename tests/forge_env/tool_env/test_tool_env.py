@@ -9,7 +9,7 @@ import weakref
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Turn
@@ -206,7 +206,6 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["repeat", "total", "nothing"]),
     arguments=st.none()

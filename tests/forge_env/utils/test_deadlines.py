@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulated_time import World
@@ -180,7 +180,6 @@ def test_work_that_ignores_its_cancellation_gives_its_result() -> None:
     assert simulated(World(), main()) == ("late", True, 0)
 
 
-@settings(deadline=None)
 @given(
     limit=st.floats(0.01, 10),
     parts=st.lists(st.tuples(st.sampled_from(["work", "queue", "two queues"]), st.floats(0, 4)), max_size=12),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.utils.statistics import (
@@ -164,7 +164,6 @@ def paired(first: Sequence[float], second: Sequence[float], attempts: tuple[int,
     return compare_all([Pairs(first=first, second=second, attempts=attempts)])[0]
 
 
-@settings(deadline=None)
 @given(NUMBERS, st.randoms(use_true_random=False))
 def test_pairs_against_all_flips(values: list[float], rng: random.Random) -> None:
     other = [rng.choice(values) for _ in values]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Row
@@ -63,7 +63,6 @@ def loss_layout(batches: list[MicroBatch]) -> dict[int, tuple]:
     return seen
 
 
-@settings(deadline=None)
 @given(samples_strategy, st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 4]))
 def test_packing_and_padding_give_the_loss_the_same_values(samples, max_tokens, pack_length, multiple):
     padded = pack(samples, max_tokens=1000, pack_length=0, pad_id=0)
@@ -99,7 +98,6 @@ def every_target(batches: list[MicroBatch]) -> dict[int, tuple]:
     return seen
 
 
-@settings(deadline=None)
 @given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]), st.integers(1, 3))
 def test_every_sampled_target_appears_exactly_once(samples, max_tokens, pack_length, ranks):
     """Whatever the micro-batches are, on one rank or another; also where its episode is split."""
@@ -117,7 +115,6 @@ def test_every_sampled_target_appears_exactly_once(samples, max_tokens, pack_len
     assert found == every_target(pack(samples, max_tokens=1000, pack_length=0, pad_id=0))
 
 
-@settings(deadline=None)
 @given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]))
 def test_micro_batches_keep_to_the_limit_unless_one_row_needs_more(samples, max_tokens, pack_length):
     for batch in pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0):
@@ -182,7 +179,6 @@ def test_an_episode_of_two_rows_that_do_not_fit_together_worked_by_hand():
     assert [values.tolist() for values in of_samples] == [[0.5], [1.0, 2.0, 3.0, 4.0]]
 
 
-@settings(deadline=None)
 @given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5]))
 def test_a_sample_knows_its_part_of_the_denominators(samples, max_tokens, pack_length):
     batches = pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0)

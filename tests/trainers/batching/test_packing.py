@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainers.batching.packing import Layout, flops_crossover, plan_packed, plan_padded, round_up, row_cost
@@ -67,7 +67,6 @@ def check_limit(layout: Layout, episodes: list[list[int]], multiple: int, max_to
     assert area(layout, episodes, multiple) <= max_tokens or sum(map(len, layout)) == 1
 
 
-@settings(deadline=None)
 @given(episodes_strategy, st.integers(1, 60), st.fixed_dictionaries(limits))
 def test_packed_plans_keep_every_row_once_and_the_limits(episodes, pack_length, given_limits):
     plans = plan_packed(episodes, pack_length=pack_length, **given_limits)
@@ -81,7 +80,6 @@ def test_packed_plans_keep_every_row_once_and_the_limits(episodes, pack_length, 
         check_limit(layout, episodes, multiple, max_tokens)
 
 
-@settings(deadline=None)
 @given(episodes_strategy, st.fixed_dictionaries(limits))
 def test_padded_plans_keep_every_row_once_and_the_limits(episodes, given_limits):
     plans = plan_padded(episodes, **given_limits)
@@ -94,7 +92,6 @@ def test_padded_plans_keep_every_row_once_and_the_limits(episodes, given_limits)
         check_limit(layout, episodes, multiple, max_tokens)
 
 
-@settings(deadline=None)
 @given(episodes_strategy, st.integers(0, 60), st.fixed_dictionaries(limits), st.randoms(use_true_random=False))
 def test_plans_do_not_depend_on_the_order_of_episodes_or_rows(episodes, pack_length, given_limits, shuffler):
     def shapes(given: list[list[int]]) -> list[list[list[list[int]]]]:
@@ -107,7 +104,6 @@ def test_plans_do_not_depend_on_the_order_of_episodes_or_rows(episodes, pack_len
     assert shapes(episodes) == shapes(shuffled)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 90))
 def test_no_two_micro_batches_of_a_best_fit_would_fit_into_one(lengths, pack_length):
     (plan,) = plan_packed([[n] for n in lengths], max_tokens=pack_length, pack_length=pack_length)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import InvariantError
@@ -62,7 +62,6 @@ def places(batches: list[MicroBatch]) -> Iterator[tuple[int, Any]]:
         yield from zip(batch.tokens.flatten().tolist(), batch.routes.flatten(0, 1).tolist(), strict=True)
 
 
-@settings(deadline=None)
 @given(
     episodes,
     st.integers(1, 40),

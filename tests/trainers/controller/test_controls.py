@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
@@ -37,7 +37,6 @@ async def act(record: Record, loop: Any, actions: list[tuple[int, str]], refused
 
 
 @pytest.mark.parametrize(("staleness", "interval", "window"), [(0, 1, False), (2, 1, False), (2, 3, True)])
-@settings(max_examples=40, deadline=None)
 @given(
     latencies=st.lists(st.integers(0, 20), min_size=1, max_size=8),
     actions=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(ACTIONS[:-1])), max_size=12),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group, Turn
@@ -258,7 +258,6 @@ async def run_to_end(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
-@settings(max_examples=40, deadline=None)
 @given(
     latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     train_ticks=st.integers(0, 20),
@@ -332,7 +331,6 @@ async def test_engines_take_weights_over_while_the_next_step_trains(staleness: i
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@settings(max_examples=40, deadline=None)
 @given(
     latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     train_ticks=st.integers(0, 20),

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import InvariantError, UserError
@@ -101,7 +101,6 @@ def test_the_bound_holds_and_nothing_deadlocks_over_many_groups(staleness: int) 
         simulation.check()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     batch_size=st.integers(1, 6),
     staleness=st.integers(0, 6),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Group
@@ -59,7 +59,6 @@ def sizes(steps: int, interval: int, first: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@settings(max_examples=50, deadline=None)
 @given(
     latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     train_ticks=st.integers(0, 20),

@@ -8,7 +8,7 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
@@ -40,7 +40,6 @@ def test_one_reward_teaches_nothing(same: list[float]) -> None:
     assert group_relative(same, std_eps=0.0) == [0.0] * len(same)
 
 
-@settings(deadline=None)
 @given(rewards)
 def test_mean_is_zero_and_order_is_kept(values: list[float]) -> None:
     advantages = group_relative(values)
@@ -50,7 +49,6 @@ def test_mean_is_zero_and_order_is_kept(values: list[float]) -> None:
     assert all(a <= b for (_, a), (_, b) in pairwise(by_reward))
 
 
-@settings(deadline=None)
 @given(rewards, st.integers(0, 99))
 def test_siblings_have_no_order(values: list[float], seed: int) -> None:
     places = random.Random(seed).sample(range(len(values)), len(values))
@@ -58,7 +56,6 @@ def test_siblings_have_no_order(values: list[float], seed: int) -> None:
     assert group_relative([values[i] for i in places]) == [advantages[i] for i in places]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-9, 9).map(float), min_size=2, max_size=16).filter(lambda v: len(set(v)) > 1))
 def test_standard_deviation_is_one(values: list[float]) -> None:
     assert statistics.stdev(group_relative(values, std_eps=0.0)) == pytest.approx(1.0)
@@ -83,7 +80,6 @@ def test_equal_rewards_have_advantage_0(same: list[float]) -> None:
     assert batch_std(same) == 1.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=16))
 def test_leave_one_out_is_the_reward_less_the_mean_of_the_others(values: list[float]) -> None:
     others = [statistics.fmean(values[:i] + values[i + 1 :]) for i in range(len(values))]

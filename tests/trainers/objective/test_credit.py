@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
@@ -31,7 +31,6 @@ from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
 
 
-@settings(deadline=None)
 @given(st.lists(numbered_episodes(), min_size=1, max_size=3), st.sampled_from([0, 16]))
 def test_every_sampled_target_gets_the_value_of_its_own_turn(episodes: list[Episode], pack_length: int) -> None:
     """On rows of any number and shape, in the layout that a loss sees."""
@@ -49,7 +48,6 @@ def test_every_sampled_target_gets_the_value_of_its_own_turn(episodes: list[Epis
     assert targets == sum(sum(turn_targets(e)) for e in episodes)
 
 
-@settings(deadline=None)
 @given(numbered_episodes())
 def test_values_of_targets_are_split_by_turn(one: Episode) -> None:
     parts = [part.tolist() for part in by_turn(per_target(range(len(one.turns)), one), one)]
@@ -62,7 +60,6 @@ def test_a_rows_first_token_is_no_target() -> None:
     assert per_target([0.5, 1.5, 2.5], one).tolist() == [0.5, 1.5]
 
 
-@settings(deadline=None)
 @given(st.floats(-9, 9), st.lists(st.floats(-9, 9), min_size=1, max_size=6))
 def test_returns_fall_by_the_rewards_of_earlier_turns(reward: float, steps: list[float]) -> None:
     returns = returns_to_go(reward, steps)
@@ -163,7 +160,6 @@ def test_what_rounding_leaves_of_a_reward_is_no_return() -> None:
     assert [of_turns[1] for of_turns in credited(group_relative, *many)] == [0.0, 0.0]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(-200, 200).map(lambda n: n / 100), st.lists(st.integers(1, 3), min_size=3, max_size=3)),
@@ -205,7 +201,6 @@ def test_returns_of_each_turn_are_centred_among_those_who_took_it() -> None:
     assert turn_advantages(alone, no_baseline, needs_siblings=False) == alone
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(numbered_episodes(), st.lists(st.booleans(), min_size=5, max_size=5)), min_size=1, max_size=4)
 )

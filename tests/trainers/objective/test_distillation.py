@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group
@@ -23,8 +23,6 @@ from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.objective.reward import KLPenalty, TrainingReward
 from trainers.settings.distill import DistillConfig
-
-few = settings(deadline=None, max_examples=50)
 
 
 def made(**parts: Any) -> Objective:
@@ -48,7 +46,6 @@ def count(played: Episode) -> int:
     return Sample(rows=played.rows).num_targets
 
 
-@few
 @given(
     st.lists(numbered_episodes(), min_size=2, max_size=2),
     st.sampled_from(["episode", "turn"]),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import Identity
 
@@ -35,7 +35,6 @@ def test_worked_by_hand() -> None:
     assert KLPenalty(beta=0.1, kind="k3").by_turn(ONE, REFERENCE) == pytest.approx([0.1 * value for value in k3])
 
 
-@settings(deadline=None)
 @given(numbered_episodes(), st.sampled_from(["k1", "k2", "k3"]), st.data())
 def test_the_penalty_is_the_estimator_of_the_loss_summed_by_turn(one: Episode, kind: str, data: st.DataObject) -> None:
     """Tokens without a finite logprob count nothing, on any rows."""
@@ -101,7 +100,6 @@ def test_an_advantage_function_of_the_users_own_is_given_the_rewards_less_the_pe
     assert advantages(squares, (ONE, REFERENCE), (ONE, target_logprobs(ONE))) == pytest.approx([0.81, 1.0])
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.5 + 1e-12, 1.0]), st.floats(-3, 3)), min_size=2, max_size=6),
     st.sampled_from(["mean", "leave_one_out", "none"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
@@ -38,7 +38,6 @@ def test_weights_published_again_after_a_skipped_step_are_as_fresh_as_before() -
     assert ages.of([sampled(0), sampled(1)]) == [0, 0]
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=st.data(), interval=st.integers(1, 5), more=st.integers(0, 5), steps=st.integers(1, 30))
 def test_no_age_is_beyond_the_setting_and_each_is_counted_in_steps(
     data: st.DataObject, interval: int, more: int, steps: int

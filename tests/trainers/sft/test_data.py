@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.renderer.tokenizer import FastTokenizer
@@ -267,7 +267,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.sampled_from(["messages", "prompt", "completion", "tools", "system"]), JSON))
 def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
     for columns in (["messages"], ["conversations"], ["prompt", "completion"]):
@@ -644,7 +643,6 @@ async def test_a_run_does_not_go_on_with_other_rows(tmp_path: Path, tiny_model: 
         await other.prepare(tiny_model, began=began.record())
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(2, 30), max_size=40), st.integers(1, 60))
 def test_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
     samples = [
@@ -657,7 +655,6 @@ def test_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
     assert all(count_tokens(b[0]) + sum(map(count_tokens, a)) > budget for a, b in itertools.pairwise(batches))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(1, 20), st.integers())
 def test_a_buffer_loses_nothing(count: int, buffer: int, seed: int) -> None:
     taken = list(shuffled(range(count), random.Random(seed), buffer=buffer))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -38,7 +38,6 @@ def gradients(values: tuple[Tensor, ...], upstream: Tensor, inputs: tuple[Tensor
     return torch.autograd.grad(values, inputs, [u.to(v.dtype) for u, v in zip(upstream, values, strict=True)])
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(0, 6),
     vocabulary=st.integers(2, 40),
