@@ -157,7 +157,7 @@ def _owners() -> dict[str, set[str]]:
 @functools.lru_cache(maxsize=64)
 def _modules_in(folder: str, changed: int) -> list[tuple[str, str]]:
     """The modules in a folder of the path, and their distributions; whoever installs one changes the folder."""
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for distribution in importlib.metadata.distributions(path=[folder]):
         modules = set((distribution.read_text("top_level.txt") or "").split())
         if not modules:
