@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import gc
 import os
 import re
@@ -80,11 +81,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; otherwise in the order that they have."""
-    items.sort(key=lambda item: _rank(item.path.relative_to(ROOT)))
+    items.sort(key=lambda item: _rank(item.path))
 
 
+@functools.cache
 def _rank(path: Path) -> int:
-    return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
+    return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(ROOT / place)), len(FIRST))
 
 
 @pytest.hookimpl(optionalhook=True)

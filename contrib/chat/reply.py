@@ -10,8 +10,7 @@ import httpx
 
 from contrib.chat.refusals import says_context_full
 from contrib.common.endings import Ending, ending_of
-from contrib.common.http_clients import decoded
-from contrib.common.json_text import read
+from contrib.common.json_text import decoded, read
 
 _SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers, are not secrets
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import json
 import math
 import os
 import random
@@ -23,11 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
-import httpx
-
 from forge_env.core.errors import UserError
 
-_BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 _DURATION = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")  # 6m0s, 12ms
@@ -41,6 +36,8 @@ _EPOCH, _EPOCH_MS = 1e9, 1e11
 @cache
 def ssl_context() -> ssl.SSLContext:
     """Read the certificates once in a process: that takes up to a tenth of a second, for a client of plain HTTP too."""
+    import httpx  # which takes a tenth of a second too
+
     return httpx.create_ssl_context()
 
 
@@ -185,14 +182,3 @@ def _seconds(text: str, unit: float = 1.0) -> float | None:
             date = read(text)
             return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time())
     return None
-
-
-def decoded(data: bytes, charset: str = "") -> str:
-    """Return the text of a service or a file, by its byte order mark, else by its charset, else by its zero bytes."""
-    if data.startswith(_BOMS) or not charset:
-        charset = json.detect_encoding(data)
-    try:
-        text = data.decode(charset, errors="replace")
-    except (LookupError, ValueError):
-        text = data.decode(errors="replace")
-    return text.removeprefix("\ufeff").rstrip("\0")

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from contrib.common.http_clients import decoded
-from contrib.common.json_text import read
+from contrib.common.json_text import decoded, read
 from forge_env.core.errors import ServiceError, UserError
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]

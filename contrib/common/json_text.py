@@ -1,7 +1,8 @@
-"""Reads and writes JSON with numbers that keep their digits, see `forge_env.core.json_text`."""
+"""Reads and writes JSON with numbers that keep their digits, see `forge_env.core.json_text`; and reads texts."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from typing import Any
 
 from forge_env.core.json_text import JSON_NUMBER, MARK, read_float, read_int, with_marks, without_marks
 
+_BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 _TOKEN = re.compile(rf"{_STRING}|{JSON_NUMBER.pattern}", re.ASCII)
 
@@ -56,6 +58,17 @@ def portable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [portable(item) for item in value]
     return value
+
+
+def decoded(data: bytes, charset: str = "") -> str:
+    """Return the text of a service or a file, by its byte order mark, else by its charset, else by its zero bytes."""
+    if data.startswith(_BOMS) or not charset:
+        charset = json.detect_encoding(data)
+    try:
+        text = data.decode(charset, errors="replace")
+    except (LookupError, ValueError):
+        text = data.decode(errors="replace")
+    return _bare(text)
 
 
 def _bare(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from contrib.common.http_clients import decoded
+from contrib.common.json_text import decoded
 from contrib.external.mcp_config import MCP, mcp_files
 from contrib.external.output import ProgramOutput
 from contrib.external.program import RESULT

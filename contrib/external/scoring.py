@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contrib.common.http_clients import decoded
-from contrib.common.json_text import read, write
+from contrib.common.json_text import decoded, read, write
 from forge_env.core.errors import EnvError
 from forge_env.core.plain_value import own_task
 from forge_env.core.reward_value import is_within, reward_value

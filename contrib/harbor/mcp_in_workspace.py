@@ -11,8 +11,7 @@ from typing import Any
 
 from contrib.apis.mcp.results import LenientStream
 from contrib.apis.mcp.transport import Stderr
-from contrib.common.http_clients import decoded
-from contrib.common.json_text import marked_text
+from contrib.common.json_text import decoded, marked_text
 from contrib.workspaces.machines.workspace import Workspace
 from forge_env.core.errors import ForgeError
 from forge_env.core.json_text import without_marks

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from contrib.common.http_clients import decoded
+from contrib.common.json_text import decoded
 from contrib.harbor.config import Artifact, HarborTask, Step, VerifierPlace, resolved
 from contrib.harbor.staging import by_bash
 from contrib.workspaces.contract import WorkspaceFileError

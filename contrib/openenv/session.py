@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from contrib.apis.mcp.pages import all_pages
-from contrib.common.http_clients import decoded, proxy_of
-from contrib.common.json_text import portable, read, write
+from contrib.common.http_clients import proxy_of
+from contrib.common.json_text import decoded, portable, read, write
 from contrib.openenv.description import VERSIONS
 from forge_env.core.errors import EnvError, ServiceError
 

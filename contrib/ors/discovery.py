@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from contrib.common.http_clients import connection, decoded
-from contrib.common.json_text import read
+from contrib.common.http_clients import connection
+from contrib.common.json_text import decoded, read
 from contrib.ors.access import Access
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError, nearest
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from contrib.common.http_clients import Retries, connection, decoded, retry_after
-from contrib.common.json_text import read, write
+from contrib.common.http_clients import Retries, connection, retry_after
+from contrib.common.json_text import decoded, read, write
 from contrib.ors.access import GONE, TRANSIENT, Access
 from contrib.ors.events import MAX_BYTES, TooLong, read_events
 from forge_env.core.errors import EnvError, MissedDeadline, ServiceError

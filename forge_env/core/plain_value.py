@@ -194,23 +194,33 @@ def _message_problem(message: Any) -> str:
     return json_problem(message)
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+"""One for all values: a list of tasks may have hundreds of thousands."""
+
+
 def json_problem(value: Any) -> str:
     """Check that a value can be written as JSON."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        reason = str(error).partition(": ")[0]  # from Python 3.12 on a number follows; the sentence is the same for all
-        return f"cannot be written as JSON ({reason}); keep to dicts, lists, text, finite numbers, booleans and None"
-    return ""
+    return _encoded(value)[1]
 
 
 def record_problem(value: Any) -> str:
     """Check that JSON holds a value as it is, so that a record of it is graded as the value itself."""
-    if problem := json_problem(value):
-        return problem
-    if json.loads(json.dumps(value)) != value:
+    kind = type(value)
+    if value is None or (kind is str and value.isascii()) or (kind is dict and not value):  # as most are
+        return ""
+    text, problem = _encoded(value)
+    if not problem and json.loads(text) != value:
         return "holds a tuple, or a dict with a key that is no text, which a record cannot keep: use lists and text"
-    return ""
+    return problem
+
+
+def _encoded(value: Any) -> tuple[str, str]:
+    """The JSON of a value, and the problem if there is none."""
+    try:
+        return _ENCODER.encode(value), ""
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = str(error).partition(": ")[0]  # from Python 3.12 on a number follows; the sentence is the same for all
+    return "", f"cannot be written as JSON ({reason}); keep to dicts, lists, text, finite numbers, booleans and None"
 
 
 def task_problem(task: Task) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -45,8 +47,7 @@ class _View:
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # by the relative path at which they are shown
         self.imports: list[str] = []
-        owners = importlib.metadata.packages_distributions()
-        self._owners = {module: {canonicalize_name(name) for name in names} for module, names in owners.items()}
+        self._owners = _owners()
         self._folders: dict[str, set[tuple[str, ...]]] = {}  # of a distribution
         self._visits: set[tuple[str, str]] = set()  # distribution and extra
 
@@ -91,12 +92,12 @@ class _View:
             self._add(requirement, ("", *its_extras))
 
     def _show(self, distribution: Distribution) -> None:
-        files = _files(distribution)
+        files, name = _files(distribution), canonicalize_name(distribution.name)  # to read its name takes a millisecond
         for file in files:
             parts = file.parts
             if parts[0] in ("..", "/", "__pycache__") or (len(parts) == 1 and file.suffix == ".pth"):
                 continue
-            others = self._owners.get(parts[0], set()) - {canonicalize_name(distribution.name)}
+            others = self._owners.get(parts[0], set()) - {name}
             depth = next((n for n in range(1, len(parts)) if not self._is_shared(parts[:n], others)), len(parts))
             top = Path(*parts[:depth])
             self._show_path(Path(str(distribution.locate_file(top))), top)
@@ -142,6 +143,29 @@ class _View:
             bytecode = Path(importlib.util.cache_from_source(str(source)))
             if bytecode.exists():
                 self.paths.setdefault(f"__pycache__/{bytecode.name}", str(bytecode.resolve()))
+
+
+def _owners() -> dict[str, set[str]]:
+    """The names of the distributions that each module is part of."""
+    owners: dict[str, set[str]] = {}
+    for folder in map(os.path.abspath, sys.path):
+        for module, name in _modules_in(folder, os.stat(folder).st_mtime_ns if os.path.exists(folder) else 0):
+            owners.setdefault(module, set()).add(name)
+    return owners
+
+
+@functools.lru_cache(maxsize=64)
+def _modules_in(folder: str, changed: int) -> list[tuple[str, str]]:
+    """The modules in a folder of the path, and their distributions; whoever installs one changes the folder."""
+    pairs: list[tuple[str, str]] = []
+    for distribution in importlib.metadata.distributions(path=[folder]):
+        modules = set((distribution.read_text("top_level.txt") or "").split())
+        if not modules:
+            files = [(file.parts, inspect.getmodulename(file.name)) for file in distribution.files or ()]
+            modules = {parts[0] if len(parts) > 1 else module or "." for parts, module in files}
+        name = canonicalize_name(distribution.name)
+        pairs += [(module, name) for module in modules if "." not in module]
+    return pairs
 
 
 def _is_inside_another(target: str, view: _View) -> bool:

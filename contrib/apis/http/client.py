@@ -20,7 +20,8 @@ import httpx
 from contrib.apis.http.cassette import CURSOR
 from contrib.apis.http.credentials import EXTENSION, Credentials
 from contrib.apis.http.pool import ApiSettings, Pool
-from contrib.common.http_clients import Retries, decoded, retry_after
+from contrib.common.http_clients import Retries, retry_after
+from contrib.common.json_text import decoded
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.deadlines import queued
 

@@ -11,8 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from contrib.common.http_clients import decoded
-from contrib.common.json_text import marked_text
+from contrib.common.json_text import decoded, marked_text
 from forge_env.core.json_text import without_marks
 
 ENCODING = "json_lines_with_marked_numbers"

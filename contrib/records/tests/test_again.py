@@ -239,6 +239,7 @@ def test_secrets_of_options_are_read_from_their_own_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("contrib.records.again._MOST_TASKS", 2_000)
     Path("tossed.py").write_text(COIN)
     Path("secretive.py").write_text(SECRETIVE.replace("from coin ", "from tossed "))
     secret = (

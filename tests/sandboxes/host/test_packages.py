@@ -204,6 +204,13 @@ def test_requirements_are_those_that_apply_here(site: Path) -> None:
     assert modules("whole") == {"whole.py", "base.py", "here.py", "optional.py"}
 
 
+def test_what_is_installed_later_is_seen(site: Path) -> None:
+    install(site, "early-tool", {"early.py": ""})
+    assert "early_tool-1.0.dist-info" in dict(find_packages(["early"]).paths).values()
+    install(site, "late-tool", {"late.py": ""})
+    assert "late_tool-1.0.dist-info" in dict(find_packages(["late"]).paths).values()
+
+
 async def test_openings_at_once_do_not_mix(site: Path) -> None:
     for name in ("left", "right"):
         install(site, name, {f"{name}.py": ""})

@@ -64,18 +64,40 @@ async def hang() -> str:
     import anyio
     await anyio.sleep(1000)
 
-@server.tool()
-def pids() -> list[int]:
-    return [os.getpid(), child.pid]
-
-# A server that does not end by itself, with a child that does not either.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], stdin=subprocess.DEVNULL)
+subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)  # it keeps the output open when the server is dead
 server.run("stdio")
-if "stay" in sys.argv:
-    import time
-    time.sleep(1000)
 '''
+PLAIN = """
+import json, os, signal, subprocess, sys, time
+
+RESULTS = json.loads(sys.argv[1])
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TOOL = {"description": None, "inputSchema": {}, "outputSchema": SCHEMA, "annotations": {"readOnlyHint": "yes"}}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    answer = {"jsonrpc": "2.0", "id": message["id"]}
+    if message["method"] == "initialize":
+        about = {"serverInfo": {"name": "sloppy", "version": "1"}, "capabilities": {"tools": {}}}
+        answer["result"] = {"protocolVersion": "2025-06-18", **about}
+    elif message["method"] == "tools/list":
+        answer["result"] = {"tools": [{"name": name, **TOOL} for name in RESULTS], "nextCursor": ""}
+    elif message["method"] == "tools/call":
+        answer |= RESULTS[message["params"]["name"]]
+    else:
+        answer["error"] = {"code": -32601, "message": "unknown"}
+    print(json.dumps(answer), flush=True)
+"""
+"""A server without a package, which starts in no time."""
+STAYS = PLAIN.replace(
+    "RESULTS = json.loads(sys.argv[1])",
+    """signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+RESULTS = {"pids": {"result": {"content": f"{os.getpid()} {child.pid}"}}}""",
+)
+"""A server that does not end by itself, with a child that does not either."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +105,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("mcp") / "server.py"
     path.write_text(SERVER)
     return shlex.join([sys.executable, str(path)])
+
+
+def stubborn(after: str = "") -> str:
+    """A server that ends after its input, or does what `after` says then."""
+    return shlex.join([sys.executable, "-c", STAYS + after])
 
 
 def tool_of(server: McpServer, name: str) -> Any:
@@ -132,9 +159,9 @@ async def test_a_server_that_hangs_or_dies_is_a_fault_and_what_follows_is_none(s
         await ask(server, "add", a=1)
 
 
-async def test_nothing_is_left_of_a_server_that_will_not_end(script: str) -> None:
+async def test_nothing_is_left_of_a_server_that_will_not_end() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    async with open_mcp(f"{script} stay") as server:
+    async with open_mcp(stubborn("time.sleep(1000)")) as server:
         pids = [int(pid) for pid in (await ask(server, "pids")).split()]
         assert len(pids) == 2 and all(map(is_alive, pids))
     await until(lambda: not any(map(is_alive, pids)), "both processes have ended")
@@ -142,11 +169,11 @@ async def test_nothing_is_left_of_a_server_that_will_not_end(script: str) -> Non
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "mcp session"]
 
 
-async def test_a_cancelled_owner_leaves_nothing(script: str) -> None:
+async def test_a_cancelled_owner_leaves_nothing() -> None:
     pids: list[int] = []
 
     async def own() -> None:
-        async with open_mcp(script) as server:
+        async with open_mcp(stubborn()) as server:
             pids.extend(int(pid) for pid in (await ask(server, "pids")).split())
             await asyncio.sleep(1000)
 
@@ -158,7 +185,7 @@ async def test_a_cancelled_owner_leaves_nothing(script: str) -> None:
     await until(lambda: not any(map(is_alive, pids)), "both processes have ended")
 
 
-async def test_a_server_dies_with_its_owner_even_when_that_is_killed(script: str) -> None:
+async def test_a_server_dies_with_its_owner_even_when_that_is_killed() -> None:
     code = (
         "import asyncio, sys\n"
         "from contrib.apis.mcp.tools import open_mcp\n"
@@ -168,7 +195,7 @@ async def test_a_server_dies_with_its_owner_even_when_that_is_killed(script: str
         "        await asyncio.sleep(1000)\n"
         "asyncio.run(main())\n"
     )
-    command = [sys.executable, "-c", code, f"{script} stay"]
+    command = [sys.executable, "-c", code, stubborn("time.sleep(1000)")]
     owner = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
@@ -286,32 +313,9 @@ async def test_a_source_may_be_an_mcp_server(
 
 # Servers with small mistakes.
 
-SLOPPY = """
-import json, sys
-
-RESULTS = json.loads(sys.argv[1])
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-TOOL = {"description": None, "inputSchema": {}, "outputSchema": SCHEMA, "annotations": {"readOnlyHint": "yes"}}
-for line in sys.stdin:
-    message = json.loads(line)
-    if "id" not in message:
-        continue
-    answer = {"jsonrpc": "2.0", "id": message["id"]}
-    if message["method"] == "initialize":
-        about = {"serverInfo": {"name": "sloppy", "version": "1"}, "capabilities": {"tools": {}}}
-        answer["result"] = {"protocolVersion": "2025-06-18", **about}
-    elif message["method"] == "tools/list":
-        answer["result"] = {"tools": [{"name": name, **TOOL} for name in RESULTS], "nextCursor": ""}
-    elif message["method"] == "tools/call":
-        answer |= RESULTS[message["params"]["name"]]
-    else:
-        answer["error"] = {"code": -32601, "message": "unknown"}
-    print(json.dumps(answer), flush=True)
-"""
-
 
 def sloppy(answers: dict[str, Any]) -> str:
-    return shlex.join([sys.executable, "-c", SLOPPY, json.dumps(answers)])
+    return shlex.join([sys.executable, "-c", PLAIN, json.dumps(answers)])
 
 
 def said(text: str, structured: Any = None) -> dict[str, Any]:

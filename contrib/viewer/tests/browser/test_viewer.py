@@ -21,12 +21,7 @@ from forge_env.cli.main import main
 from forge_env.core.types import Outcome
 
 EPISODE = "#/run/episode?key=train%2F0"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A training run that the test may change."""
-    return training_run(tmp_path / "run")
+PHONE = {"width": 390, "height": 780}
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +45,12 @@ def shown(page_of_all: Watched) -> Iterator[Watched]:
     yield page_of_all
     wrong, page_of_all.wrong = page_of_all.wrong, []
     assert wrong == []
+
+
+@pytest.fixture
+def runs(server: ViewServer) -> Path:
+    """The folder that `server` serves."""
+    return server.library.paths[0]
 
 
 def texts(page: Any, selector: str) -> list[str]:
@@ -137,10 +138,12 @@ def test_two_evaluations_are_compared_and_their_episodes_stand_side_by_side(tmp_
             until(page, "location.hash.includes('at=1')")
 
 
-def test_a_comparison_without_a_common_task_says_so_and_can_be_changed(tmp_path: Path, view: Watch) -> None:
-    evaluation(tmp_path / "a", {0: [1.0]})
-    evaluation(tmp_path / "b", {1: [1.0]})
-    shown = view(tmp_path)
+def test_a_comparison_without_a_common_task_says_so_and_can_be_changed(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
+    evaluation(runs / "a", {0: [1.0]})
+    evaluation(runs / "b", {1: [1.0]})
+    index(server.library)
     page = shown.go("#/a/compare?other=b")
     assert (
         "have no attempt at a task in common: compare runs of the same tasks" in page.locator(".warning").inner_text()
@@ -149,19 +152,21 @@ def test_a_comparison_without_a_common_task_says_so_and_can_be_changed(tmp_path:
     until(page, "document.querySelector('.group') !== null")
 
 
-def test_parts_of_the_reward_are_drawn_and_an_evaluation_that_goes_on_is_marked(tmp_path: Path, view: Watch) -> None:
+def test_parts_of_the_reward_are_drawn_and_an_evaluation_that_goes_on_is_marked(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
     parts = {"reward/form/mean": 0.5, "reward/form/std": 0.1, "reward/right/mean": 0.2, "reward/right/mean/a": 0.2}
-    write_metrics(tmp_path / "one", 1, 2, **parts)
-    with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
+    write_metrics(runs / "parts", 1, 2, **parts)
+    with (runs / "parts" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"phase": "evaluation", "step": 0, "time": 1.0, "success": 0.5} | parts) + "\n")
-    write(tmp_path / "two" / "episodes.jsonl", *(make_episode(f"t/{i}") for i in range(3)))
+    write(runs / "unfinished" / "episodes.jsonl", *(make_episode(f"t/{i}") for i in range(3)))
     plan = {"env": "math", "agent": "scripted:expert", "tasks": 4, "n": 2}
-    (tmp_path / "two" / "plan.json").write_text(json.dumps(plan))
-    shown = view(tmp_path)
-    page = shown.go("#/one/overview", ".chart")
+    (runs / "unfinished" / "plan.json").write_text(json.dumps(plan))
+    index(server.library)
+    page = shown.go("#/parts/overview", ".chart")
     assert texts(page, ".chart-title") == ["reward", "reward/form/mean", "reward/right/mean", "success", "loss"]
     assert page.locator("main").inner_text().count("held-out") == 2, "a point of each part"
-    page = shown.go("#/two/overview", "section table")
+    page = shown.go("#/unfinished/overview", "section table")
     row = page.locator("section table tbody tr").inner_text()
     assert "not finished" in row and "3 of 8 planned" in row
     assert page.locator(".cards .result").count() == 0, "it is no result yet"
@@ -221,26 +226,33 @@ def test_tokens_without_a_tokenizer_are_shaded_too(shown: Watched) -> None:
     assert len(set(page.locator(".conversation .tok").evaluate_all(backgrounds))) == 5, "one for each class of logprob"
 
 
-def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Watch) -> None:
+def write_data(run: Path, data: Any) -> None:
+    """Write an episode that no program of ours would have written."""
+    run.mkdir()
+    (run / "episodes.jsonl").write_text(json.dumps(data) + "\n")
+
+
+def test_rows_of_a_broken_prefix_are_apart(server: ViewServer, runs: Path, shown: Watched) -> None:
     data = json.loads(make_episode().to_json())
     data["turns"][1]["starts_row"] = True
-    (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
-    watched = view(tmp_path / "rows.jsonl")
-    page = watched.go("#/rows.jsonl/episode?key=episodes%2F0", ".conversation")
+    write_data(runs / "rows", data)
+    index(server.library)
+    page = shown.go("#/rows/episode?key=episodes%2F0", ".conversation")
     assert page.locator(".break").count() == 1
-    page = watched.go("#/rows.jsonl/episode?key=episodes%2F0&tab=tokens", ".token-row")
+    page = shown.go("#/rows/episode?key=episodes%2F0&tab=tokens", ".token-row")
     assert page.locator(".token-row").count() == 2
 
 
-def test_the_rows_of_an_episode_are_a_tree_that_leads_to_them(tmp_path: Path, view: Watch) -> None:
+def test_the_rows_of_an_episode_are_a_tree_that_leads_to_them(server: ViewServer, runs: Path, shown: Watched) -> None:
     """Each row is under the one that it comes from, wherever that stands; a circle is no hindrance."""
     data = json.loads(make_episode().to_json())
     data["turns"] = [json.loads(json.dumps(data["turns"][i % 2])) for i in range(5)]
     data["turns"][0]["auxiliary"] = "a title"
     rows = [(0, None, "auxiliary"), (1, 2, "sub_agent"), (2, None, ""), (3, 4, "tools"), (4, 3, "tools")]
     data["lineage"] = [{"turn": turn, "parent": parent, "kind": kind, "why": "w"} for turn, parent, kind in rows]
-    (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
-    page = view(tmp_path / "rows.jsonl").go("#/rows.jsonl/episode?key=episodes%2F0", ".conversation")
+    write_data(runs / "tree", data)
+    index(server.library)
+    page = shown.go("#/tree/episode?key=episodes%2F0", ".conversation")
     tree = page.get_by_role("navigation", name="Rows of the episode")
     assert tree.get_by_role("button").all_inner_texts() == ["Row 1", "Row 3", "Row 2", "Row 4", "Row 5"]
     assert tree.locator("ul ul button").all_inner_texts() == ["Row 2", "Row 5"]
@@ -274,8 +286,10 @@ def test_the_timeline_can_be_zoomed(shown: Watched) -> None:
     until(page, "document.querySelectorAll('.board .span').length < 6")
 
 
-def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(server: ViewServer, shown: Watched) -> None:
-    run = training_run(server.library.paths[0] / "ticks")
+def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
+    run = training_run(runs / "ticks")
     span = {"pid": 1, "tid": 1, "name": "a", "ph": "X"}
     events = [span | {"ts": 0, "dur": 1_000_000}, span | {"ts": 339_000_000, "dur": 1_000_000}]
     (run / "trace.json").write_text("[\n" + "\n,".join(map(json.dumps, events)) + "\n]")
@@ -302,12 +316,12 @@ OUTSIDE = """() => [...document.querySelectorAll(".chart svg")].flatMap((drawing
 })"""
 
 
-def test_the_numbers_of_an_axis_can_be_read(server: ViewServer, shown: Watched) -> None:
+def test_the_numbers_of_an_axis_can_be_read(server: ViewServer, runs: Path, shown: Watched) -> None:
     sizes = (9e-13, 3.3e-5, 0.7, 123.0, 4.5e7, 2.5e300)
     for step in range(1, 6):
         around = {f"around{i}": size * (step - 3) for i, size in enumerate(sizes)}
         above = {f"above{i}": size * (9 + step) for i, size in enumerate(sizes)}
-        write_metrics(server.library.paths[0] / "numbers", step, **around, **above)
+        write_metrics(runs / "numbers", step, **around, **above)
     index(server.library)
     chosen = ",".join(f"train:{name}{i}" for name in ("around", "above") for i in range(len(sizes)))
     page = shown.go(f"#/numbers/overview?m={chosen}", ".chart")
@@ -320,10 +334,12 @@ def test_the_numbers_of_an_axis_can_be_read(server: ViewServer, shown: Watched) 
         assert len(values) >= 2 and len(set(values)) == len(values) and 0.001 < max(map(abs, values)) < 10_000
 
 
-def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: Path, view: Watch) -> None:
-    write_start(tmp_path / "young")
-    watched = view(tmp_path / "young")
-    page = watched.go("#/young/overview", ".document")
+def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
+    write_start(runs / "young")
+    index(server.library)
+    page = shown.go("#/young/overview", ".document")
     assert "gspo · tool_api" in page.locator("#main").inner_text()
     said = "Step 3 to 9: 39 of 40 groups. Likely cause: too hard. Try: easier tasks."
     assert texts(page, "section.warning li") == [said]
@@ -334,15 +350,17 @@ def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: 
     page.get_by_role("link", name="trainer.log").click()
     page.wait_for_selector("pre.code")
     drawn(page)
-    with (tmp_path / "young" / "console.jsonl").open("a") as file:
+    with (runs / "young" / "console.jsonl").open("a") as file:
         file.write("ne\n" + json.dumps({"time": 9, "kind": "said", "text": "the first step"}) + "\n")
-    watched.poll()
+    shown.poll()
     until(page, "document.querySelector('.console').textContent.includes('the first step')")
 
 
-def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(server: ViewServer, shown: Watched) -> None:
+def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
     late = make_episode("e/0/0", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
-    write(server.library.paths[0] / "late" / "episodes.jsonl", late, make_episode("e/0/1", reward=0.5))
+    write(runs / "late" / "episodes.jsonl", late, make_episode("e/0/1", reward=0.5))
     index(server.library)
     page = shown.go("#/late/episodes", ".tr.row")
     assert texts(page, ".col-reward .mark") == ["time-out", "0.5"]
@@ -352,7 +370,7 @@ def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(server
     assert "time-outs" in page.locator(".cards").inner_text()
 
 
-def test_what_a_program_left_behind_can_be_read(server: ViewServer, shown: Watched) -> None:
+def test_what_a_program_left_behind_can_be_read(server: ViewServer, runs: Path, shown: Watched) -> None:
     program: dict[str, Any] = {
         "stdout": "some <b>output</b>\n",
         "stderr": "some trouble\n",
@@ -360,7 +378,7 @@ def test_what_a_program_left_behind_can_be_read(server: ViewServer, shown: Watch
         "refused": ["2 x HTTP 400: n is 2, which is not offered: leave it out"],
     }
     info = {"program": program, "refused_requests": {"n": 2, "stop": 1}}
-    write(server.library.paths[0] / "program" / "episodes.jsonl", make_episode(info=info))
+    write(runs / "program" / "episodes.jsonl", make_episode(info=info))
     index(server.library)
     page = shown.go("#/program/episode?key=episodes%2F0&tab=info")
     assert "3 requests refused" in page.locator(".episode-head").inner_text()
@@ -528,22 +546,25 @@ def test_both_themes_can_be_read(shown: Watched, theme: str) -> None:
     assert grounds == ["rgb(247, 247, 245)", "rgb(18, 19, 22)", system]
 
 
-def test_a_phone_shows_every_column(run: Path, view: Watch, browser: Any) -> None:
-    settle(run, 1e-5, 0.75)
-    write_metrics(run.parent / "other", 1)
-    phone = {"width": 390, "height": 780}
-    page = view(run.parent, viewport=phone).go("#/?runs=none", ".list")
+def test_a_phone_shows_every_column(tmp_path: Path, view: Watch) -> None:
+    settle(training_run(tmp_path / "run"), 1e-5, 0.75)
+    write_metrics(tmp_path / "other", 1)
+    watched = view(tmp_path)
+    watched.page.set_viewport_size(PHONE)
+    page = watched.go("#/?runs=none", ".list")
     assert page.locator(".list td").count() == 2 * 9
     assert page.locator(".list td:visible").count() == 17, "one has no environment"
-    report = browser.new_page(viewport=phone)
-    report.goto(write_page(write_kinds(run.parent / "kinds")).as_uri())
+    report = page.context.new_page()
+    report.set_viewport_size(PHONE)
+    report.goto(write_page(write_kinds(tmp_path / "kinds")).as_uri())
     report.wait_for_selector(".sides")
     inside = "(cells) => cells.filter((cell) => cell.getBoundingClientRect().right > innerWidth).length"
     assert report.locator(".stacked td").evaluate_all(inside) == 0
     report.close()
 
 
-def test_nothing_is_wider_than_a_phone(run: Path, view: Watch) -> None:
+def test_nothing_is_wider_than_a_phone(tmp_path: Path, view: Watch) -> None:
+    run = training_run(tmp_path / "run")
     file = run / "episodes" / "train.jsonl"
     episode = f"episode?key=train%2F{file.stat().st_size}"
     write(file, make_episode("w" * 300, question="q" * 500, answer="a" * 900, tool="t" * 80))
@@ -568,32 +589,36 @@ def test_every_control_has_a_name(shown: Watched) -> None:
         assert unnamed == []
 
 
-def test_a_run_that_goes_on_is_followed(run: Path, view: Watch) -> None:
-    watched = view(run)
-    page = watched.go("#/run/episodes?order=newest", ".tr.row")
+def test_a_run_that_goes_on_is_followed(server: ViewServer, runs: Path, shown: Watched) -> None:
+    run = training_run(runs / "followed")
+    index(server.library)
+    page = shown.go("#/followed/episodes?order=newest", ".tr.row")
     page.keyboard.press("j")
     write(run / "episodes" / "train.jsonl", make_episode("train/77/0", question="Something new?"))
     until(page, "document.body.textContent.includes('Something new?')")
     assert page.evaluate("document.activeElement.matches('.row')"), "the row that had the focus has it still"
     page.wait_for_selector(".mark.live")
     (run / "episodes" / "train.jsonl").unlink()
-    index(watched.library)
-    watched.poll()
+    index(server.library)
+    shown.poll()
     until(page, "!document.body.textContent.includes('Something new?')")
 
 
-def test_nothing_is_drawn_anew_under_a_drag_and_all_of_it_afterwards(run: Path, view: Watch) -> None:
-    watched = view(run)
-    page = watched.go("#/run/episodes?order=newest", ".tr.row")
+def test_nothing_is_drawn_anew_under_a_drag_and_all_of_it_afterwards(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
+    run = training_run(runs / "dragged")
+    index(server.library)
+    page = shown.go("#/dragged/episodes?order=newest", ".tr.row")
     page.mouse.move(600, 20)
     page.mouse.down()
     write(run / "episodes" / "train.jsonl", make_episode("train/77/0", question="Something new?"))
-    index(watched.library)
+    index(server.library)
     for _ in range(3):  # the page has read an answer when it asks again
-        watched.poll()
+        shown.poll()
     assert "Something new?" not in page.locator("#main").inner_text()
     page.mouse.up()
-    watched.poll()
+    shown.poll()
     until(page, "document.body.textContent.includes('Something new?')")
 
 
@@ -614,8 +639,8 @@ def test_several_runs_are_compared(tmp_path: Path, view: Watch) -> None:
     page.wait_for_selector(".cards")
 
 
-def test_a_long_output_is_folded(server: ViewServer, shown: Watched) -> None:
-    write(server.library.paths[0] / "long" / "episodes.jsonl", make_episode(output="0123456789" * 20_000))
+def test_a_long_output_is_folded(server: ViewServer, runs: Path, shown: Watched) -> None:
+    write(runs / "long" / "episodes.jsonl", make_episode(output="0123456789" * 20_000))
     index(server.library)
     page = shown.go("#/long/episode?key=episodes%2F0", ".conversation")
     length = "document.querySelector('.message.tool pre').textContent.length"
@@ -624,23 +649,21 @@ def test_a_long_output_is_folded(server: ViewServer, shown: Watched) -> None:
     assert page.evaluate(length) == 200_000
 
 
-def test_lines_that_hold_no_episode_are_shown(server: ViewServer, shown: Watched) -> None:
-    (server.library.paths[0] / "bad").mkdir()
-    (server.library.paths[0] / "bad" / "episodes.jsonl").write_text("not JSON\n{}\n")
+def test_lines_that_hold_no_episode_are_shown(server: ViewServer, runs: Path, shown: Watched) -> None:
+    (runs / "bad").mkdir()
+    (runs / "bad" / "episodes.jsonl").write_text("not JSON\n{}\n")
     index(server.library)
     page = shown.go("#/bad/overview", ".warning")
     assert "2 lines hold no episode" in page.locator(".warning").inner_text()
 
 
-def test_a_request_that_the_browser_ends_is_sent_again(server: ViewServer, watch: Watch) -> None:
-    shown = watch(server.url)
+def test_a_request_that_the_browser_ends_is_sent_again(shown: Watched) -> None:
     shown.page.route("**/api/*/episodes?*", lambda route: route.abort("connectionreset"), times=1)
     shown.go("#/run/episodes?kind=double", ".tr.row")
     shown.wrong.clear()
 
 
-def test_a_view_that_the_server_did_not_answer_is_drawn_when_it_answers(server: ViewServer, watch: Watch) -> None:
-    shown = watch(server.url)
+def test_a_view_that_the_server_did_not_answer_is_drawn_when_it_answers(shown: Watched) -> None:
     shown.page.route("**/api/*/episodes?*", lambda route: route.abort("connectionreset"))
     page = shown.go("#/run/episodes?kind=double", ".empty")
     assert page.locator(".empty").inner_text() == "The server does not answer: forge-env view has ended."
@@ -650,9 +673,9 @@ def test_a_view_that_the_server_did_not_answer_is_drawn_when_it_answers(server: 
     shown.wrong.clear()
 
 
-def test_an_empty_run_says_so(server: ViewServer, shown: Watched) -> None:
-    (server.library.paths[0] / "empty").mkdir()
-    (server.library.paths[0] / "empty" / "metrics.jsonl").touch()
+def test_an_empty_run_says_so(server: ViewServer, runs: Path, shown: Watched) -> None:
+    (runs / "empty").mkdir()
+    (runs / "empty" / "metrics.jsonl").touch()
     index(server.library)
     for place in ("groups", "episodes", "faults", "timeline"):
         assert shown.go(f"#/empty/{place}", ".empty").locator(".empty").inner_text()
@@ -682,8 +705,8 @@ def test_fifty_thousand_episodes_are_paged(tmp_path: Path, view: Watch) -> None:
     assert "train/6249/7" in page.locator(".tr.row").last.inner_text()
 
 
-def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Watch) -> None:
-    assert main(["view", str(run), "--export", str(tmp_path / "run.html")]) == 0
+def test_the_exported_file_works_by_itself(tmp_path: Path, watch: Watch) -> None:
+    assert main(["view", str(training_run(tmp_path / "run")), "--export", str(tmp_path / "run.html")]) == 0
     watched = watch((tmp_path / "run.html").as_uri())
     page = watched.page
     page.wait_for_selector(".chart .line")
