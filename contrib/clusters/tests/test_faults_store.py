@@ -14,7 +14,7 @@ from tests.system.test_runs import start  # noqa: F401
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_store_is_killed(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    run = start("trainers.grpo", "--weights.store", "torchstore", *ASYNC)
+    run = start("trainers.grpo", "--weights.store", "torchstore", "--launcher.restarts", "0", *ASYNC)
     faults = Faults(run)
     faults.send("store", signal.SIGKILL)
     at = time.monotonic()
