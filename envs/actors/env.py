@@ -41,9 +41,8 @@ class EnvActor(ForgeActor):
         group_reward: target of a function of the user's own that compares siblings; "" is none.
     """
 
-    idempotent = frozenset(
-        {"run_group", "run_wave", "offers_tools"}
-    )  # a group that a dead process had begun is lost with it
+    # A group that a dead process had begun is lost with it.
+    idempotent = frozenset({"run_group", "run_wave", "offers_tools"})
 
     def __init__(
         self,
@@ -102,7 +101,6 @@ class EnvActor(ForgeActor):
 
     @concurrent_endpoint
     async def num_episodes(self) -> int:
-        """The number of episodes that have ended here so far, including those in unfinished groups."""
         return self._num_episodes
 
     @concurrent_endpoint

@@ -55,8 +55,7 @@ async def grade(
 ) -> Verdict:
     """Run the tests of a target against a program, in random order and several at once.
 
-    Args:
-        all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
+    With `all_or_nothing` the first failure ends them. One test then runs before the others: most wrong answers fail it.
     """
     tests = tests_of(target)
     if not code.strip():
@@ -87,6 +86,13 @@ def same_output(output: str, expected: str) -> bool:
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
+def without_fault(result: ExecResult) -> ExecResult:
+    """Raise SandboxError for a failure of the sandbox itself."""
+    if result.status is ExecStatus.SANDBOX_ERROR:
+        raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
+    return result
+
+
 class _Run:
     def __init__(self, sandbox: Sandbox, code: str, prelude: str, limits: Limits, all_or_nothing: bool) -> None:
         self._sandbox = sandbox
@@ -111,19 +117,14 @@ class _Run:
             raise first_error(errors) from None
 
     async def _several(self, tests: Iterator[Test]) -> None:
-        while not self._is_over():
-            test = next(tests, None)
-            if test is None:
-                return
+        while not self._is_over() and (test := next(tests, None)) is not None:
             await self._one(test)
 
     def _is_over(self) -> bool:
-        if self._all_or_nothing and self.reason:
-            return True
-        if self._seconds > TOTAL_SECONDS:
+        is_late = self._seconds > TOTAL_SECONDS
+        if is_late:
             self.reason = self.reason or f"all tests together took longer than {TOTAL_SECONDS:g} s"
-            return True
-        return False
+        return is_late or (self._all_or_nothing and bool(self.reason))
 
     async def _one(self, test: Test) -> None:
         reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
@@ -131,9 +132,7 @@ class _Run:
         self.reason = self.reason or reason
 
     async def _execute(self, request: ExecRequest) -> ExecResult:
-        result = await self._sandbox.run(request)
-        if result.status is ExecStatus.SANDBOX_ERROR:
-            raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
+        result = without_fault(await self._sandbox.run(request))
         self._seconds += result.wall_s
         return result
 

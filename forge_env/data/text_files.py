@@ -26,8 +26,7 @@ _LISTS = ("data", "rows", "examples", "items", "tasks")
 def read_json_lines(path: Path, *, exact: bool = False) -> Iterator[Row]:
     """Yield the rows of a file with one JSON object in each line; empty lines count, and are not rows.
 
-    Args:
-        exact: numbers become `NumberText`, so that no digit is lost.
+    With `exact`, numbers become `NumberText`, so that no digit is lost.
     """
     for number, line in enumerate(_lines(path), 1):
         if text := line.strip(_BLANK):
@@ -90,7 +89,6 @@ TEXT_FILES: Mapping[str, Callable[..., Iterator[Row]]] = {
     }.items()
     for packed in ("", ".gz")
 }
-"""Suffix -> the function that reads such a file."""
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -102,9 +100,8 @@ def _lines(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}, line {number}: byte {error.start + 1} of the line is no UTF-8; write the file anew in UTF-8"
-        ) from None
+        where = f"{path}, line {number}: byte {error.start + 1} of the line"
+        raise UserError(f"{where} is no UTF-8; write the file anew in UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}") from None

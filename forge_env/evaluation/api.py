@@ -76,8 +76,7 @@ class EvalResult:
     def compare(self, other: EvalResult | Path | str) -> list[Comparison]:
         """Compare this evaluation with another one on the same tasks: its figures minus the other's.
 
-        Raises:
-            UserError: when they have no attempt in common, or different tasks with the same id.
+        Raises a UserError when they have no attempt in common, or different tasks with the same id.
         """
         if not isinstance(other, EvalResult | Path | str):
             raise UserError(f"compare takes another result of evaluate, or its folder; this is {other!r:.80}")
@@ -221,11 +220,7 @@ def _float(value: float | None) -> float:
 
 
 def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> Iterator[str]:
-    """Yield the sentences on a result.
-
-    Args:
-        out: the folder, which the same call resumes; None is a temporary one.
-    """
+    """Yield the sentences on a result; `out` is the folder, which the same call resumes, None for a temporary one."""
     if result["tasks"] < task_count:
         yield f"{task_count} tasks were requested, and {result['env']} has {result['tasks']} different ones"
     if counts := result.get("extended_from"):
@@ -263,7 +258,6 @@ def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> I
 
 
 def _ended_by(result: Mapping[str, Any], limit: str) -> str:
-    """Name a limit, its value, and how to change it."""
     limits = result["limits"]
     if limit in limits:
         return f"{limit} ({limits[limit]:g}): --{limit.replace('_', '-')} sets it"

@@ -39,8 +39,7 @@ def depends_on(
 ) -> dict[str, Any]:
     """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
-    Args:
-        agent_object: the function or the Agent itself, if Python's code has given it.
+    `agent_object` is the function or the Agent itself, if Python's code has given it.
     """
     kind, argument = split_agent(agent)
     if kind == "vllm":
@@ -68,7 +67,6 @@ def task_digests(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def environment_digests(factory: EnvFactory) -> dict[str, str]:
-    """Digests of the code of an environment and of the files that its options name."""
     modules = [*_modules(factory.env_class), *_named_code(factory.options)]
     files = _named_files(factory.options)
     try:

@@ -95,8 +95,7 @@ class Kinds:
         return {name: Evaluation(episodes=tuple(by_name[name])) for name in self.order if name in by_name}
 
     def training_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return success/KIND, reward/KIND and reward/NAME/mean/KIND of each part of the reward, means over the valid
-        episodes, and their number episodes/KIND."""
+        """Return success/KIND, reward/KIND, reward/NAME/mean/KIND and episodes/KIND over the valid episodes."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(episode for episode in episodes if episode.outcome.is_valid).items():
             metrics |= {
@@ -108,9 +107,7 @@ class Kinds:
         return metrics
 
     def evaluation_metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """Return the success of each kind, its 95% interval, the mean reward, the mean of each of its parts and the
-        number of attempts as metrics: success/KIND, success_low/KIND, success_high/KIND, reward/KIND,
-        reward/NAME/mean/KIND, episodes/KIND."""
+        """Return success/KIND, its interval, reward/KIND, reward/NAME/mean/KIND, and episodes/KIND of the attempts."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(evaluation.episodes).items():
             figures = of_kind.metrics()
@@ -173,7 +170,6 @@ class KindChange:
         return NOT_SHOWN if self.before.successes or self.after.successes else "never solved"
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures for summary.json; those that were not measured are None."""
         return {
             "tasks": len(self.before.by_task.keys() | self.after.by_task.keys()),
             **self.before.summary("before"),

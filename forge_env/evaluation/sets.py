@@ -20,7 +20,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -88,8 +88,8 @@ class SetResult:
             for row in self.rows
         ]
         comparisons = [
-            {"env": env, "agents": [first, second], **finite(dataclasses.asdict(comparison))}
-            for env, first, second, comparison in self.comparisons
+            {"env": env, "agents": [first, second], **finite(dataclasses.asdict(c))}
+            for env, first, second, c in self.comparisons
         ]
         return {"rows": rows, "comparisons": comparisons}
 
@@ -121,7 +121,7 @@ async def evaluate_set_async(
     try:
         results: dict[tuple[str, str], SetRow] = {}
         agents = list(dict.fromkeys(row.agent for row in rows))
-        async with _SharedEngine() as engine:
+        async with aclosing(_SharedEngine()) as engine:
             for row in sorted(rows, key=lambda row: agents.index(row.agent)):  # rows of one agent share its engine
                 results[row.env, row.agent] = await _run(row, engine, live, warn)
         in_order = [results[row.env, row.agent] for row in rows]
@@ -169,21 +169,14 @@ def _comparisons(rows: Sequence[SetRow], warn: Callable[[str], None]) -> list[tu
 
 
 class _SharedEngine:
-    """Keeps the engine of a local model open, until an agent with another one is opened. A context manager."""
+    """Keeps the engine of a local model open, until an agent with another one is opened. Close it with `aclose`."""
 
     def __init__(self) -> None:
         self._current: tuple[str, AgentSettings, Agent] | None = None
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> _SharedEngine:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     @asynccontextmanager
     async def open_agent(self, spec: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-        """Open an agent as `forge_env.registry.agent_spec.open_agent` does."""
         if split_agent(spec)[0] not in LOCAL:
             async with open_agent(spec, settings) as agent:
                 yield agent
@@ -195,7 +188,6 @@ class _SharedEngine:
         yield self._current[2]
 
     async def aclose(self) -> None:
-        """Close the engine, if one is open. May be called twice."""
         self._current = None
         await self._stack.aclose()
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from forge_env.core.episode import Episode
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
-"""Files of an evaluation."""
 CONFIG, FACTS = "config.yaml", "run.json"
 """The settings of a training run, and what else it records when it begins."""
 SUMMARY = "summary.json"
@@ -39,24 +38,18 @@ def episode_files(run: Path) -> dict[str, Path]:
         return {"": run / EPISODES}
     files = {path.stem: path for path in sorted((run / "episodes").glob("*.jsonl"))}
     if not files:
-        raise UserError(
-            f"{run} holds no episodes: give a .jsonl file, or the folder of an evaluation or of a training run"
-        )
+        allowed = "a .jsonl file, or the folder of an evaluation or of a training run"
+        raise UserError(f"{run} holds no episodes: give {allowed}")
     return files
 
 
 def steps_of(run: Path) -> dict[int, Path]:
     """The folders of a run's complete checkpoints by their steps, the oldest first."""
-    folders = {}
-    folder = run / "checkpoints"
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if (step := step_of(path)) is not None and path.is_dir():
-            folders[step] = path
-    return dict(sorted(folders.items()))
+    paths = [path for path in (run / "checkpoints").glob("*") if path.is_dir()]
+    return dict(sorted((step, path) for path in paths if (step := step_of(path)) is not None))
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """The step in the name of a checkpoint; None for another name."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
 

@@ -52,8 +52,6 @@ class Record(NamedTuple):
 
 
 class Sink(Protocol):
-    """Gets what a run measures."""
-
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Take one record; see `Record`. Steps of a phase rise."""
         ...
@@ -65,8 +63,6 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Reversible(Protocol):
-    """A sink that can forget."""
-
     def go_back(self, records: Sequence[Record]) -> None:
         """Be as if exactly these records had been logged: the run goes on after the last of them."""
         ...
@@ -74,8 +70,6 @@ class Reversible(Protocol):
 
 @runtime_checkable
 class TakesEpisodes(Protocol):
-    """A sink that gets episodes, too."""
-
     def episode(self, episode: Episode, phase: str) -> None:
         """Take an episode that has been recorded. Do not change it."""
         ...
@@ -88,8 +82,7 @@ Maker = Callable[[Path, Mapping[str, Any], Callable[[str], None]], Sink]
 def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
     """Return the class of a sink, and what makes it, after all checks that are possible before a run.
 
-    Args:
-        entry: a name of a table, "NAME" or "NAME:MODE", or a target.
+    `entry` is a name of a table, "NAME" or "NAME:MODE", or a target.
     """
     name, _, mode = entry.partition(":")
     table = rows("sinks")
@@ -153,23 +146,19 @@ def open_sinks(
     """Start sinks by their names or targets, see `load_sink`, each in a thread of its own."""
     loaders = {entry: load_sink(entry, option) for entry in entries}
     return [
-        Background(
-            f"the sink {entry}", partial(make, folder, config, say), say, episodes=hasattr(sink_class, "episode")
-        )
-        for entry, (sink_class, make) in loaders.items()
+        Background(f"the sink {entry}", partial(make, folder, config, say), say, episodes=hasattr(kind, "episode"))
+        for entry, (kind, make) in loaders.items()
     ]
 
 
 class Background:
-    """Hands records and episodes to a sink, in order.
+    """Hands records and episodes to a sink, in order. `log` never waits.
 
     A sink that raises is switched off, with one warning. If it is `backlog` records behind, further records are dropped
-    and counted; a warning says so at the first one and at the end. `log` never waits.
+    and counted; `say` gets a warning, from any thread, at the first one and at the end.
 
     Args:
-        say: gets the warnings, from any thread.
-        backlog: records that may wait for the sink.
-        close_seconds: how long `close` waits for it.
+        close_seconds: how long `close` waits for the sink.
     """
 
     def __init__(
@@ -213,10 +202,8 @@ class Background:
             pass
         self._thread.join(self._seconds)
         if self._thread.is_alive():
-            waiting = self._queue.qsize()
-            self._say(
-                f"warning: {self.name} did not finish within {self._seconds:g} s: {waiting} records are not in it"
-            )
+            late = f"did not finish within {self._seconds:g} s"
+            self._say(f"warning: {self.name} {late}: {self._queue.qsize()} records are not in it")
         if self.num_dropped:
             self._say(f"warning: {self.name} was too slow: {self.num_dropped} records are not in it")
 
@@ -228,9 +215,8 @@ class Background:
         except queue.Full:
             self.num_dropped += 1
             if self.num_dropped == 1:
-                self._say(
-                    f"warning: {self.name} is {self._queue.maxsize} records behind: what it cannot take is dropped"
-                )
+                behind = f"{self._queue.maxsize} records behind"
+                self._say(f"warning: {self.name} is {behind}: what it cannot take is dropped")
 
     def _run(self, make: Callable[[], Sink]) -> None:
         try:

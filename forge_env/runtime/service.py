@@ -92,9 +92,8 @@ class Service(ServiceHandle[A]):
     deaths: list[Death] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.client: ServiceClient[A] = ServiceClient(
-            self.name, endpoint_table(self.actor_class), seconds=self.options.seconds
-        )
+        table = endpoint_table(self.actor_class)
+        self.client: ServiceClient[A] = ServiceClient(self.name, table, seconds=self.options.seconds)
         self._numbers = itertools.count(1)
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by slot: a replica and its replacements share one
         self._background: set[asyncio.Task[None]] = set()
@@ -108,20 +107,13 @@ class Service(ServiceHandle[A]):
         return len(self._keepers) > self.client.up
 
     async def start(self) -> None:
-        """Start all replicas at once, and wait until they are up.
-
-        Raises:
-            ServiceError: a replica died, or did not start in time.
-            ForgeError: raised by a replica's own start.
-        """
+        """Start all replicas at once, and wait until they are up. Raises a ServiceError, or what a start raised."""
         await self.scale(self.options.num_replicas)
 
     async def scale(self, num_replicas: int) -> None:
         """Start or end replicas until there are `num_replicas`; calls in flight end only on replicas that are ended.
 
-        Raises:
-            UserError: fewer than one is asked for.
-            ForgeError: see `start`.
+        Raises as `start` does, and a UserError for fewer than one.
         """
         replace(self.options, num_replicas=num_replicas)  # checks it
         slots = sorted(self._keepers)
@@ -140,7 +132,6 @@ class Service(ServiceHandle[A]):
                 raise result
 
     async def stop(self) -> None:
-        """End all replicas."""
         await asyncio.gather(*(self._end(slot) for slot in list(self._keepers)))
         self._change({}, "it was stopped", is_over=True)
         forget_client(self.client.id)
@@ -247,10 +238,8 @@ class Service(ServiceHandle[A]):
     def _may_go_on(self, reason: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
         """Whether another replica is tried; if not, the guarded work ends.
 
-        Args:
-            reason: why a replica is gone, or did not start.
-            death: the death of a replica that was up.
-            is_hopeless: no replica has started for too long since the last one was up.
+        `death` is that of a replica that was up. `is_hopeless` says that no replica has started for too long since
+        then.
         """
         self.deaths.append(death or Death(reason, time.monotonic()))
         if not self.options.respawn:
@@ -315,8 +304,7 @@ class ActorOptions(Generic[A]):
     async def as_service(self, *, name: str = "", **arguments: Any) -> Service[A]:
         """Start the replicas in the open launcher, and wait until they are up.
 
-        Args:
-            name: for people, and of the log files; the class's name without "Actor" by default.
+        `name` is for people, and of the log files; by default the class's name without "Actor".
         """
         name = name or self.actor_class.__name__.removesuffix("Actor").lower()
         service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)
@@ -327,9 +315,8 @@ class ActorOptions(Generic[A]):
         """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it."""
         if self.options.num_replicas != 1:
             raise UserError(f"num_replicas is {self.options.num_replicas}: an actor is one; use .as_service()")
-        return await ActorOptions(self.actor_class, replace(self.options, respawn=False)).as_service(
-            name=name, **arguments
-        )
+        options = replace(self.options, respawn=False)
+        return await ActorOptions(self.actor_class, options).as_service(name=name, **arguments)
 
 
 def make_options(options: Mapping[str, Any]) -> ServiceOptions:

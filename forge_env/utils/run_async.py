@@ -24,11 +24,8 @@ def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
 
     Ctrl-C and SIGTERM cancel the coroutine, so that it closes what it has opened; each further one cancels it again. An
     exception from a signal handler would be raised in whatever task runs at that moment; only a signal at a blocked
-    loop makes one. Then KeyboardInterrupt is raised, or SystemExit after SIGTERM. A notebook runs its code in an event
-    loop: there the coroutine has a loop in another thread.
-
-    Args:
-        insists: one signal is enough to interrupt a blocked loop; otherwise it takes a second one.
+    loop makes one: the first signal if it `insists`, else the second. Then KeyboardInterrupt is raised, or SystemExit
+    after SIGTERM. A notebook runs its code in an event loop: there the coroutine has a loop in another thread.
     """
     signals: list[int] = []
     try:

@@ -206,7 +206,7 @@ def compare_all(family: Sequence[Pairs]) -> list[Paired]:
     An interval contains 0 if the test does not call the runs different: the two never contradict each other.
     """
     p_values = [_sign_flips([d for d in pairs.differences if d != 0]) for pairs in family]
-    return [_compare(pairs, *test) for pairs, *test in zip(family, holm(p_values), holm_levels(p_values), strict=True)]
+    return [_compare(pairs, *test) for pairs, test in zip(family, holm(p_values), strict=True)]
 
 
 def _compare(pairs: Pairs, p_value: float, level: float) -> Paired:
@@ -237,10 +237,8 @@ def share_difference(
     (0.117, 0.763)
     """
     tasks = len(first)
-    a, b = (
-        clustered_share(values, attempts=count, level=level)
-        for values, count in zip((first, second), attempts, strict=True)
-    )
+    a = clustered_share(first, attempts=attempts[0], level=level)
+    b = clustered_share(second, attempts=attempts[1], level=level)
     if not tasks:
         return Estimate(value=math.nan, low=-1.0, high=1.0, tasks=0)
     covariance = math.fsum((x - a.value) * (y - b.value) for x, y in zip(first, second, strict=True)) / tasks
@@ -259,33 +257,22 @@ def share_difference(
     return Estimate(value=value, low=max(-1.0, low), high=min(1.0, high), tasks=tasks)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values of a family of tests, corrected for their number (Holm 1979).
+def holm(p_values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the p-values of a family of tests, corrected for their number (Holm 1979), and the level of each test.
 
-    The chance that any of the tests falls below a level by accident is then at most this level.
+    The chance that any of the tests falls below a level by accident is then at most this level. After the first test
+    that fails it goes no further.
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    >>> [(p, round(level, 4)) for p, level in holm([0.01, 0.04, 0.03])]
+    [(0.03, 0.0167), (0.06, 0.025), (0.06, 0.025)]
     """
-    adjusted_p, highest = [1.0] * len(p_values), 0.0
+    results, highest, at, is_open = [(1.0, LEVEL)] * len(p_values), 0.0, LEVEL, True
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
-        adjusted_p[index] = highest
-    return adjusted_p
-
-
-def holm_levels(p_values: Sequence[float]) -> list[float]:
-    """Return the level at which Holm's method tests each p-value; after the first that fails it goes no further.
-
-    >>> [round(level, 4) for level in holm_levels([0.01, 0.04, 0.03])]
-    [0.0167, 0.025, 0.025]
-    """
-    levels, is_open, at = [LEVEL] * len(p_values), True, LEVEL
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         at = LEVEL / (len(p_values) - rank) if is_open else at
         is_open &= p_values[index] < at
-        levels[index] = at
-    return levels
+        results[index] = highest, at
+    return results
 
 
 def _sign_flips(differences: Sequence[float]) -> float:

@@ -42,7 +42,6 @@ def write_yaml(data: Any) -> str:
 
 @functools.cache
 def loader() -> Any:
-    """Return the class that reads YAML."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -76,13 +76,11 @@ class Groups:
         return self._slots[number]
 
     def drop(self, number: int) -> None:
-        slot = self._slots.pop(number, None)
-        if slot is not None:
+        if (slot := self._slots.pop(number, None)) is not None:
             slot.close()
 
     @property
     def tops(self) -> list[Path]:
-        """The folders that hold the groups of all slots."""
         return sorted(set(self._folders.values()))
 
     def close(self) -> None:
@@ -192,9 +190,8 @@ def reap(folders: CgroupFolders) -> None:
     namespace = os.stat("/proc/self/ns/pid").st_ino
     for folder in set(folders.folders.values()):
         # The owner may have been in a group beside this one: systems make one per login or job.
-        for group in itertools.chain(
-            folder.glob(f"{_PREFIX}{namespace}-*"), folder.parent.glob(f"*/{_PREFIX}{namespace}-*")
-        ):
+        name = f"{_PREFIX}{namespace}-*"
+        for group in itertools.chain(folder.glob(name), folder.parent.glob(f"*/{name}")):
             pid = group.name.removeprefix(_PREFIX).split("-")[1]
             if not group.name.startswith(f"{_PREFIX}{owner_name(int(pid))}-"):
                 _remove(group)
@@ -219,11 +216,8 @@ def _mounts(text: str) -> Iterator[_Mount]:
 def _folder(mount: _Mount, path: str) -> Path:
     """Return the folder of the group `path`. In a container the mount may not show it: then the mount point."""
     inside = PurePosixPath(path)
-    if inside.is_relative_to(mount.root):
-        folder = mount.point / inside.relative_to(mount.root)
-        if folder.is_dir():
-            return folder
-    return mount.point
+    folder = mount.point / inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else mount.point
+    return folder if folder.is_dir() else mount.point
 
 
 def _can_hold_groups(folder: Path) -> bool:

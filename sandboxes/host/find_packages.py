@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import Distribution
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -23,16 +23,15 @@ _MAX_MESSAGE = 48 * 2**10
 
 
 def find_packages(names: Sequence[str]) -> Packages:
-    """Return the files of packages and of everything that their metadata requires.
+    """Return the files of modules ("numpy") or distributions ("scikit-learn"), and of everything that they require.
 
     A requirement that is not installed is left out: if a package needs it, its import fails.
-
-    Args: names: modules ("numpy", "six", "google.protobuf") or distributions ("scikit-learn").
     """
     view = _View()
     for name in names:
         view.add(name)
-    pairs = sorted((target, source) for target, source in view.paths.items() if not _is_inside_another(target, view))
+    outer = {target for target in view.paths if not any(str(p) in view.paths for p in PurePosixPath(target).parents)}
+    pairs = sorted((target, source) for target, source in view.paths.items() if target in outer)
     packages = Packages(paths=[(source, target) for target, source in pairs], imports=view.imports)
     if len(json.dumps(packages.paths)) > _MAX_MESSAGE:
         raise UserError(f"packages names {', '.join(names)}, which are {len(pairs)} folders and files: name fewer.")
@@ -40,8 +39,6 @@ def find_packages(names: Sequence[str]) -> Packages:
 
 
 class _View:
-    """Collects the files to show."""
-
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # by the relative path at which they are shown
         self.imports: list[str] = []
@@ -55,8 +52,7 @@ class _View:
         if top in sys.stdlib_module_names:
             self.imports.append(name)
             return
-        distributions = self._distributions(name)
-        for distribution in distributions:
+        for distribution in (distributions := self._distributions(name)):
             self._add(distribution, ("",))
         modules = [name] if top in self._owners or not distributions else self._modules(distributions)
         for module in modules or [name.replace("-", "_")]:
@@ -97,16 +93,14 @@ class _View:
             if parts[0] in ("..", "/", "__pycache__") or (len(parts) == 1 and file.suffix == ".pth"):
                 continue
             others = self._owners.get(parts[0], set()) - {canonicalize_name(distribution.name)}
-            depth = next((n for n in range(1, len(parts)) if not self._is_shared(parts[:n], others)), len(parts))
+            shared = [self._folders_of(other) for other in others]  # as those of a namespace package
+            depths = (n for n in range(1, len(parts)) if not any(parts[:n] in folders for folders in shared))
+            depth = next(depths, len(parts))
             top = Path(*parts[:depth])
             self._show_path(Path(str(distribution.locate_file(top))), top)
         if not files:  # metadata without a list of files
             for module in (distribution.read_text("top_level.txt") or "").split():
                 self._show_module(module)
-
-    def _is_shared(self, folder: tuple[str, ...], others: Collection[str]) -> bool:
-        """Whether other distributions have files in a folder, as in one of a namespace package."""
-        return any(folder in self._folders_of(other) for other in others)
 
     def _folders_of(self, name: str) -> set[tuple[str, ...]]:
         if name not in self._folders:
@@ -136,16 +130,10 @@ class _View:
         if not source.exists():
             return
         self.paths.setdefault(target.as_posix(), str(source.resolve()))
-        if (
-            source.suffix == ".py" and len(target.parts) == 1
-        ):  # compiled files of all single-file modules share a folder
+        if source.suffix == ".py" and len(target.parts) == 1:  # bytecode of all single-file modules shares a folder
             bytecode = Path(importlib.util.cache_from_source(str(source)))
             if bytecode.exists():
                 self.paths.setdefault(f"__pycache__/{bytecode.name}", str(bytecode.resolve()))
-
-
-def _is_inside_another(target: str, view: _View) -> bool:
-    return any(parent.as_posix() in view.paths for parent in Path(target).parents)
 
 
 def _files(distribution: Distribution) -> list[Path]:

@@ -137,7 +137,6 @@ class NamespaceSandbox:
     Args:
         groups: the control groups, which are closed with the sandbox, or the reason for having none.
         warm: slots that are kept warm. None: runs share nothing that could be warmed up.
-        start: starts a new zygote after the last one died.
     """
 
     capabilities: Capabilities
@@ -165,7 +164,9 @@ class NamespaceSandbox:
         self._slots: WarmSlots[_Slot] = WarmSlots(
             backend, start=self._start_slot, end=self._end_slot, is_warm=self._is_warm, warm=warm or 0, most=most
         )
-        self._session_slots = _queue_of(range(most, most + max_sessions))
+        self._session_slots: asyncio.LifoQueue[int] = asyncio.LifoQueue()
+        for number in reversed(range(most, most + max_sessions)):
+            self._session_slots.put_nowait(number)
         self._first_session = most
         self._max_sessions = max_sessions
         self._sessions: set[NamespaceSession] = set()
@@ -286,10 +287,3 @@ class NamespaceSandbox:
                     slot.zygote = zygote if execution.left_slot_warm else None
         except OSError as error:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
-
-
-def _queue_of(numbers: range) -> asyncio.LifoQueue[int]:
-    queue: asyncio.LifoQueue[int] = asyncio.LifoQueue()
-    for number in reversed(numbers):
-        queue.put_nowait(number)
-    return queue

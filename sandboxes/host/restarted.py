@@ -19,7 +19,6 @@ class Mortal(Protocol):
 
     alive: bool
     reason: str
-    """Why it is not alive."""
 
     async def close(self) -> None: ...
 
@@ -30,9 +29,7 @@ Process = TypeVar("Process", bound=Mortal)
 class Restarted(Generic[Process]):
     """A process, and another one when it is needed after that has died; but not if it dies again and again.
 
-    Args:
-        start: starts another process.
-        closed: the sentence for a call after the end.
+    `closed` is the sentence for a call after the end.
     """
 
     def __init__(self, process: Process, start: Callable[[], Awaitable[Process]], *, closed: str) -> None:

@@ -119,9 +119,7 @@ _results: dict[str, Capabilities] = {}
 async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     """Return what the namespace backend enforces here. Raises SandboxUnavailable with every canary that escaped.
 
-    A success is cached for the life of this process.
-
-    Args: groups: the control groups of the sandbox, or the reason for having none.
+    A success is cached for the life of this process. `groups` may be the reason for having no control groups.
     """
     kind = groups if isinstance(groups, str) else groups.version
     if kind not in _results:
@@ -204,9 +202,8 @@ def privileges_of(view: dict[str, Any]) -> dict[str, bool]:
 def denials_of(view: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `Capabilities` on denials; call it only if `privileges_of` reports no privilege."""
     has_no_capability = int(view["capabilities"]["CapBnd"], 16) == 0
-    missing = (
-        "the bounding set of capabilities is not empty, since emptying it takes CAP_SETPCAP; only no_new_privs protects"
-    )
+    missing = "the bounding set of capabilities is not empty, since emptying it takes CAP_SETPCAP; "
+    missing += "only no_new_privs protects"
     return {
         "capabilities_dropped": has_no_capability,
         "host_watch_denied": True,

@@ -65,13 +65,8 @@ class WarmSlots(Generic[T]):
 
     @property
     def stats(self) -> SlotStats:
-        return SlotStats(
-            idle=len(self._idle),
-            busy=self._busy,
-            starting=len(self._starting),
-            started=self._num_starts,
-            waited_for_start=self._num_waits,
-        )
+        counts = {"idle": len(self._idle), "busy": self._busy, "starting": len(self._starting)}
+        return SlotStats(**counts, started=self._num_starts, waited_for_start=self._num_waits)
 
     async def fill(self) -> None:
         """Wait until `warm` slots are there and none is starting. Raises what the start of a slot raised."""
@@ -148,8 +143,7 @@ class WarmSlots(Generic[T]):
         if self._is_closed:
             self._end(slot)
             return
-        waiting = self._longest_waiting()
-        if waiting is None:
+        if (waiting := self._longest_waiting()) is None:
             self._idle.append(slot)
         else:
             self._busy += 1
@@ -181,21 +175,17 @@ class WarmSlots(Generic[T]):
             slot = await self._start()
         except Exception as error:
             self._starting.discard(task)
-            self._tell(error)
+            # One request is told, and another start is tried only if others wait: what fails may fail again.
+            if (waiting := self._longest_waiting()) is None:
+                self._failure = error
+            else:
+                waiting.set_exception(error)
+                if self._waiting:
+                    self._grow()
         else:
             self._starting.discard(task)
             self._num_starts += 1
             self._offer(slot)
-            self._grow()
-
-    def _tell(self, error: Exception) -> None:
-        """Tell one request of a start that failed, and try again only if others wait: what fails may fail again."""
-        waiting = self._longest_waiting()
-        if waiting is None:
-            self._failure = error
-            return
-        waiting.set_exception(error)
-        if self._waiting:
             self._grow()
 
     def _closed_error(self) -> SandboxError:

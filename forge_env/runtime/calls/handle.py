@@ -109,9 +109,8 @@ class BoundEndpoint:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            why = (
-                "" if client.up else f": no replica is up, and the last one said: {client.members.reason or 'nothing'}"
-            )
+            last = client.members.reason or "nothing"
+            why = "" if client.up else f": no replica is up, and the last one said: {last}"
             raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
 
     async def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,12 +143,9 @@ class BoundEndpoint:
         return dict(zip(replicas, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
     async def call_one(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on the only replica."""
         if self._client.up > 1:
-            raise UserError(
-                f"{self._client.name} has {self._client.up} replicas: call {self._name} with .route() for one of them, "
-                f"or with .fanout() for all"
-            )
+            how = f"call {self._name} with .route() for one of them, or with .fanout() for all"
+            raise UserError(f"{self._client.name} has {self._client.up} replicas: {how}")
         return await self.route(*args, **kwargs)
 
     async def _call(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,7 +21,6 @@ from forge_env.utils.statistics import (
     clustered_share,
     compare_all,
     holm,
-    holm_levels,
     pass_at_k,
     pass_hat_k,
     share_difference,
@@ -208,15 +207,15 @@ def test_the_difference_of_shares_has_an_interval_around_it_between_minus_one_an
 
 
 def test_several_tests_are_corrected_for_their_number() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
+    assert [p for p, _ in holm([0.01, 0.04, 0.03, 0.005])] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [p for p, _ in holm([0.9, 0.8])] == [1.0, 1.0] and holm([0.04]) == [(0.04, 0.05)] and holm([]) == []
 
 
 def test_each_interval_of_a_family_is_at_the_level_of_its_test() -> None:
     p_values = [0.01, 0.04, 0.03, 0.005]
-    assert holm_levels(p_values) == pytest.approx([0.05 / 3, 0.025, 0.025, 0.0125])
-    tests = zip(holm(p_values), p_values, holm_levels(p_values), strict=True)
-    assert all((corrected < 0.05) == (p < level) for corrected, p, level in tests)
+    assert [level for _, level in holm(p_values)] == pytest.approx([0.05 / 3, 0.025, 0.025, 0.0125])
+    tests = zip(holm(p_values), p_values, strict=True)
+    assert all((corrected < 0.05) == (p < level) for (corrected, level), p in tests)
     won = Pairs(first=[1.0] * 12 + [0.0] * 8, second=[0.0] * 20, attempts=(20, 20))
     even = Pairs(first=[1.0, 0.0], second=[0.0, 1.0], attempts=(2, 2))
     first, *others = compare_all([won, even, even, even])
