@@ -95,14 +95,9 @@ def without_fault(result: ExecResult) -> ExecResult:
 
 class _Run:
     def __init__(self, sandbox: Sandbox, code: str, prelude: str, limits: Limits, all_or_nothing: bool) -> None:
-        self._sandbox = sandbox
-        self._code = code
-        self._prelude = prelude
-        self._limits = limits
+        self._sandbox, self._code, self._prelude, self._limits = sandbox, code, prelude, limits
         self._all_or_nothing = all_or_nothing
-        self._seconds = 0.0
-        self.num_passed = 0
-        self.reason = ""
+        self._seconds, self.num_passed, self.reason = 0.0, 0, ""
 
     async def all(self, tests: Sequence[Test]) -> None:
         alone = 1 if self._all_or_nothing else 0
@@ -127,14 +122,12 @@ class _Run:
         return is_late or (self._all_or_nothing and bool(self.reason))
 
     async def _one(self, test: Test) -> None:
-        reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
-        self.num_passed += not reason
-        self.reason = self.reason or reason
-
-    async def _execute(self, request: ExecRequest) -> ExecResult:
+        request = _request(test, self._code, self._prelude, self._limits)
         result = without_fault(await self._sandbox.run(request))
         self._seconds += result.wall_s
-        return result
+        reason = _why_not(test, result)
+        self.num_passed += not reason
+        self.reason = self.reason or reason
 
 
 def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest:

@@ -217,9 +217,7 @@ class NamespaceSandbox:
             self._session_slots.put_nowait(slot)
 
         spec = Spec(setup=setup, limits=limits, echo=echo)
-        session = NamespaceSession(
-            spec, slot, backend=self._backend, zygote=self._zygote.live, groups=group, at_once=self._at_once, free=free
-        )
+        session = NamespaceSession(spec, slot, self._backend, self._zygote.live, group, self._at_once, free)
         self._sessions.add(session)
         try:
             await session.reset()

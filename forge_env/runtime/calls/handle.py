@@ -72,26 +72,22 @@ class View(ServiceHandle[A]):
     """A service with a session and a deadline; without a deadline, each endpoint has its own."""
 
     def __init__(self, client: ServiceClient[A], session: str, seconds: float | None) -> None:
-        self._client = client
-        self._session = session
-        self._seconds = seconds
+        self._client, self._session, self._seconds = client, session, seconds
 
     def _view(self) -> View[A]:
         return self
 
     def _bind(self, name: str) -> BoundEndpoint:
-        return BoundEndpoint(self._client, self._client.table.check(name), self._session, self._seconds)
+        return BoundEndpoint(self, self._client.table.check(name))
 
 
 class BoundEndpoint:
     """One endpoint of a service, with the session and the deadline of its calls."""
 
-    def __init__(self, client: ServiceClient[Any], name: str, session: str, seconds: float | None) -> None:
-        self._client = client
-        self._name = name
-        self._session = session
-        self._is_long = name in client.table.long
-        self._seconds = seconds if seconds is not None or self._is_long else client.seconds
+    def __init__(self, view: View[Any], name: str) -> None:
+        self._client, self._session, self._name = view._client, view._session, name
+        self._is_long = name in self._client.table.long
+        self._seconds = view._seconds if view._seconds is not None or self._is_long else self._client.seconds
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on one replica: the session's, or the one with the fewest calls in flight.
