@@ -12,6 +12,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.faults import broken_tasks
 from forge_env.core.types import CONTEXT
 from forge_env.core.usage import Prices
+from forge_env.evaluation.compare import finite
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.folder import fault_class
 from forge_env.evaluation.kinds import Kinds
@@ -75,7 +76,7 @@ def summarise(
         **({"rewards": with_score.parts} if with_score.parts else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
-            f"avg@{plan.n}": _number(with_score.without_timeouts.value),
+            f"avg@{plan.n}": finite(with_score.without_timeouts.value),
             "ci95": _interval(with_score.without_timeouts),
         },
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in attempt_episodes).items())),
@@ -113,9 +114,9 @@ def _by_kind(evaluation: Evaluation, kinds: Kinds, n: int) -> dict[str, Any]:
             "tasks": len(of_kind.by_task),
             "episodes": len(of_kind.attempts),
             "successes": of_kind.successes,
-            f"avg@{n}": _number(of_kind.success_rate),
+            f"avg@{n}": finite(of_kind.success_rate),
             "ci95": _interval(of_kind.success),
-            "reward": _number(of_kind.reward.value),
+            "reward": finite(of_kind.reward.value),
             **({"rewards": of_kind.parts} if of_kind.parts else {}),
         }
         for name, of_kind in kinds.split(evaluation.episodes).items()
@@ -160,7 +161,7 @@ def _figures(evaluation: Evaluation, n: int) -> dict[str, Any]:
     estimates |= {f"pass^{k}": evaluation.pass_hat(k) for k in range(1, n + 1)}
     estimates["reward"] = evaluation.reward
     return {
-        **{name: _number(estimate.value) for name, estimate in estimates.items()},
+        **{name: finite(estimate.value) for name, estimate in estimates.items()},
         "ci95": _interval(evaluation.success),
         "intervals": {name: _interval(estimate) for name, estimate in estimates.items()},
     }
@@ -199,10 +200,5 @@ def _warnings(tools: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _number(value: float) -> float | None:
-    """Replace NaN and infinity by None: JSON has neither."""
-    return value if math.isfinite(value) else None
-
-
 def _interval(estimate: Estimate) -> list[float | None] | None:
-    return None if math.isnan(estimate.value) else [_number(estimate.low), _number(estimate.high)]
+    return None if math.isnan(estimate.value) else [finite(estimate.low), finite(estimate.high)]

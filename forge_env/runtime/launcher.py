@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
-from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.answers import in_background, quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.machines import Machines
 from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
@@ -252,7 +252,7 @@ class Launcher:
         It has `seconds` to free what it holds; 0 ends it at once, as an actor that does not answer.
         """
         member = self._actors.pop(name)
-        member.on_death = _ignore
+        member.on_death = lambda reason: None  # it is intended
         if not seconds:
             kill_children(member.pids)
         return self._end(member, seconds)
@@ -317,9 +317,7 @@ class Launcher:
         member.dead.set_result(str(death))
         # Let all other actors cancel the calls of a dead one.
         for actor in self.actors():
-            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{member.caller}/")))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            in_background(quietly(10.0, actor.cancel.call(f"{member.caller}/")), self._telling)
         if member.on_death is not None:
             member.on_death(str(death))
         else:
@@ -380,7 +378,3 @@ def open_launcher() -> Launcher:
     if not _open:
         raise UserError("there is no open Launcher to start actors with: write `async with Launcher():` around it")
     return _open[-1]
-
-
-def _ignore(reason: str) -> None:
-    """Called for a death that was intended."""

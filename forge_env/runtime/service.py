@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
-from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.answers import in_background, quietly, unless_gone, within
 from forge_env.runtime.calls.client import Members, ServiceClient, forget_client
 from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.calls.handle import ServiceHandle, View
@@ -182,7 +182,7 @@ class Service(ServiceHandle[A]):
                 raise
             death = Death(reason, time.monotonic())
             self._leave(number, reason)
-            self._in_background(self.launcher.stop(member.name, seconds=0.0))
+            in_background(self.launcher.stop(member.name, seconds=0.0), self._background)
             if not self._may_go_on(reason, death):
                 return
             self.launcher.say(f"{reason}; another one is started")
@@ -208,7 +208,7 @@ class Service(ServiceHandle[A]):
             if member.dead.done():
                 raise ServiceError(member.dead.result())
         except BaseException:
-            self._in_background(self.launcher.stop(name, seconds=0.0))
+            in_background(self.launcher.stop(name, seconds=0.0), self._background)
             raise
         self._change({**self.client.members.handles, number: member.handle}, self.client.members.reason)
         return number, member
@@ -267,7 +267,7 @@ class Service(ServiceHandle[A]):
         members = Members(self.client.members.edition + 1, handles, reason, is_over)
         self.client.update(members)
         for actor in self.launcher.actors():
-            self._in_background(quietly(10.0, actor.update_client.call(self.client.id, members)))
+            in_background(quietly(10.0, actor.update_client.call(self.client.id, members)), self._background)
 
     def _gpus(self, slot: int) -> Mapping[str, str]:
         first = slot * self.options.procs
@@ -278,11 +278,6 @@ class Service(ServiceHandle[A]):
         keeper = self._keepers.pop(slot)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _release(self) -> None:
         """Stop watching and replacing: the launcher is about to end all actors."""

@@ -17,8 +17,6 @@ from forge_env.core.reward_value import are_same, is_within
 
 LEVEL = 0.05
 """The chance that an interval misses the truth, and that a test calls equal runs different."""
-Z95 = 1.959964
-"""The normal quantile of a 95% interval."""
 MAX_EXACT_TASKS = 12
 """Up to this number of differing tasks, the sign-flip test enumerates all flips."""
 RANDOM_FLIPS = 10_000
@@ -172,7 +170,7 @@ def clustered_mean(values: Sequence[float], *, level: float = LEVEL) -> Estimate
 
 def normal(level: float) -> float:
     """Return the normal quantile of an interval that misses the truth by this chance."""
-    return Z95 if level == LEVEL else NormalDist().inv_cdf(1 - level / 2)
+    return NormalDist().inv_cdf(1 - level / 2)
 
 
 def student(freedom: int, level: float = LEVEL) -> float:

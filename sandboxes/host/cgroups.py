@@ -117,7 +117,7 @@ def find_v2(mounts: str, membership: str) -> CgroupFolders | str:
     Args: mounts, membership: the text of /proc/self/mountinfo and /proc/self/cgroup.
     """
     mount = next((mount for mount in _mounts(mounts) if mount.kind == "cgroup2"), None)
-    path = next((line.partition("::")[2] for line in membership.splitlines() if line.startswith("0::")), None)
+    path = _paths(membership).get("")
     if mount is None or path is None:
         return "cgroup v2: it is not mounted"
     folder = _folder(mount, path)
@@ -135,10 +135,7 @@ def find_v2(mounts: str, membership: str) -> CgroupFolders | str:
 
 def find_v1(mounts: str, membership: str) -> CgroupFolders | str:
     """Return the folders of the memory, pids and (if usable) cpu controllers of version 1, or the reason against it."""
-    paths: dict[str, str] = {}
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), path)
+    paths = _paths(membership)
     folders: dict[str, Path] = {}
     for mount in _mounts(mounts):
         if mount.kind == "cgroup":
@@ -166,10 +163,7 @@ def groups_of(pid: int) -> dict[str, Path]:
 
 def find_groups(mounts: str, membership: str) -> dict[str, Path]:
     """The groups of `groups_of`. Args: as for `find_v2`, the membership of any process."""
-    paths: dict[str, PurePosixPath] = {}  # by controller; "" is version 2
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
+    paths = {controller: PurePosixPath(path) for controller, path in _paths(membership).items()}
     folders: dict[str, Path] = {}
     for mount in _mounts(mounts):
         if mount.kind not in ("cgroup", "cgroup2"):
@@ -195,6 +189,12 @@ def reap(folders: CgroupFolders) -> None:
             pid = group.name.removeprefix(_PREFIX).split("-")[1]
             if not group.name.startswith(f"{_PREFIX}{owner_name(int(pid))}-"):
                 _remove(group)
+
+
+def _paths(membership: str) -> dict[str, str]:
+    """The path of the group by controller; "" is version 2."""
+    lines = (line.split(":", 2) for line in membership.splitlines())
+    return {name: path for _, controllers, path in lines for name in controllers.split(",")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
@@ -60,6 +60,13 @@ async def unless_gone(call: Awaitable[T], death: asyncio.Future[Any], error: typ
 def is_service_error(task: asyncio.Future[Any]) -> bool:
     error = task.exception() if task.done() and not task.cancelled() else None
     return error is not None and isinstance(first_error(error), ServiceError)
+
+
+def in_background(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Start a task, which `tasks` holds until it ends."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def quietly(seconds: float, call: Awaitable[Any]) -> None:

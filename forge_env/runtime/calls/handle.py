@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from forge_env.core.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
-from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.answers import in_background, quietly, unless_gone, within
 
 if TYPE_CHECKING:
     from forge_env.runtime.calls.client import Member, ServiceClient
@@ -158,16 +158,10 @@ class BoundEndpoint:
             raise ReplicaDied(str(error)) from None
         except (asyncio.CancelledError, MissedDeadline):
             if call_id and not member.death.done():
-                _in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)))
+                in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)), _background)
             raise
         finally:
             member.calls -= 1
-
-
-def _in_background(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
 
 
 _calls = itertools.count()

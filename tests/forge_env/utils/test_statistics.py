@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.utils.statistics import (
-    Z95,
     Paired,
     Pairs,
     clustered_mean,
@@ -111,7 +110,7 @@ def test_the_variance_is_millers_double_sum(attempts: list[list[bool]]) -> None:
     m, total = statistics.fmean(scores), len(scores)
     double = sum((a - m) * (b - m) for task in attempts for a, b in product(task, task)) / total**2
     count = len(attempts)
-    few = (count - 1) / count * (Z95 / student(count - 1)) ** 2
+    few = (count - 1) / count * (statistics.NormalDist().inv_cdf(0.975) / student(count - 1)) ** 2
     trials = min(max(count, m * (1 - m) / double * few), total) if double > 1e-12 else count
     share = clustered_share([sum(task) / 3 for task in attempts], attempts=total)
     assert share.interval == pytest.approx(wilson(m * trials, trials), abs=1e-9)
