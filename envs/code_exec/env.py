@@ -98,11 +98,8 @@ class CodeExec(ToolEnv):
                 `envs.data_tasks.data_tasks`. Left out are rows without tests, with asserts that are more than calls
                 with fixed results, and tests with a value that is too large for a sandbox to hand back.
             question: the column of `data` with the question, or a field in one, for rows in another format: a text, or
-                a list of messages.
-            tests: the same for the tests: asserts, or inputs and outputs as in APPS.
-            kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
-                is one.
-            streaming: read no more rows of `data` than are needed.
+                a list of messages. `tests` is the same for the tests: asserts, or inputs and outputs as in APPS.
+            kind: the column of `data` with the kind of a problem; by default "kind", if there is one.
         """
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from forge_env.core.env import Env
@@ -67,17 +67,8 @@ def _describe(entry: Entry, kind: str, to_register: bool) -> dict[str, Any]:
     if problems or (untold and to_register):
         refusal = "cannot be registered" if to_register else "is no environment"
         raise UserError(f"{target!r} {refusal}: {'; '.join(problems + untold)}")
-    file, line = _definition(target_object)
-    return {
-        "name": entry.name or _default_name(target, target_object),
-        "kind": "env" if is_env(target_object) else "tools",
-        "description": _first_line(target_object),
-        "file": file,
-        "line": line,
-        "tools": [_tool_data(tool) for tool in tools],
-        "options": options,
-        "notes": untold,
-    }
+    name, kind = entry.name or _default_name(target, target_object), "env" if is_env(target_object) else "tools"
+    return _data(name, kind, _first_line(target_object), _definition(target_object), tools, options, untold)
 
 
 def _describe_source(entry: Entry, kind: str, source: Row) -> dict[str, Any]:
@@ -86,16 +77,20 @@ def _describe_source(entry: Entry, kind: str, source: Row) -> dict[str, Any]:
             f"{entry.target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools"
         )
     label, tools = asyncio.run(source.load().described(entry.target))
-    return {
-        "name": entry.name or label,
-        "kind": "tools",
-        "description": f"{len(tools)} tools of {entry.target}",
-        "file": "",
-        "line": 0,
-        "tools": [_tool_data(tool) for tool in tools],
-        "options": [],
-        "notes": [],
-    }
+    return _data(entry.name or label, "tools", f"{len(tools)} tools of {entry.target}", ("", 0), tools)
+
+
+def _data(
+    name: str,
+    kind: str,
+    description: str,
+    place: tuple[str, int],
+    tools: Sequence[Tool],
+    options: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    data = {"name": name, "kind": kind, "description": description, "file": place[0], "line": place[1]}
+    return data | {"tools": [*map(_tool_data, tools)], "options": [*options], "notes": [*notes]}
 
 
 def _tool_problems(tool: Tool) -> list[str]:

@@ -184,8 +184,6 @@ class Turn(TokenRecord):
             require(not len(self.logprobs) and not self.versions, "a demonstration has no logprobs and no versions")
             return
         require(len(self.logprobs) == sampled, "one logprob per sampled token")
-        if len(self.versions) == 1 and self.versions[0][1] == sampled:
-            return  # the usual case: one version sampled all tokens
         counts = [n for _, n in self.versions]
         require(sum(counts) == sampled, "version spans cover the sampled tokens")
         require(min(counts, default=1) > 0, "a version span is never empty")

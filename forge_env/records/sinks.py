@@ -1,27 +1,9 @@
 """The one interface of everything that gets the metrics and episodes of a run, or of an evaluation.
 
 A run's own files and the console get each record at once. So does what `--metrics.sinks` of a training run and
-`--sink` of `forge-env eval` name: a name of the tables `[sinks]` of contrib/, with its mode behind a colon if it
-has modes, or a class of your own, "my_module:MySink":
-
-    class MySink:
-        def __init__(self, folder: Path, config: dict):    # config: of the run, or the content of plan.json
-            ...
-
-        def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-            ...
-
-        def close(self) -> None:
-            ...
-
-It runs in a thread of its own, see `Background`. A class may have more:
-
-- `episode(episode, phase)` takes each recorded episode; the phase is "" in an evaluation.
-- `go_back(records)` is called with the records that stay when a run is resumed.
-- `check(mode)`, a class method, raises UserError before the start if the sink cannot work.
-- Parameters `mode`, what stands behind the colon, and `say`, which takes warnings from any thread.
-
-A sink of a table writes to the folder of its name, inside the run's.
+`--sink` of `forge-env eval` name, each in a thread of its own, see `Background`: a name of the tables `[sinks]` of
+contrib/, with its mode behind a colon if it has modes, or a class of your own, "my_module:MySink". docs/metrics.md says
+what a class may have; one with a parameter `mode` gets what stands behind the colon.
 """
 
 from __future__ import annotations

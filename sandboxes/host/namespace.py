@@ -2,22 +2,14 @@
 
 Every request runs in a fork of a warm interpreter (see `guest.py`), in separate pid, mount, ipc, uts and network
 namespaces, as a separate user, on a read-only root with only the files that Python needs, and with a small private
-/tmp.
-
-A session (see `session.py`) is such a fork that stays alive and serves one cell after another.
+/tmp. A session (see `session.py`) is such a fork that stays alive and serves one cell after another.
 
 A control group (see `cgroups.py`) limits memory, processes and CPU share of everything that a snippet starts, if the
-machine has control groups. Otherwise the capabilities say "rlimit": memory is then limited per process, so `processes`
-processes may each use `memory_bytes`.
-
-Not covered: the CPU limit counts whole seconds, and is per process (the wall-clock limit covers all processes);
-background processes of a session's cell run on until the session ends; timing and machine-wide counters reveal other
-runs, and concurrent runs can see each other's locks on files of the shared root (docs/sandboxes.md, "Between runs");
-vulnerabilities of the kernel.
+machine has control groups. Otherwise memory is limited per process. The CPU limit counts whole seconds, and is per
+process. docs/sandboxes.md says what else is not covered.
 
 bubblewrap is not used for the outer ring: the ring takes a few system calls (`guest_kernel.enter_minimal_root`).
-bubblewrap would take one more process and could not give snippets separate user ids. Started by root with --uid, it
-leaves the outer user root, and root's files stay readable.
+bubblewrap would take one more process and could not give snippets separate user ids.
 """
 
 from __future__ import annotations
