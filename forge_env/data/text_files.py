@@ -178,9 +178,6 @@ def _list_within(value: Any) -> list[Any] | None:
     """The rows of an object that holds a list of them, as {"data": [...]}; None for an object that is a row itself."""
     if not isinstance(value, dict):
         return None
-    lists = [v for name, v in value.items() if (name in _LISTS or len(value) == 1) and _is_list_of_rows(v)]
+    lists = [v for name, v in value.items() if isinstance(v, list) and (name in _LISTS or len(value) == 1)]
+    lists = [v for v in lists if all(isinstance(row, dict) and not row.keys() & {"role", "from"} for row in v)]
     return lists[0] if len(lists) == 1 else None
-
-
-def _is_list_of_rows(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, dict) and not v.keys() & {"role", "from"} for v in value)

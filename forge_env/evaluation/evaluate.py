@@ -99,8 +99,7 @@ class Evaluation:
     @property
     def ended_by(self) -> dict[str, int]:
         """Name of a limit -> number of valid episodes that it ended."""
-        limits = Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment"))
-        return dict(sorted(limits.items()))
+        return dict(sorted(Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment")).items()))
 
     @property
     def refused_requests(self) -> dict[str, int]:

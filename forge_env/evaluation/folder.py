@@ -182,8 +182,7 @@ def _has_results(path: Path) -> bool:
 
 def _as_read_back(plan: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value if name == "depends_on" else masked(value, (name,)) for name, value in plan.items()}
-    data: dict[str, Any] = json.loads(json.dumps(settings, default=str))
-    return data
+    return dict(json.loads(json.dumps(settings, default=str)))
 
 
 def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:

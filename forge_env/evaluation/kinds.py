@@ -181,8 +181,8 @@ class KindChange:
         }
 
     def __str__(self) -> str:
-        both = (self.before, self.after)
-        text, verdict = " to ".join(f"{e.success_rate:.3f}" if e.attempts else "-" for e in both), self.verdict
+        both, verdict = (self.before, self.after), self.verdict
+        text = " to ".join(f"{e.success_rate:.3f}" if e.attempts else "-" for e in both)
         reward = " to ".join(f"{e.reward.value:.3f}" if e.valid else "-" for e in both)
         if verdict == NOT_SHOWN and self.paired is not None:
             low, high = self.paired.difference.interval
@@ -194,14 +194,10 @@ class KindChange:
 
 def verdict_note(changes: Mapping[str, KindChange], environments: Collection[str] = ()) -> str:
     """Return at what level kinds are called better or worse, as a part of a sentence; "" if none was compared."""
-    compared_names = [name for name, change in changes.items() if change.paired is not None]
-    kinds = len([name for name in compared_names if name not in environments])
-    counts = {"environments": len(compared_names) - kinds, "kinds": kinds}
+    names = [name for name, change in changes.items() if change.paired is not None]
+    kinds = sum(name not in environments for name in names)
+    counts = {"environments": len(names) - kinds, "kinds": kinds}
     families = " and ".join(f"{count} {family}" for family, count in counts.items() if count > 1)
-    if not compared_names:
-        return ""
     correction = f", both corrected for {families} by Holm's method" if families else ""
-    return (
-        f"a kind is called better or worse at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the "
-        f"difference is without 0{correction}"
-    )
+    rule = f"at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the difference is without 0{correction}"
+    return f"a kind is called better or worse {rule}" if names else ""

@@ -68,9 +68,8 @@ def tool_figures(episodes: Iterable[Episode]) -> dict[str, ToolFigures]:
 
 def faulted_tool(episode: Episode) -> str:
     """The tool that ended an episode with a fault of its call; "" if none did."""
-    if episode.outcome not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT):
-        return ""
-    match = _TOOL_FAULT.match(episode.error)
+    is_fault = episode.outcome in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT)
+    match = _TOOL_FAULT.match(episode.error) if is_fault else None
     return match[1] if match else ""
 
 

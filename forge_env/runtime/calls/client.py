@@ -152,17 +152,12 @@ class ServiceClient(ServiceHandle[A]):
         number = self._sessions.get(session) if session else None
         if number not in self.replicas:
             group = session.rpartition("/")[0]
-            number = self._least_busy(near=self._sessions.get(group))
+            near, number = self._sessions.get(group), min(self.replicas, key=lambda n: (self.replicas[n].calls, n))
+            if near in self.replicas and self.replicas[near].calls - self.replicas[number].calls <= _MOST_AHEAD:
+                number = near
             self._remember(group, number)
         self._remember(session, number)
         return self.replicas[number]
-
-    def _least_busy(self, near: int | None) -> int:
-        """The replica with the fewest calls in flight, or `near` if it has few more."""
-        least = min(self.replicas, key=lambda number: (self.replicas[number].calls, number))
-        if near in self.replicas and self.replicas[near].calls - self.replicas[least].calls <= _MOST_AHEAD:
-            return near
-        return least
 
     def _remember(self, session: str, number: int) -> None:
         if session:

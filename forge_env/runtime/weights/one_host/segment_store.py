@@ -183,8 +183,8 @@ class SegmentStore(WeightStore):
             if not _try_lock(lock, fcntl.LOCK_EX):
                 lock.close()  # a slow reader has it
                 continue
-            flat = self._writable.get(segment.name)
-            flat = self._find(segment) if flat is None else flat
+            if (flat := self._writable.get(segment.name)) is None:
+                flat = self._find(segment)
             if flat is not None and flat.numel() >= size:
                 self._writable[segment.name] = flat
                 return lock, flat
