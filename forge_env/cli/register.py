@@ -172,12 +172,5 @@ def show_schemas(data: dict[str, Any]) -> None:
 
 
 def as_data(entry: Entry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "target": entry.target,
-        "settings": dict(entry.options),
-        "description": entry.description,
-        "source": entry.source,
-        "registry": str(entry.file) if entry.file else None,
-    }
+    data = {field: getattr(entry, field) for field in ("name", "kind", "target", "description", "source")}
+    return data | {"settings": dict(entry.options), "registry": str(entry.file) if entry.file else None}

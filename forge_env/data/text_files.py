@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.core.json_text import repeated_key
 from forge_env.data.row import BadRow, NumberText, Row
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -133,9 +134,7 @@ def _decoder(exact: bool) -> json.JSONDecoder:
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise BadRow(f"it has {twice!r} twice")
+        raise BadRow(f"it has {repeated_key(pairs)!r} twice")
     return mapping
 
 

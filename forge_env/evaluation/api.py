@@ -99,6 +99,10 @@ def warn_each_time(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, "forge_env", 1)
 
 
+_ALIKE = ("split", "seed", "temperature", "top_p", "deterministic", "adapter", "answer_seconds", "idle_seconds")
+"""Settings that the plan takes as they are."""
+
+
 async def evaluate_async(
     env: str | type[Env] | EnvFactory,
     agent: str | Script | Agent,
@@ -139,19 +143,12 @@ async def evaluate_async(
         agent=name,
         options=factory.options,
         group_reward=factory.group_reward,
-        split=options.split,
         task_ids=tuple(sorted(set(options.task_ids))),
         tasks=len(set(options.task_ids)) or (EvalPlan.tasks if options.tasks is None else options.tasks),
         n=options.samples,
-        seed=options.seed,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        deterministic=options.deterministic,
         thinking=options.thinking or thinking_of(name),
-        adapter=options.adapter,
-        answer_seconds=options.answer_seconds,
-        idle_seconds=options.idle_seconds,
         limits=replace(limits_of(name, factory), **options.limits),
+        **{setting: getattr(options, setting) for setting in _ALIKE},
     )
     live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
     title = f"{agent_name(plan.agent, plan.adapter)} in {plan.env}"

@@ -26,8 +26,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error, nearest
 from forge_env.core.protocols import Agent
 from forge_env.evaluation.api import EvalResult, evaluate_async, warn_each_time
@@ -42,7 +40,7 @@ from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
-from forge_env.utils.yaml_text import read_yaml
+from forge_env.utils.yaml_text import read_yaml_file
 
 RESULT = "set.json"
 _KEYS = ("defaults", "envs", "agents", "rows")
@@ -193,10 +191,7 @@ class _SharedEngine:
 
 
 def read_set(file: Path, out: Path) -> list[SetRow]:
-    try:
-        data = read_yaml(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
+    data = read_yaml_file(file, is_strict=True)
     if not isinstance(data, dict):
         raise UserError(f"{file} is no mapping: write envs: and agents:, each with a list")
     for key in data:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.yaml_text import read_yaml
+from forge_env.utils.yaml_text import read_yaml_file
 
 if TYPE_CHECKING:
     from forge_env.core.episode import Episode
@@ -67,8 +67,9 @@ def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
 def trained_config(run: Path, section: str = "env") -> dict[str, Any] | None:
     """Return a section of the config of a training run, or of a checkpoint's; None if there is none."""
     run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
-    section_values = _read_yaml(run / CONFIG).get(section) if (run / CONFIG).is_file() else None
-    return section_values if isinstance(section_values, dict) else None  # otherwise it is another program's file
+    content = read_yaml_file(run / CONFIG) if (run / CONFIG).is_file() else None
+    values = content.get(section) if isinstance(content, dict) else None
+    return values if isinstance(values, dict) else None  # otherwise it is another program's file
 
 
 def env_here(name: Any, run: Path) -> Any:
@@ -91,16 +92,6 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object")
     return content
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = read_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
-    return content if isinstance(content, dict) else {}
 
 
 def imported_facts(episode: Episode) -> Mapping[str, Any]:

@@ -179,10 +179,7 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 
 def keep_compiled() -> None:
-    """Let the next run find what torch and triton compile in this process.
-
-    By default it lies below TMPDIR, which for an actor is removed with its run. The folder is not changed if the
-    variable is set already, or if there is no `cache_folder`.
+    """Let the next run find what torch and triton compile in this process; below TMPDIR it would end with its run.
 
     Torch always keeps precompiled headers below TMPDIR, and compiles them even if it finds the code that they are for.
     They are switched off: in each run they would take an engine on a CPU five seconds.
