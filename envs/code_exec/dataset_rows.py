@@ -105,9 +105,6 @@ def _one_question(row: Row) -> tuple[Row, Sequence[Message]]:
     return row, ()
 
 
-# ---- HumanEval ----
-
-
 def _human_eval(row: Row) -> tuple[str, dict[str, Any], str]:
     prompt, entry_point = row["prompt"], row["entry_point"]
     question = f"Complete the function {entry_point}, and answer with all of it.\n\n```python\n{prompt.strip()}\n```"
@@ -123,9 +120,6 @@ def _without(source: str, function: str) -> str:
     return ast.unparse(module)
 
 
-# ---- MBPP ----
-
-
 def _mbpp(row: Row) -> tuple[str, dict[str, Any], str]:
     """Show the first assert, which has the function's name; the other asserts, if any, are the tests."""
     sources = [*row["test_list"], *(row.get("challenge_test_list") or ())]
@@ -139,9 +133,6 @@ def _mbpp(row: Row) -> tuple[str, dict[str, Any], str]:
         question += f" An example:\n\n```python\n{sources[0].strip()}\n```"
     prelude = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""])
     return question, {"prelude": prelude, "tests": tests}, row.get("code") or ""
-
-
-# ---- APPS ----
 
 
 def _apps(row: Row) -> tuple[str, dict[str, Any], str]:
@@ -163,9 +154,6 @@ def _apps(row: Row) -> tuple[str, dict[str, Any], str]:
 def _text(lines: Any) -> str:
     """An input or output; APPS has some as lists of lines."""
     return lines if isinstance(lines, str) else "\n".join(map(str, lines))
-
-
-# ---- LiveCodeBench ----
 
 
 def _live_code_bench(row: Row) -> tuple[str, dict[str, Any], str]:
@@ -196,9 +184,6 @@ def _cases(row: Row, field: str) -> list[dict[str, Any]]:
             "JSON in this field"
         )
     return _json(value) or []
-
-
-# ---- what APPS and LiveCodeBench share ----
 
 
 def _question(text: str, starter: str, name: str | None) -> str:

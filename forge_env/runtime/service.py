@@ -136,8 +136,6 @@ class Service(ServiceHandle[A]):
         self._change({}, "it was stopped", is_over=True)
         forget_client(self.client.id)
 
-    # ---- the slot of one replica ----
-
     async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
         """Keep a replica in this slot. At the end the slot is free, and `first` is always done."""
         try:

@@ -32,9 +32,6 @@ SHARES = st.lists(st.integers(0, 4).map(lambda c: c / 4), min_size=1, max_size=4
 NUMBERS = st.lists(st.integers(-50, 50).map(lambda c: c / 10), min_size=2, max_size=9)
 
 
-# ---- pass@k and pass^k ----
-
-
 @given(COUNTS)
 def test_both_are_the_share_of_all_subsets(counts: tuple[int, int, int]) -> None:
     n, c, k = counts
@@ -72,9 +69,6 @@ def test_impossible_counts_raise(counts: tuple[int, int, int]) -> None:
     for estimate in (pass_at_k, pass_hat_k):
         with pytest.raises(ValueError, match="1 <= k <= n"):
             estimate(*counts)
-
-
-# ---- intervals ----
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -153,9 +147,6 @@ def test_little_says_little() -> None:
     nothing = share_difference([], [], (0, 0))
     assert math.isnan(nothing.value) and nothing.interval == (-1.0, 1.0) and nothing.tasks == 0
     assert clustered_mean([2.0]).interval == (-math.inf, math.inf)
-
-
-# ---- pairs ----
 
 
 def paired(first: Sequence[float], second: Sequence[float], attempts: tuple[int, int] | None = None) -> Paired:

@@ -112,8 +112,6 @@ class SegmentStore(WeightStore):
         with self._holding(version) as state_dict:
             yield state_dict
 
-    # ---- what differs between the kinds of memory ----
-
     @abstractmethod
     def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
         """Allocate memory to write to, (size,) uint8, for a segment with an empty file. May raise OSError.
@@ -132,8 +130,6 @@ class SegmentStore(WeightStore):
 
     def _finish(self) -> None:
         """Wait for the reads and writes that this process has queued."""
-
-    # ---- versions ----
 
     def _manifest(self, version: int) -> Path:
         return self.folder / f"v{version:08d}.json"
@@ -170,8 +166,6 @@ class SegmentStore(WeightStore):
 
     def _why_missing(self) -> str:
         return f": it is not open, or its folder {self.folder} was removed"
-
-    # ---- segments ----
 
     def _free_segment(self, size: int, device: torch.device) -> tuple[BinaryIO, Tensor]:
         """A segment that no version names and no process reads, locked exclusively; a new one if there is none."""
