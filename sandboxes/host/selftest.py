@@ -202,8 +202,9 @@ def privileges_of(view: dict[str, Any]) -> dict[str, bool]:
 def denials_of(view: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `Capabilities` on denials; call it only if `privileges_of` reports no privilege."""
     has_no_capability = int(view["capabilities"]["CapBnd"], 16) == 0
-    missing = "the bounding set of capabilities is not empty, since emptying it takes CAP_SETPCAP; "
-    missing += "only no_new_privs protects"
+    missing = (
+        "the bounding set of capabilities is not empty, since emptying it takes CAP_SETPCAP; only no_new_privs protects"
+    )
     return {
         "capabilities_dropped": has_no_capability,
         "host_watch_denied": True,
