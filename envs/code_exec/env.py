@@ -68,8 +68,9 @@ class CodeExec(ToolEnv):
             raise UserError(f"the option seconds of code_exec is {seconds!r}; it is above 0 and at most 60")
         self._stateful = stateful
         self._partial_credit = partial_credit
-        own_limits = {} if seconds is None else {"cpu_s": seconds, "wall_s": seconds + 1.0}
-        self._limits_of_run = replace(self.sandbox_limits, **own_limits)
+        self._limits_of_run = self.sandbox_limits
+        if seconds is not None:
+            self._limits_of_run = replace(self.sandbox_limits, cpu_s=seconds, wall_s=seconds + 1.0)
         self._session: Session | None = None
         self._verdict: Verdict | None = None
         super().__init__(use_tools=use_tools, extra_tools=extra_tools)
