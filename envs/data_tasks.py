@@ -77,11 +77,8 @@ def message_prompt(value: Any) -> tuple[Message, ...]:
             value = json.loads(value)
     if isinstance(value, str) and not isinstance(value, NumberText) and value.strip():
         return ({"role": "user", "content": value},)
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
-    ):
+    is_list = isinstance(value, list) and bool(value)
+    if is_list and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
         return tuple({"role": m["role"], "content": m["content"]} for m in value)
     raise BadRow(f"its prompt is neither text nor a list of messages with role and content: {value!r:.60}")
 
@@ -154,9 +151,7 @@ class _Wanted:
             self._best.append((self._draw(number), number, task))
             if self.count is not None and len(self._best) > 2 * self.count + 100:
                 self._best.sort()
-                del self._best[
-                    self.count + 1 :
-                ]  # one more, which takes the place of a task that goes to the other split
+                del self._best[self.count + 1 :]  # one more: a task may go to the other split
 
     def fill_both_splits(self) -> None:
         """Move a task to a split that has none, if there are two tasks or more."""

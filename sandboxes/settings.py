@@ -50,7 +50,6 @@ async def open_first(rows: Mapping[str, Row], settings: dict[str, Any], unavaila
 
 
 def load_backend(row: Row) -> Opener:
-    """Return the function that opens a backend. Raises SandboxUnavailable if a package is not installed."""
     module, function = row.target.split(":")
     try:
         opener: Opener = getattr(importlib.import_module(module), function)
@@ -63,7 +62,6 @@ def load_backend(row: Row) -> Opener:
 
 
 def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings to call `opener` with."""
     parameters = inspect.signature(opener).parameters
     for setting in settings:
         if setting not in parameters and setting == "packages":

@@ -41,9 +41,8 @@ class EnvActor(ForgeActor):
         group_reward: target of a function of the user's own that compares siblings; "" is none.
     """
 
-    idempotent = frozenset(
-        {"run_group", "run_wave", "offers_tools"}
-    )  # a group that a dead process had begun is lost with it
+    # A group that a dead process had begun is lost with it.
+    idempotent = frozenset({"run_group", "run_wave", "offers_tools"})
 
     def __init__(
         self,
@@ -58,12 +57,8 @@ class EnvActor(ForgeActor):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        self._env, self._label = env, label
-        self._options = options
-        self._specs = agents
-        self._limits = limits
-        self._on_fault = on_fault
-        self._group_reward = group_reward
+        self._env, self._label, self._options, self._specs = env, label, options, agents
+        self._limits, self._on_fault, self._group_reward = limits, on_fault, group_reward
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
         self._num_episodes = 0
@@ -102,7 +97,6 @@ class EnvActor(ForgeActor):
 
     @concurrent_endpoint
     async def num_episodes(self) -> int:
-        """The number of episodes that have ended here so far, including those in unfinished groups."""
         return self._num_episodes
 
     @concurrent_endpoint

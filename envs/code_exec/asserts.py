@@ -31,12 +31,13 @@ def read_check(source: str, entry_point: str) -> list[CallTest]:
     if check is None or len(check.args.args) != 1:
         raise ValueError("its tests define no check(candidate)")
     candidate = check.args.args[0].arg
-    names = {} if _is_assigned(candidate, check) else {candidate: entry_point, entry_point: entry_point}
+    uses = [n for n in ast.walk(check) if isinstance(n, ast.Name) and n.id == candidate]
+    is_assigned = any(not isinstance(use.ctx, ast.Load) for use in uses)
+    names = {} if is_assigned else {candidate: entry_point, entry_point: entry_point}
     return _calls(check.body, names)
 
 
 def read_asserts(sources: Sequence[str]) -> list[CallTest]:
-    """Parse the tests of MBPP: statements, mostly one assert each."""
     return [test for source in sources for test in _calls(parse_python(source.strip()).body, None)]
 
 
@@ -45,9 +46,7 @@ def translate(statement: ast.stmt, names: Mapping[str, str] | None = None) -> Ca
 
     The forms are call == literal, tuple(call) == tuple(literal), the same with set, call is None / True / False, call,
     not call, abs(call - number) < number and math.isclose(call, number, ...). A call has only literals as arguments.
-
-    Args:
-        names: functions that may be called -> their names in the answer; None for all functions.
+    `names` are the functions that may be called, with their names in the answer; None stands for all functions.
     """
     if not isinstance(statement, ast.Assert):
         return None
@@ -89,10 +88,6 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self._names.get(node.id, node.id), node.ctx)
-
-
-def _is_assigned(name: str, tree: ast.AST) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load) for n in ast.walk(tree))
 
 
 def _test(test: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:

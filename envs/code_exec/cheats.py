@@ -9,7 +9,6 @@ from forge_env.core.types import Task
 
 
 def cheats(task: Task) -> list[str]:
-    """Return final answers to a task that must all score 0."""
     tests = tests_of(task.target)
     calls = [test for test in tests if test["type"] != "stdin"]
     answers = [*_ENDS, *_by_heart(task)]

@@ -32,8 +32,6 @@ class NoTests(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The fields of a data set, and a function that reads a row."""
-
     columns: Sequence[tuple[str, ...]]
     """Required fields, each with its alternative names."""
     read: Callable[[Row], tuple[str, dict[str, Any], str]]
@@ -55,7 +53,9 @@ def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") ->
         row = _as_known(row, question or "prompt", tests or "reward_model.ground_truth")
         name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
     if name is None:
-        raise BadRow(f"it has the fields {', '.join(row) or 'none'}; {_shapes()}")
+        columns = {name: ", ".join(map(" or ".join, shape.columns)) for name, shape in SHAPES.items()}
+        shapes = "; ".join(f"{name} has {names}" for name, names in columns.items())
+        raise BadRow(f"it has the fields {', '.join(row) or 'none'}; the known shapes: {shapes}")
     row, before = _one_question(row)
     try:
         text, target, solution = SHAPES[name].read(row)
@@ -78,13 +78,6 @@ def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") ->
         metadata=metadata,
         kind=kind_of_row(whole, kind),
     )
-
-
-def _shapes() -> str:
-    shapes = (
-        f"{name} has {', '.join(' or '.join(names) for names in shape.columns)}" for name, shape in SHAPES.items()
-    )
-    return "the known shapes: " + "; ".join(shapes)
 
 
 def _as_known(row: Row, question: str, tests: str) -> Row:
@@ -112,9 +105,6 @@ def _one_question(row: Row) -> tuple[Row, Sequence[Message]]:
     return row, ()
 
 
-# ---- HumanEval ----
-
-
 def _human_eval(row: Row) -> tuple[str, dict[str, Any], str]:
     prompt, entry_point = row["prompt"], row["entry_point"]
     question = f"Complete the function {entry_point}, and answer with all of it.\n\n```python\n{prompt.strip()}\n```"
@@ -128,9 +118,6 @@ def _without(source: str, function: str) -> str:
     module = parse_python(source)
     module.body = [n for n in module.body if not (isinstance(n, ast.FunctionDef) and n.name == function)]
     return ast.unparse(module)
-
-
-# ---- MBPP ----
 
 
 def _mbpp(row: Row) -> tuple[str, dict[str, Any], str]:
@@ -148,36 +135,25 @@ def _mbpp(row: Row) -> tuple[str, dict[str, Any], str]:
     return question, {"prelude": prelude, "tests": tests}, row.get("code") or ""
 
 
-# ---- APPS ----
-
-
 def _apps(row: Row) -> tuple[str, dict[str, Any], str]:
     cases = _json(row["input_output"]) or {}
     name = cases.get("fn_name")
     starter = row.get("starter_code") or ""
     inputs, outputs = ([*(cases.get(f"{side}puts") or cases.get(f"{side}put") or ())] for side in ("in", "out"))
-    pairs = list(zip(inputs, outputs, strict=True))
     if name is None:
-        tests: Tests = [
-            {"type": "stdin", "stdin": _text(arguments), "stdout": _text(output)} for arguments, output in pairs
-        ]
+        pairs = zip(inputs, outputs, strict=True)
+        tests: Tests = [{"type": "stdin", "stdin": _text(i), "stdout": _text(o)} for i, o in pairs]
     else:
-        tests = [_json_call(_function_name(name, starter), arguments, _one_of(result)) for arguments, result in pairs]
+        # The results of some functions, not known which, are wrapped in a list.
+        accepted = [[o, o[0]] if isinstance(o, list) and len(o) == 1 else [o] for o in outputs]
+        tests = [_json_call(_function_name(name, starter), *each) for each in zip(inputs, accepted, strict=True)]
     solutions = _json(row.get("solutions")) or [""]
     return _question(row["question"], starter, name), {"tests": _that_fit(tests)}, solutions[0]
 
 
 def _text(lines: Any) -> str:
-    """Return an input or output as text; APPS has some as lists of lines."""
+    """An input or output; APPS has some as lists of lines."""
     return lines if isinstance(lines, str) else "\n".join(map(str, lines))
-
-
-def _one_of(result: Any) -> list[Any]:
-    """Return the accepted results; APPS wraps the results of some functions, not known which, in a list."""
-    return [result, result[0]] if isinstance(result, list) and len(result) == 1 else [result]
-
-
-# ---- LiveCodeBench ----
 
 
 def _live_code_bench(row: Row) -> tuple[str, dict[str, Any], str]:
@@ -192,12 +168,9 @@ def _live_code_bench(row: Row) -> tuple[str, dict[str, Any], str]:
         name = case.get("fn_name") or (_json(case.get("metadata")) or {}).get("func_name") or name
         if name is None:
             raise BadRow("it has functional tests, and its metadata no func_name")
-        argument_text, result = case["input"], case["output"]
-        arguments = (
-            [json.loads(line) for line in argument_text.split("\n") if line.strip()]
-            if isinstance(argument_text, str)
-            else argument_text
-        )
+        arguments, result = case["input"], case["output"]
+        if isinstance(arguments, str):
+            arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
         result = json.loads(result) if isinstance(result, str) else result
         tests.append(_json_call(_function_name(name, starter), arguments, [result]))
     return _question(row["question_content"], starter, name), {"tests": _that_fit(tests)}, ""
@@ -211,9 +184,6 @@ def _cases(row: Row, field: str) -> list[dict[str, Any]]:
             "JSON in this field"
         )
     return _json(value) or []
-
-
-# ---- what APPS and LiveCodeBench share ----
 
 
 def _question(text: str, starter: str, name: str | None) -> str:

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 from envs.code_exec.cheats import cheats
 from envs.code_exec.dataset_rows import task_of
 from envs.code_exec.file_tasks import next_step, tasks_with_files
-from envs.code_exec.grading import Verdict, grade
+from envs.code_exec.grading import Verdict, grade, without_fault
 from envs.code_exec.story_tasks import Step, solve_story, tasks_of_level
 from envs.data_tasks import data_tasks
 from envs.messages import call, say
 from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.env import StepResult
-from forge_env.core.errors import SandboxError, UserError
+from forge_env.core.errors import UserError
 from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Action, Message, Task
@@ -68,7 +68,9 @@ class CodeExec(ToolEnv):
             raise UserError(f"the option seconds of code_exec is {seconds!r}; it is above 0 and at most 60")
         self._stateful = stateful
         self._partial_credit = partial_credit
-        self._limits_of_run = self.sandbox_limits if seconds is None else _limits_of(self.sandbox_limits, seconds)
+        self._limits_of_run = self.sandbox_limits
+        if seconds is not None:
+            self._limits_of_run = replace(self.sandbox_limits, cpu_s=seconds, wall_s=seconds + 1.0)
         self._session: Session | None = None
         self._verdict: Verdict | None = None
         super().__init__(use_tools=use_tools, extra_tools=extra_tools)
@@ -97,11 +99,8 @@ class CodeExec(ToolEnv):
                 `envs.data_tasks.data_tasks`. Left out are rows without tests, with asserts that are more than calls
                 with fixed results, and tests with a value that is too large for a sandbox to hand back.
             question: the column of `data` with the question, or a field in one, for rows in another format: a text, or
-                a list of messages.
-            tests: the same for the tests: asserts, or inputs and outputs as in APPS.
-            kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
-                is one.
-            streaming: read no more rows of `data` than are needed.
+                a list of messages. `tests` is the same for the tests: asserts, or inputs and outputs as in APPS.
+            kind: the column of `data` with the kind of a problem; by default "kind", if there is one.
         """
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
@@ -155,18 +154,20 @@ class CodeExec(ToolEnv):
         return observation, total, terminated, truncated, info
 
     async def close(self) -> None:
-        await self._end_session()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     @tool(timeout=30.0)
     async def python(self, code: str) -> str:
         """Run Python code."""
-        return _report(_check(await self._execute(code)))
+        return _report(without_fault(await self._execute(code)))
 
     @reward
     async def tests(self, answer: str) -> float:
         """1 when the answer passes every hidden test, else 0; the share that passes with `partial_credit`."""
         # A process of the tool could pass the table to the answer, for example by a lock on a file that both can read.
-        await self._end_session()
+        await self.close()
         self._verdict = await grade(
             self.sandbox,
             extract_code(answer),
@@ -177,13 +178,9 @@ class CodeExec(ToolEnv):
         )
         return self._verdict.share if self._partial_credit else float(self._verdict.share == 1.0)
 
-    async def _end_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
     async def _execute(self, code: str) -> ExecResult:
-        setup = _setup(self.task)
+        has_table = "table" in self.task.metadata
+        setup = f"t = {self.task.metadata['table']!r}" if has_table else str(self.task.metadata.get("setup", ""))
         if not self._stateful:
             return await self.sandbox.run(ExecRequest(code=code, setup=setup, limits=self._limits_of_run))
         if self._session is None:
@@ -217,9 +214,8 @@ def _make_task(content: Content) -> Task:
     table = [rng.randint(100, 999) for _ in range(100)]
     expression = f"x {SYMBOLS[first]} {table[index]} {SYMBOLS[second]} {constant}"
     arguments = rng.sample(range(1000, 10_000), 2)
-    tests = [
-        [x, eval(expression, {"__builtins__": {}}, {"x": x})] for x in arguments
-    ]  # the expression is generated here
+    # The expression is generated here.
+    tests = [[x, eval(expression, {"__builtins__": {}}, {"x": x})] for x in arguments]
     question = f"Write f(x): x {first} t[{index}] {second} {constant}."
     return Task(
         prompt=({"role": "user", "content": question},),
@@ -230,7 +226,6 @@ def _make_task(content: Content) -> Task:
 
 
 def _solve_look_up(question: str, results: Sequence[str]) -> Step | None:
-    """Return the next step of a task of level 1."""
     story = _LOOK_UP.fullmatch(question)
     if story is None:
         return None
@@ -240,33 +235,14 @@ def _solve_look_up(question: str, results: Sequence[str]) -> Step | None:
     return Step(code=f"def f(x): return x {SYMBOLS[first]} {results[-1]} {SYMBOLS[second]} {constant}", is_answer=True)
 
 
-def _setup(task: Task) -> str:
-    """Return the code that runs in the python tool before the model's: it makes the tables and files of the task."""
-    if "table" in task.metadata:
-        return f"t = {task.metadata['table']!r}"
-    return str(task.metadata.get("setup", ""))
-
-
-def _limits_of(limits: Limits, seconds: float) -> Limits:
-    return replace(limits, cpu_s=seconds, wall_s=seconds + 1.0)
-
-
-def _check(result: ExecResult) -> ExecResult:
-    if result.status is ExecStatus.SANDBOX_ERROR:
-        raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
-    return result
-
-
 def _report(result: ExecResult) -> str:
-    text = result.stdout.rstrip("\n")
-    if result.truncated_stdout:
-        text += "\n[output cut]"
+    text = result.stdout.rstrip("\n") + ("\n[output cut]" if result.truncated_stdout else "")
     note = "[variables and files are gone]" if result.state_lost else ""
     if result.status is ExecStatus.OK:
-        return "\n".join(part for part in (text, note) if part)
+        return "\n".join(filter(None, (text, note)))
     reason = {
         ExecStatus.NONZERO: f"exit code {result.exit_code}",
         ExecStatus.SIGNALED: f"killed by signal {result.signal}",
     }.get(result.status, result.status.value.replace("_", " "))
     last_lines = "\n".join(result.stderr.rstrip().splitlines()[-4:])
-    return "\n".join(part for part in (text, last_lines, f"[{reason}]", note) if part)
+    return "\n".join(filter(None, (text, last_lines, f"[{reason}]", note)))

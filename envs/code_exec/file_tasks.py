@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from envs.code_exec.story_tasks import Step
 from envs.task_splits import SYMBOLS, draw_tasks
@@ -18,24 +17,13 @@ from forge_env.core.types import Task
 Content = tuple[str, str, str, int, int]  # measure, place, operation, constant, number of the file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measure:
-    """A value of the amounts of one place."""
-
-    text: str
-    code: str
-    """Of the list `found`."""
-    value: Callable[[list[int]], int]
-
-
 _MEASURES = {
-    "total": _Measure(text="the total amount", code="sum(found)", value=sum),
-    "largest": _Measure(text="the largest amount", code="max(found)", value=max),
-    "spread": _Measure(
-        text="the largest less the smallest amount", code="max(found) - min(found)", value=lambda v: max(v) - min(v)
-    ),
-    "last": _Measure(text="the last amount in the file", code="found[-1]", value=lambda v: v[-1]),
+    "total": ("the total amount", "sum(found)"),
+    "largest": ("the largest amount", "max(found)"),
+    "spread": ("the largest less the smallest amount", "max(found) - min(found)"),
+    "last": ("the last amount in the file", "found[-1]"),
 }
+"""Name -> the text of a value of the amounts of one place, and its code, of the list `found`."""
 _PLACES = ("Oslo", "Lima", "Kyoto", "Accra", "Quito", "Turin")
 _PLACE_NAMES = ("city", "town", "place", "where")
 _AMOUNT_NAMES = ("amount", "sum", "price", "euros")
@@ -48,7 +36,6 @@ _SYSTEM = "Only python has the file. Look at it first. Answer with code."
 
 
 def tasks_with_files(split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks; held-out tasks are new in content, see `draw_tasks`."""
     return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[0], c[3]), make=_make_task)
 
 
@@ -68,8 +55,7 @@ def next_step(question: str, results: Sequence[str]) -> Step | None:
     if len(results) == 2:
         where, amount = _columns(results[0])
         values = f"[int(r[{amount}]) for r in rows if r[{where}].strip().lower() == {place.lower()!r}]"
-        [measure] = [m for m in _MEASURES.values() if m.text == measure_text]
-        return Step(code=f"found = {values}\nprint({measure.code})")
+        return Step(code=f"found = {values}\nprint({dict(_MEASURES.values())[measure_text]})")
     return Step(code=f"def f(x): return x {SYMBOLS[operation]} {results[-1]} + {constant}", is_answer=True)
 
 
@@ -89,13 +75,14 @@ def _make_task(content: Content) -> Task:
     rng = random.Random(repr(content))
     orders = [(rng.choice(_PLACES), rng.randint(100, 9999)) for _ in range(rng.randint(40, 80))]
     orders += [(place, rng.randint(100, 9999)) for _ in range(2)]  # so that there are orders of the place
-    value = _MEASURES[measure].value([amount for other, amount in orders if other == place])
+    text, code = _MEASURES[measure]
+    value: int = eval(code, {"found": [amount for other, amount in orders if other == place]})
     arguments = rng.sample(range(1000, 10_000), 3)
     results = [{"plus": x + value, "minus": x - value, "times": x * value}[operation] + constant for x in arguments]
     name = f"orders_{number}.txt"
     question = (
-        f"The orders are in the file {name}. Write f(x): x {operation} {_MEASURES[measure].text} of the orders from "
-        f"{place}, plus {constant}."
+        f"The orders are in the file {name}. Write f(x): x {operation} {text} of the orders from {place}, "
+        f"plus {constant}."
     )
     tests = [
         {"type": "call", "function": "f", "args": repr(x), "accepted": [repr(y)]}
@@ -109,7 +96,8 @@ def _make_task(content: Content) -> Task:
             "operation": measure,
             "constant": constant,
             "system": _SYSTEM,
-            "setup": _writes(name, _file(rng, orders)),
+            # It defines no name. It runs again when the state of a session is lost.
+            "setup": f"with open({name!r}, 'w') as _file: _file.write({_file(rng, orders)!r})\ndel _file",
         },
         kind=measure,
     )
@@ -125,8 +113,3 @@ def _file(rng: random.Random, orders: Sequence[tuple[str, int]]) -> str:
         spelt = rng.choice((place, place.upper(), place.lower()))
         rows.append([str(rng.randint(1, 28)), str(number), spelt, str(amount)])
     return "".join(separator.join(row[i] for i in order) + "\n" for row in rows)
-
-
-def _writes(name: str, text: str) -> str:
-    """Return set-up code that writes a file and defines no name. It runs again when the state of a session is lost."""
-    return f"with open({name!r}, 'w') as _file: _file.write({text!r})\ndel _file"

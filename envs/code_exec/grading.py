@@ -55,8 +55,7 @@ async def grade(
 ) -> Verdict:
     """Run the tests of a target against a program, in random order and several at once.
 
-    Args:
-        all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
+    With `all_or_nothing` the first failure ends them. One test then runs before the others: most wrong answers fail it.
     """
     tests = tests_of(target)
     if not code.strip():
@@ -87,16 +86,18 @@ def same_output(output: str, expected: str) -> bool:
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
+def without_fault(result: ExecResult) -> ExecResult:
+    """Raise SandboxError for a failure of the sandbox itself."""
+    if result.status is ExecStatus.SANDBOX_ERROR:
+        raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
+    return result
+
+
 class _Run:
     def __init__(self, sandbox: Sandbox, code: str, prelude: str, limits: Limits, all_or_nothing: bool) -> None:
-        self._sandbox = sandbox
-        self._code = code
-        self._prelude = prelude
-        self._limits = limits
+        self._sandbox, self._code, self._prelude, self._limits = sandbox, code, prelude, limits
         self._all_or_nothing = all_or_nothing
-        self._seconds = 0.0
-        self.num_passed = 0
-        self.reason = ""
+        self._seconds, self.num_passed, self.reason = 0.0, 0, ""
 
     async def all(self, tests: Sequence[Test]) -> None:
         alone = 1 if self._all_or_nothing else 0
@@ -111,31 +112,22 @@ class _Run:
             raise first_error(errors) from None
 
     async def _several(self, tests: Iterator[Test]) -> None:
-        while not self._is_over():
-            test = next(tests, None)
-            if test is None:
-                return
+        while not self._is_over() and (test := next(tests, None)) is not None:
             await self._one(test)
 
     def _is_over(self) -> bool:
-        if self._all_or_nothing and self.reason:
-            return True
-        if self._seconds > TOTAL_SECONDS:
+        is_late = self._seconds > TOTAL_SECONDS
+        if is_late:
             self.reason = self.reason or f"all tests together took longer than {TOTAL_SECONDS:g} s"
-            return True
-        return False
+        return is_late or (self._all_or_nothing and bool(self.reason))
 
     async def _one(self, test: Test) -> None:
-        reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
+        request = _request(test, self._code, self._prelude, self._limits)
+        result = without_fault(await self._sandbox.run(request))
+        self._seconds += result.wall_s
+        reason = _why_not(test, result)
         self.num_passed += not reason
         self.reason = self.reason or reason
-
-    async def _execute(self, request: ExecRequest) -> ExecResult:
-        result = await self._sandbox.run(request)
-        if result.status is ExecStatus.SANDBOX_ERROR:
-            raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
-        self._seconds += result.wall_s
-        return result
 
 
 def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest:

@@ -65,7 +65,6 @@ class Story:
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks of level 2 or 3; held-out tasks are new in content, see `draw_tasks`."""
     stories = STORIES[level]
 
     def draw(rng: random.Random) -> Content:

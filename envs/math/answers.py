@@ -178,16 +178,13 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
     For a target that is a number the answer must be a number, equal exactly or within the relative `tolerance`. Words
     are compared as words. Everything else (expressions, sets, intervals, equations) is compared by math-verify in a
     helper process, and must have the form of the target: no equation where the target has none, and the same case of
-    symbols. A target that math-verify cannot read is compared as text.
-
-    Args:
-        tolerance: relative to the target.
-        unevaluated: whether an answer may have operations that the target does not have: \\sqrt{16} for 4.
+    symbols. A target that math-verify cannot read is compared as text. With `unevaluated` an answer may have operations
+    that the target does not have: \\sqrt{16} for 4.
     """
     number = parse_number(target)
     if number is not None:
-        if _is_number(answer, target, number, tolerance) or not unevaluated:
-            return _is_number(answer, target, number, tolerance)
+        if (is_equal := _is_number(answer, target, number, tolerance)) or not unevaluated:
+            return is_equal
         target = str(number.value)
     if _normal_words(answer) == _normal_words(target):
         return bool(answer.strip())
@@ -240,12 +237,8 @@ def _is_words(text: str) -> bool:
 def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bool:
     answer = answer[1:-1] if answer.startswith("$") and answer.endswith("$") else answer
     exact, approximation = (parse_number(side.rpartition("=")[2]) for side in _around_approximately(answer))
-    if (
-        exact
-        and approximation
-        and exact.equals(approximation, tolerance=0.01)
-        and exact.equals(number, tolerance=tolerance)
-    ):
+    is_close = exact is not None and approximation is not None and exact.equals(approximation, tolerance=0.01)
+    if exact and is_close and exact.equals(number, tolerance=tolerance):
         return True  # 1/3 \\approx 0.333
     answer = _APPROXIMATELY.sub("=", answer)
     first_sides, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
@@ -268,9 +261,10 @@ def _around_approximately(answer: str) -> tuple[str, str]:
 
 def _normal_words(text: str) -> str:
     """Return words, and the letter of a choice (A to J), in one case; other text keeps its case, since R is not r."""
-    match = _WORDS.fullmatch(plain(text)) if len(text) <= MAX_ANSWER else None
+    short = plain(text) if len(text) <= MAX_ANSWER else ""
+    match = _WORDS.fullmatch(short)
     if match is None:
-        choice = _CHOICE.fullmatch(plain(text)) if len(text) <= MAX_ANSWER else None
+        choice = _CHOICE.fullmatch(short)
         return choice[1].upper() if choice else " ".join(text.split())
     return match[1] if len(match[1]) == 1 else " ".join(match[1].casefold().split())
 
@@ -279,8 +273,7 @@ def _is_bounded(text: str) -> bool:
     """Whether a text may be given to math-verify: it is short, not deeply nested, and has no tower of powers."""
     if len(text) > MAX_ANSWER:
         return False
-    powers = re.sub(r"\s", "", plain(text)).replace("**", "^")
-    powers = _SYMBOLIC.sub("n!", powers)
+    powers = _SYMBOLIC.sub("n!", re.sub(r"\s", "", plain(text)).replace("**", "^"))
     if _HUGE.search(re.sub(r"[{}]", "", powers)) or _has_tower(powers):
         return False
     depth = deepest = 0
@@ -306,9 +299,7 @@ def _has_tower(text: str) -> bool:
 
 def _last_tag(text: str) -> str | None:
     ends = list(_ANSWER_END.finditer(text))
-    if not ends:
-        return None
-    starts = list(_ANSWER_START.finditer(text, 0, ends[-1].start()))
+    starts = list(_ANSWER_START.finditer(text, 0, ends[-1].start())) if ends else []
     if not starts:
         return None
     inside = text[starts[-1].end() : ends[-1].start()]

@@ -43,15 +43,12 @@ def load_tasks(
     or an answer are left out.
 
     Args:
-        source: a file, or a hub id; see `forge_env.data.rows.open_data` and `envs.data_tasks.data_tasks`.
-        split: "train", "test" or "all"; of a dataset of the hub one that it has.
-        count: how many; None is all of them.
+        source: a file, or a hub id; for it and the other options see `envs.data_tasks.data_tasks`.
         question: name of its column, or of a field in one, as "extra.question"; by default the first that has a usual
             name. It is a text, or a list of messages.
         answer: name of its column. The answer behind `####` or in the last `\\boxed{}` is the target, else
             the whole text.
         kind: name of the column with the kind of a problem, such as its subject; by default "kind", if there is one.
-        streaming: read only the rows that are needed; rows are then shuffled within a buffer.
     """
     file = find_file(source, split)
     source_name = file.name if file else source
@@ -76,9 +73,8 @@ def final_answer(text: str, *, where: str) -> str:
     elif (box := last_boxed(text)) is not None:
         text = box
     elif len(text.strip()) > 200 or "\n" in text.strip():
-        raise BadRow(
-            f"{where} marks no final answer, with #### or \\boxed{{}}: name the column of the answers with answer="
-        )
+        mark = "with #### or \\boxed{}"
+        raise BadRow(f"{where} marks no final answer, {mark}: name the column of the answers with answer=")
     if not text.strip():
         raise BadRow(f"{where} is empty")
     return text.strip()
@@ -108,11 +104,9 @@ def _text(value: Any, column: str) -> str:
         if len(value) != 1:
             raise BadRow(f"its {column} is a list of {len(value)} elements: an answer is one, so write it as one text")
         value = value[0]
-    if isinstance(value, str):  # of a JSON file also every number
-        return str(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (int, decimal.Decimal)):
+    if isinstance(value, (str, int, decimal.Decimal)):  # every number of a JSON file is a str
         return str(value)
     if isinstance(value, float) and math.isfinite(value):  # of a table, which has 18.0 where 18 was meant
         return str(int(value)) if value.is_integer() else repr(value)

@@ -137,11 +137,9 @@ def _drop_format(match: re.Match[str]) -> str:
 def _as_fraction(match: re.Match[str]) -> str:
     """Write a mixed number as a fraction: the grammar takes 1\\frac12\\pi for half of pi."""
     whole, top, bottom = map(int, match.groups())
-    return (
-        f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
-        if top < bottom
-        else f"{whole}\\cdot \\frac{{{top}}}{{{bottom}}}"
-    )
+    if top < bottom:
+        return f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
+    return f"{whole}\\cdot \\frac{{{top}}}{{{bottom}}}"
 
 
 def _token(token: str) -> str:

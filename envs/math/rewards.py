@@ -57,9 +57,7 @@ class MathReward:
         """Score a response; the prompt is ignored."""
         expected = target_text(target)
         formats = [f for f in FORMATS if f != ("text" if parse_number(expected) else "number")]
-        formats.sort(
-            key=lambda f: f != self.format
-        )  # the required format first; the sort keeps the order of the others
+        formats.sort(key=lambda f: f != self.format)  # the required one first, the others in their order
         answer = extract_answer(response, formats)
         if answer is None or not expected:
             return 0.0
@@ -103,7 +101,6 @@ class ThinkingReward:
 
 
 def target_text(target: object) -> str:
-    """Write a target as text; floats in full, so that 0.1 is a tenth."""
     if isinstance(target, str):
         return target.strip()
     if isinstance(target, Real) and not isinstance(target, bool) and math.isfinite(target):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from envs.task_splits import draw_tasks
-from forge_env.core.types import Task
+from forge_env.core.types import Message, Task
 
 Content = tuple[str, tuple[int, ...], *tuple[str, ...]]  # name of the story, its numbers and words in the text's order
 
@@ -83,9 +83,8 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
         if level == 4:
             metadata["format"] = "boxed"
         question = story.text.format(*numbers, **dict(zip(story.words, words, strict=True)))
-        return Task(
-            prompt=({"role": "user", "content": question},), target=story.solve(*numbers), metadata=metadata, kind=name
-        )
+        prompt: Message = {"role": "user", "content": question}
+        return Task(prompt=(prompt,), target=story.solve(*numbers), metadata=metadata, kind=name)
 
     return draw_tasks(
         split,

@@ -18,15 +18,17 @@ from envs.processes.helper import HelperProcess
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
 
-_NAME = "the math grader"
-_MISSING = (
-    "math-verify is not installed, and answers that are no numbers are graded by it: pip install 'forge-env[math]'"
-)
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("math_verify") is not None
 
 
 def require_math_verify() -> None:
-    if importlib.util.find_spec("math_verify") is None:
-        raise UserError(_MISSING)
+    if not is_installed():
+        raise UserError(
+            "math-verify is not installed, and answers that are no numbers are graded by it: "
+            "pip install 'forge-env[math]'"
+        )
 
 
 @asynccontextmanager
@@ -40,7 +42,7 @@ async def open_verifier() -> AsyncIterator[Verifier]:
 
 class Verifier(HelperProcess):
     def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
-        super().__init__(str(Path(__file__).with_name("worker.py")), name=_NAME)
+        super().__init__(str(Path(__file__).with_name("worker.py")), name="the math grader")
         self._cpu_seconds = cpu_seconds
 
     def check_installed(self) -> None:
@@ -49,15 +51,13 @@ class Verifier(HelperProcess):
     def compare(self, target: str, answer: str, tolerance: float = 0.0, unevaluated: bool = False) -> bool:
         """Tell whether two LaTeX expressions are equal. An answer that takes too much time or memory is not.
 
-        Args:
-            tolerance: relative; it counts for values only.
-            unevaluated: permits operations in an answer that the target does not have.
+        The relative `tolerance` counts for values only. `unevaluated` permits operations that the target does not have.
         """
         request = {"target": target, "answer": answer, "tolerance": tolerance, "unevaluated": unevaluated}
         return _verdict(self.ask(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:
-        if importlib.util.find_spec("math_verify") is None:
+        if not is_installed():
             return {"missing": ["math-verify is not installed, so there is no helper process"]}
         return super().enforced()
 

@@ -24,7 +24,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 Request = dict[str, Any]
 Write = Callable[[Any], None]
@@ -82,7 +82,12 @@ def run_forked(
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, wall_seconds)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        _work_and_exit(work, writable)
+        try:
+            with os.fdopen(writable, "w", buffering=1) as pipe:
+                work(lambda value: print(json.dumps(value), file=pipe))
+            os._exit(0)
+        finally:
+            os._exit(1)
     os.close(writable)
     with os.fdopen(readable) as pipe:
         text = pipe.read()
@@ -93,15 +98,6 @@ def run_forked(
         if exit_code == 0 or run_forked(control, **limits)[1] != 0:  # type: ignore[arg-type]
             raise RuntimeError(f"its fork ended with exit code {exit_code}")
     return values, exit_code
-
-
-def _work_and_exit(work: Callable[[Write], None], writable: int) -> NoReturn:
-    try:
-        with os.fdopen(writable, "w", buffering=1) as pipe:
-            work(lambda value: print(json.dumps(value), file=pipe))
-        os._exit(0)
-    finally:
-        os._exit(1)
 
 
 def _load(file: str) -> Any:

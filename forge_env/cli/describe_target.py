@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from forge_env.core.env import Env
@@ -26,19 +26,10 @@ from forge_env.utils.targets import load, split_target
 def describe(
     entry: Entry, kind: Literal["auto", "env", "tools"] = "auto", *, to_register: bool = False
 ) -> dict[str, Any]:
-    """Import the target of an entry and describe it.
+    """Import the target of an entry and describe it: what it is and where, its tools, its options, and notes.
 
-    A tool without a docstring, or with a parameter without a type, works: the model is told less. Only a target that is
-    to be registered is refused for it; it is for others as well.
-
-    Returns:
-        name: the entry's, or the default name of the target.
-        kind: "env" or "tools".
-        description: the first line of its docstring.
-        file, line: the place of its definition.
-        tools: name, description, parameters (JSON schema) and options of each tool.
-        options: of an environment: name, type and default of each.
-        notes: what the model is not told of the tools.
+    A tool without a docstring, or with a parameter without a type, works: the model is told less, as the notes say.
+    Only a target that is to be registered is refused for it; it is for others as well.
     """
     try:
         if source := tool_source(entry.target):
@@ -53,17 +44,18 @@ def describe(
 def _describe(entry: Entry, kind: str, to_register: bool) -> dict[str, Any]:
     target_object, target = load_entry(entry), entry.target
     problems, options, tools = [], [], []
-    if kind == "env" or (kind == "auto" and _resembles_env(target_object)):
+    # A class with the methods of an environment is one: its author is told what is missing.
+    resembles_env = isinstance(target_object, type) and (
+        issubclass(target_object, Env) or (hasattr(target_object, "reset") and hasattr(target_object, "step"))
+    )
+    if kind == "env" or (kind == "auto" and resembles_env):
         if is_env(target_object):
             methods = ("reset", "step", "tasks")
             lacks = [n for n in methods if inspect.getattr_static(target_object, n) is inspect.getattr_static(Env, n)]
-            problems = [
-                f"{target_object.__qualname__} has no {name}() ({_file_and_line(target_object)})" for name in lacks
-            ]
-            options, tools = (
-                _options(target_object),
-                list(target_object._tools.values()) if issubclass(target_object, ToolEnv) else [],
-            )
+            where = _file_and_line(target_object)
+            problems = [f"{target_object.__qualname__} has no {name}() ({where})" for name in lacks]
+            options = _options(target_object)
+            tools = list(target_object._tools.values()) if issubclass(target_object, ToolEnv) else []
         else:
             name = getattr(target_object, "__qualname__", target_object)
             problems = [f"{name!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"]
@@ -75,17 +67,8 @@ def _describe(entry: Entry, kind: str, to_register: bool) -> dict[str, Any]:
     if problems or (untold and to_register):
         refusal = "cannot be registered" if to_register else "is no environment"
         raise UserError(f"{target!r} {refusal}: {'; '.join(problems + untold)}")
-    file, line = _definition(target_object)
-    return {
-        "name": entry.name or _default_name(target, target_object),
-        "kind": "env" if is_env(target_object) else "tools",
-        "description": _first_line(target_object),
-        "file": file,
-        "line": line,
-        "tools": [_tool_data(tool) for tool in tools],
-        "options": options,
-        "notes": untold,
-    }
+    name, kind = entry.name or _default_name(target, target_object), "env" if is_env(target_object) else "tools"
+    return _data(name, kind, _first_line(target_object), _definition(target_object), tools, options, untold)
 
 
 def _describe_source(entry: Entry, kind: str, source: Row) -> dict[str, Any]:
@@ -94,23 +77,20 @@ def _describe_source(entry: Entry, kind: str, source: Row) -> dict[str, Any]:
             f"{entry.target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools"
         )
     label, tools = asyncio.run(source.load().described(entry.target))
-    return {
-        "name": entry.name or label,
-        "kind": "tools",
-        "description": f"{len(tools)} tools of {entry.target}",
-        "file": "",
-        "line": 0,
-        "tools": [_tool_data(tool) for tool in tools],
-        "options": [],
-        "notes": [],
-    }
+    return _data(entry.name or label, "tools", f"{len(tools)} tools of {entry.target}", ("", 0), tools)
 
 
-def _resembles_env(target_object: Any) -> bool:
-    """Whether it is a class with the methods of an environment; its author is then told what is missing."""
-    return isinstance(target_object, type) and (
-        issubclass(target_object, Env) or (hasattr(target_object, "reset") and hasattr(target_object, "step"))
-    )
+def _data(
+    name: str,
+    kind: str,
+    description: str,
+    place: tuple[str, int],
+    tools: Sequence[Tool],
+    options: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    data = {"name": name, "kind": kind, "description": description, "file": place[0], "line": place[1]}
+    return data | {"tools": [*map(_tool_data, tools)], "options": [*options], "notes": [*notes]}
 
 
 def _tool_problems(tool: Tool) -> list[str]:
@@ -128,7 +108,6 @@ def _tool_data(tool: Tool) -> dict[str, Any]:
 
 
 def _options(env: type[Env]) -> list[dict[str, Any]]:
-    """Return the options of an environment that a command line and a file can give."""
     options: dict[str, dict[str, Any]] = {}
     shared = [load(target) for target in env.shared.values()]
     for function in (*shared, env.tasks, env.__init__):
@@ -160,11 +139,9 @@ def _default(parameter: inspect.Parameter) -> dict[str, Any]:
 def _default_name(target: str, target_object: Any) -> str:
     """Return the name of a function, or the snake_case name of a class: my_env for MyEnv."""
     name = split_target(target)[1].rpartition(".")[2]
-    return (
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-        if isinstance(target_object, type)
-        else name
-    )
+    if not isinstance(target_object, type):
+        return name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _first_line(target_object: Any) -> str:

@@ -42,21 +42,15 @@ def diff(
 
 
 def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
-    """Print the table of a phase: its measures, of all tasks and then of each kind of task."""
     first = comparisons[0]
     prefix = f"{phase}: " if phase else ""
     pairs, tasks = (f"{n} {what}{'s' * (n != 1)}" for n, what in ((first.episodes, "pair"), (first.tasks, "task")))
     say(f"{prefix}{pairs} of episodes at {tasks}: second minus first, 95% interval")
     gap = cell_gap()
-    rows = [
-        (
-            f"{c.measure}{f' of {c.kind}' if c.kind else ''}",
-            f"{c.first:.3f}",
-            f"{c.second:.3f}",
-            *difference_cells(c.paired, gap),
-        )
-        for c in comparisons
-    ]
+    rows = []
+    for c in comparisons:
+        name = f"{c.measure}{f' of {c.kind}' if c.kind else ''}"
+        rows.append((name, f"{c.first:.3f}", f"{c.second:.3f}", *difference_cells(c.paired, gap)))
     columns = ("", "first", "second", "difference", f"better/{gap.strip(' ')}worse/same", "p")
     show_table(columns, rows, whole=range(1, len(columns)))
     if (kinds := len({c.kind for c in comparisons} - {""})) > 1:

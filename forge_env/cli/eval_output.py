@@ -20,31 +20,26 @@ _CALL_COLUMNS = ("calls", "requests", "prompt_tokens", "completion_tokens", "cos
 def show_result(result: dict[str, Any]) -> None:
     n = result["n"]
     names = [f"avg@{n}", *(f"pass@{k}" for k in range(1, n + 1)), *(f"pass^{k}" for k in range(1, n + 1)), "reward"]
-    show_table(
-        ("figure", "value", "95% interval, by task"),
-        [(name, _number(result[name]), _range(result["intervals"][name])) for name in names]
-        + _without_timeouts(result)
-        + _greedy(result),
-    )
+    figures = [(name, _number(result[name]), _range(result["intervals"][name])) for name in names]
+    if result["timeouts"]:
+        without, name = result["without_timeouts"], f"avg@{n} without {result['timeouts']} time-outs"
+        figures.append((name, _number(without[f"avg@{n}"]), _range(without["ci95"])))
+    if greedy := result.get("greedy"):
+        figures.append(("avg@1 greedy", _number(greedy["avg@1"]), _range(greedy["ci95"])))
+    show_table(("figure", "value", "95% interval, by task"), figures)
     _show_kinds(result)
     parts = result.get("rewards", {})
     if names := telling_parts(result["reward"], parts):
         num_scored = result["episodes"] - result["timeouts"]
-        rows = [
-            (
-                name,
-                _number(parts[name]["mean"]),
-                _number(parts[name]["std"]),
-                f"{parts[name]['episodes']} of {num_scored}",
-            )
-            for name in names
-        ]
+        rows = []
+        for name, part in ((name, parts[name]) for name in names):
+            rows.append((name, _number(part["mean"]), _number(part["std"]), f"{part['episodes']} of {num_scored}"))
         show_table(("part of the reward", "mean", "std", "episodes"), rows)
     if result["tools"]:
-        tools = [
-            (name, *_tool_counts(figures), f"{figures['p50_s']:.4f} s", f"{figures['p95_s']:.4f} s")
-            for name, figures in result["tools"].items()
-        ]
+        tools = []
+        for name, tool in result["tools"].items():
+            counts = str(tool["calls"]), _counts(tool["errors"]), str(tool["faults"])
+            tools.append((name, *counts, f"{tool['p50_s']:.4f} s", f"{tool['p95_s']:.4f} s"))
         show_table(("tool", "calls", "errors", "faults", "p50", "p95"), tools)
     if calls := result.get("model_calls"):
         rows = [(role, *(f"{of_role.get(name, 0):,.6g}" for name in _CALL_COLUMNS)) for role, of_role in calls.items()]
@@ -56,8 +51,7 @@ def show_result(result: dict[str, Any]) -> None:
     outcomes = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
     say(
         f"{agent_name(result['agent'], result['adapter'])} in {result['env']}: {result['episodes']} episodes of "
-        f"{result['tasks']} tasks{outcomes}, "
-        f"{result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
+        f"{result['tasks']} tasks{outcomes}, {result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")
     if "profile" in result:
@@ -108,26 +102,8 @@ def _show_kinds(result: dict[str, Any]) -> None:
         )
         for kind, of_kind in result.get("kinds", {}).items()
     ]
-    if not rows:
-        return
-    show_table(("kind of task", "tasks", "episodes", name, "95% interval, by task", "reward", *parts), rows)
-
-
-def _tool_counts(figures: dict[str, Any]) -> tuple[str, str, str]:
-    return str(figures["calls"]), _counts(figures["errors"]), str(figures["faults"])
-
-
-def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    if not result["timeouts"]:
-        return []
-    without = result["without_timeouts"]
-    name = f"avg@{result['n']}"
-    return [(f"{name} without {result['timeouts']} time-outs", _number(without[name]), _range(without["ci95"]))]
-
-
-def _greedy(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    figures = result.get("greedy")
-    return [("avg@1 greedy", _number(figures["avg@1"]), _range(figures["ci95"]))] if figures else []
+    if rows:
+        show_table(("kind of task", "tasks", "episodes", name, "95% interval, by task", "reward", *parts), rows)
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -49,7 +49,8 @@ def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettin
             if name == "limits":
                 continue
             default, is_list = getattr(defaults, name), name in ("task_ids", "options", "sinks")
-            option = typer.Option(*_names(name, default), help=f"{texts[name]}{more}")
+            flags = _NAMES.get(name, [f"--{name.replace('_', '-')}"] if default is False else [])
+            option = typer.Option(*flags, help=f"{texts[name]}{more}")
             options.append(
                 others.replace(
                     name=name,
@@ -60,10 +61,6 @@ def _with_settings(command: Callable[..., int], usual: EvalSettings = EvalSettin
             )
     command.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
     return command
-
-
-def _names(name: str, default: Any) -> list[str]:
-    return _NAMES.get(name, [f"--{name.replace('_', '-')}"] if default is False else [])
 
 
 @_with_settings
@@ -123,10 +120,8 @@ def _evaluate_one(out: Path, arguments: Mapping[str, Any], *, as_json: bool, is_
 
     progress = LiveProgress(quiet=as_json)
     with stdout_to_stderr(as_json), _resumable(out, progress):
-        result = {
-            **run_async(evaluate_async(out=out, progress=progress, warn=note, **arguments)).figures,
-            "out": str(out),
-        }
+        figures = run_async(evaluate_async(out=out, progress=progress, warn=note, **arguments)).figures
+    result = {**figures, "out": str(out)}
     if is_profile and is_measured(result):
         result["profile"] = write_profile(out).counts
     emit(result) if as_json else show_result(result)

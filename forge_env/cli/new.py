@@ -32,9 +32,8 @@ def new(
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a module: use small letters, digits and _, as in my_env")
     if name in sys.stdlib_module_names:
-        raise UserError(
-            f"{name!r} is a module of the standard library, which the new one would hide: choose another name"
-        )
+        what = "a module of the standard library, which the new one would hide"
+        raise UserError(f"{name!r} is {what}: choose another name")
     if find(name) is not None:
         raise UserError(f"the name {name!r} is taken: `forge-env info {name}` says by what; choose another one")
     folder = (path.expanduser() / name).resolve()
@@ -68,7 +67,6 @@ def _new_folder(folder: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, name: str) -> list[str]:
-    """Copy the template with the new names; returns the paths of the files."""
     files = []
     for source in sorted(TEMPLATE.rglob("*.template")):
         target = folder / _rename(source.relative_to(TEMPLATE).with_suffix("").as_posix(), name)

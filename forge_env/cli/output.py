@@ -14,8 +14,6 @@ import typer
 from forge_env.utils.secret_values import masked_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
-
-
 _has_ended = False
 
 
@@ -48,11 +46,7 @@ def fail(sentence: str, *, as_json: bool) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[int] = ()) -> None:
-    """Print a table as wide as the terminal; long cells are wrapped, never cut.
-
-    Args:
-        whole: the columns that no narrow terminal may wrap, as they are narrow themselves.
-    """
+    """Print a table as wide as the terminal; long cells are wrapped, never cut. Columns in `whole` keep their width."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -36,21 +36,14 @@ def register(
 
     The target is imported; its tools and options are printed.
     """
-    options = {
-        "timeout": timeout,
-        "concurrency": concurrency,
-        "max_output": max_output,
-        "retries": retries,
-        "idempotent": idempotent,
-        "parallel": parallel,
-    }
+    options = {"timeout": timeout, "concurrency": concurrency, "max_output": max_output, "retries": retries}
+    options |= {"idempotent": idempotent, "parallel": parallel}
     settings = {option: value for option, value in options.items() if value is not None}
     with stdout_to_stderr(as_json):
         data = add_to_registry(_spell(target, base_url), name=name, kind=kind, options=settings, replace=replace)
     if as_json:
         emit(data)
         return
-
     show_schemas(data)
     say(f"{data['name']} is registered in {data['registry']}")
 
@@ -140,10 +133,8 @@ def list_names(
     if as_json:
         emit({"entries": [as_data(entry) for entry in matching]})
         return
-    show_table(
-        ("name", "kind", "from", "target", "description"),
-        [(e.name, e.kind, e.source, e.target, e.description) for e in matching],
-    )
+    rows = [(e.name, e.kind, e.source, e.target, e.description) for e in matching]
+    show_table(("name", "kind", "from", "target", "description"), rows)
 
 
 def info(
@@ -181,12 +172,5 @@ def show_schemas(data: dict[str, Any]) -> None:
 
 
 def as_data(entry: Entry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "target": entry.target,
-        "settings": dict(entry.options),
-        "description": entry.description,
-        "source": entry.source,
-        "registry": str(entry.file) if entry.file else None,
-    }
+    data = {field: getattr(entry, field) for field in ("name", "kind", "target", "description", "source")}
+    return data | {"settings": dict(entry.options), "registry": str(entry.file) if entry.file else None}

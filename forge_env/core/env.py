@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.reward_value import reaches
@@ -164,8 +164,7 @@ class Env:
 def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:
     if options is None or "task" not in options:
         raise EnvError(f"{type(env).__name__}.reset needs options={{'task': Task(...)}}")
-    task: Task = options["task"]
-    return task
+    return cast(Task, options["task"])
 
 
 def after_reset(env: Env, value: T | None) -> T:

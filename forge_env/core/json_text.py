@@ -11,7 +11,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -87,10 +88,14 @@ def without_marks(text: str) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        names: set[str] = set()
-        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
-        raise NoArgument(f"the key {json.dumps(twice):.60} appears twice")
+        raise NoArgument(f"the key {json.dumps(repeated_key(pairs)):.60} appears twice")
     return result
+
+
+def repeated_key(pairs: Sequence[tuple[str, Any]]) -> str:
+    """The first key that stands twice in an object of JSON, where one does."""
+    counts = Counter(name for name, _ in pairs)
+    return next(name for name, count in counts.items() if count > 1)
 
 
 def _no_constant(constant: str) -> Any:

@@ -30,17 +30,12 @@ class Routes:
 
     @staticmethod
     def of(start: int, experts: np.ndarray) -> Routes:
-        """Pack an array.
-
-        Args:
-            experts: (tokens, layers, active) uint8 or uint16.
-        """
+        """Pack an array, (tokens, layers, active) uint8 or uint16."""
         _, layers, active = experts.shape
         return Routes(start, layers, active, experts.itemsize, experts.tobytes())
 
     @staticmethod
     def of_text(text: str) -> Routes:
-        """Unpack what `text` wrote."""
         *numbers, data = text.split(" ")
         start, layers, active, width = map(int, numbers)
         return Routes(start, layers, active, width, zlib.decompress(base64.b64decode(data)))
@@ -65,7 +60,6 @@ class Routes:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are here."""
         return len(self.data) // (self.layers * self.active * self.width)
 
     @property

@@ -228,14 +228,12 @@ def _checked_files(files: Mapping[str, bytes | str], limits: Limits) -> dict[str
     if conflicts:
         raise RequestFileError(f"{conflicts[0]!r} is a file and, in the path of another one, a folder")
     if len(contents) + len(folders) - 1 > MAX_FILES:
-        raise RequestFileError(
-            f"there are {len(contents)} files and {len(folders) - 1} folders; both together may be {MAX_FILES}"
-        )
+        present = f"{len(contents)} files and {len(folders) - 1} folders"
+        raise RequestFileError(f"there are {present}; both together may be {MAX_FILES}")
     total = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in contents.values())
     if total > limits.tmp_bytes:
-        raise RequestFileError(
-            f"the files need {total} bytes in pages of {_PAGE_BYTES}; tmp_bytes is {limits.tmp_bytes}"
-        )
+        need = f"{total} bytes in pages of {_PAGE_BYTES}"
+        raise RequestFileError(f"the files need {need}; tmp_bytes is {limits.tmp_bytes}")
     return contents
 
 

@@ -45,14 +45,12 @@ def signature_of(name: str, function: Callable[..., Any]) -> Sequence[inspect.Pa
 def read_signature(
     name: str, parameters: Sequence[inspect.Parameter], descriptions: Mapping[str, str]
 ) -> tuple[ArgumentModel, dict[str, Any]]:
-    """Return the check of a tool's arguments, and their JSON schema."""
     fields: dict[str, Any] = {}
     for i, parameter in enumerate(parameters):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
-        annotation = (
-            Any if parameter.annotation is parameter.empty else _replace_typed_dicts(parameter.annotation, name)
-        )
+        is_typed = parameter.annotation is not parameter.empty
+        annotation = _replace_typed_dicts(parameter.annotation, name) if is_typed else Any
         # An alias: the parameter may have a name that pydantic models reserve, such as "schema".
         about: dict[str, Any] = {"alias": parameter.name}
         if text := descriptions.get(parameter.name):
@@ -96,8 +94,6 @@ class _Schema(GenerateJsonSchema):
 
 
 class ArgumentModel:
-    """Validates arguments with a pydantic model."""
-
     __slots__ = ("_model", "_names")
 
     def __init__(self, model: type[BaseModel]) -> None:

@@ -36,9 +36,6 @@ def describe(part: str, error: BaseException) -> str:
 
     >>> describe("tool buy", KeyError("price"))
     "tool buy: KeyError: 'price'"
-
-    Args:
-        part: what was running: "reset", "step", "close", "success", "tool NAME", "reward NAME", "agent", "tasks".
     """
     return f"{_with_place(part, location_of(error))}: {type_and_text(error)}"
 
@@ -82,13 +79,7 @@ def fault(part: str, error: BaseException) -> EnvError | None:
 
 
 class guard:
-    """Turns exceptions of user code into faults of the episode; see `fault`.
-
-    Example::
-
-        with guard("reward correct"):
-            value = await invoke(function)
-    """
+    """Turns exceptions of user code into faults of the episode, as in `with guard("reward correct"):`; see `fault`."""
 
     __slots__ = ("_part",)
 

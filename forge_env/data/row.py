@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,13 +38,9 @@ def text_problem(value: Any) -> str:
 
 
 def field_of(values: Mapping[str, Any], name: str, *, what: str = "") -> Any:
-    """Return the value of a column, or of a field inside of one: "reward_model.ground_truth".
+    """The value of a column, whose name may have points, or of a field inside of one: "reward_model.ground_truth".
 
-    A column that holds an object as JSON text is read as that object.
-
-    Args:
-        name: of a column, which may have points in it; or a column and the fields in it.
-        what: that the value is wanted for, for the error.
+    A column that holds an object as JSON text is read as that object. Errors say `what` the value is wanted for.
     """
     if name in values:
         return values[name]
@@ -62,8 +59,6 @@ def field_of(values: Mapping[str, Any], name: str, *, what: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of data."""
-
     where: str
     """Its place: "line 7" of JSON lines and CSV files, which count from 1 and count the header; else "row 7"."""
     values: Mapping[str, Any] | BadRow
@@ -86,12 +81,12 @@ class LeftOut:
     """
 
     total: int = 0
-    _counts: dict[str, int] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
     _places: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, where: str, reason: str) -> None:
         self.total += 1
-        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._counts[reason] += 1
         places = self._places.setdefault(reason, [])
         if len(places) < _RECORDED:
             places.append(where)
@@ -111,13 +106,11 @@ class LeftOut:
         return f"{self.total:,} left out ({self.first_places})" if self.total else "none left out"
 
     def record(self) -> dict[str, Any]:
-        return {
-            "rows": self.total,
-            "reasons": [
-                {"reason": reason, "rows": self._counts[reason], "first": places}
-                for reason, places in list(self._places.items())[:_RECORDED]
-            ],
-        }
+        reasons = [
+            {"reason": reason, "rows": self._counts[reason], "first": places}
+            for reason, places in list(self._places.items())[:_RECORDED]
+        ]
+        return {"rows": self.total, "reasons": reasons}
 
 
 @dataclass(slots=True)
@@ -143,7 +136,6 @@ class RowCount:
 
     @property
     def shown_tasks(self) -> str:
-        """The tasks of each split, for people."""
         return ", ".join(f"{number:,} {split}" for split, number in self.tasks.items()) or "none"
 
     def num_tasks(self, split: str) -> int:

@@ -55,12 +55,9 @@ class _HubFile:
 
 
 def read_hub(name: str, *, split: str, streaming: bool, exact: bool = False) -> Iterator[Row]:
-    """Yield the rows of a dataset of the hub.
+    """Yield the rows of a dataset of the hub; with `streaming` they are downloaded as they are read.
 
     Files of JSON and CSV are read as local ones are: the package datasets would guess types, and make 7 of "007".
-
-    Args:
-        streaming: download rows as they are read, and not all of them at first.
     """
     try:
         import datasets
@@ -70,9 +67,8 @@ def read_hub(name: str, *, split: str, streaming: bool, exact: bool = False) -> 
     try:
         builder = datasets.load_dataset_builder(dataset, configuration or None)
         if (files := _text_files(builder, split, streaming)) is None:
-            rows: Iterator[Any] = _typed_rows(
-                datasets.load_dataset(dataset, configuration or None, split=split, streaming=streaming)
-            )
+            table = datasets.load_dataset(dataset, configuration or None, split=split, streaming=streaming)
+            rows: Iterator[Any] = _typed_rows(table)
         else:
             rows = (row.values for file, read in files for row in read(file, exact=exact))
     except UserError:

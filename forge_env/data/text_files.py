@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.core.json_text import repeated_key
 from forge_env.data.row import BadRow, NumberText, Row
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -26,8 +27,7 @@ _LISTS = ("data", "rows", "examples", "items", "tasks")
 def read_json_lines(path: Path, *, exact: bool = False) -> Iterator[Row]:
     """Yield the rows of a file with one JSON object in each line; empty lines count, and are not rows.
 
-    Args:
-        exact: numbers become `NumberText`, so that no digit is lost.
+    With `exact`, numbers become `NumberText`, so that no digit is lost.
     """
     for number, line in enumerate(_lines(path), 1):
         if text := line.strip(_BLANK):
@@ -90,7 +90,6 @@ TEXT_FILES: Mapping[str, Callable[..., Iterator[Row]]] = {
     }.items()
     for packed in ("", ".gz")
 }
-"""Suffix -> the function that reads such a file."""
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -102,9 +101,8 @@ def _lines(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}, line {number}: byte {error.start + 1} of the line is no UTF-8; write the file anew in UTF-8"
-        ) from None
+        where = f"{path}, line {number}: byte {error.start + 1} of the line"
+        raise UserError(f"{where} is no UTF-8; write the file anew in UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}") from None
@@ -136,9 +134,7 @@ def _decoder(exact: bool) -> json.JSONDecoder:
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise BadRow(f"it has {twice!r} twice")
+        raise BadRow(f"it has {repeated_key(pairs)!r} twice")
     return mapping
 
 
@@ -181,9 +177,6 @@ def _list_within(value: Any) -> list[Any] | None:
     """The rows of an object that holds a list of them, as {"data": [...]}; None for an object that is a row itself."""
     if not isinstance(value, dict):
         return None
-    lists = [v for name, v in value.items() if (name in _LISTS or len(value) == 1) and _is_list_of_rows(v)]
+    lists = [v for name, v in value.items() if isinstance(v, list) and (name in _LISTS or len(value) == 1)]
+    lists = [v for v in lists if all(isinstance(row, dict) and not row.keys() & {"role", "from"} for row in v)]
     return lists[0] if len(lists) == 1 else None
-
-
-def _is_list_of_rows(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, dict) and not v.keys() & {"role", "from"} for v in value)

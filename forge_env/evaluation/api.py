@@ -76,8 +76,7 @@ class EvalResult:
     def compare(self, other: EvalResult | Path | str) -> list[Comparison]:
         """Compare this evaluation with another one on the same tasks: its figures minus the other's.
 
-        Raises:
-            UserError: when they have no attempt in common, or different tasks with the same id.
+        Raises a UserError when they have no attempt in common, or different tasks with the same id.
         """
         if not isinstance(other, EvalResult | Path | str):
             raise UserError(f"compare takes another result of evaluate, or its folder; this is {other!r:.80}")
@@ -98,6 +97,10 @@ class EvalResult:
 def warn_each_time(text: str) -> None:
     """Warn, also of what `warnings.warn` has said before: it says the same once in a process."""
     warnings.warn_explicit(text, UserWarning, "forge_env", 1)
+
+
+_ALIKE = ("split", "seed", "temperature", "top_p", "deterministic", "adapter", "answer_seconds", "idle_seconds")
+"""Settings that the plan takes as they are."""
 
 
 async def evaluate_async(
@@ -140,19 +143,12 @@ async def evaluate_async(
         agent=name,
         options=factory.options,
         group_reward=factory.group_reward,
-        split=options.split,
         task_ids=tuple(sorted(set(options.task_ids))),
         tasks=len(set(options.task_ids)) or (EvalPlan.tasks if options.tasks is None else options.tasks),
         n=options.samples,
-        seed=options.seed,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        deterministic=options.deterministic,
         thinking=options.thinking or thinking_of(name),
-        adapter=options.adapter,
-        answer_seconds=options.answer_seconds,
-        idle_seconds=options.idle_seconds,
         limits=replace(limits_of(name, factory), **options.limits),
+        **{setting: getattr(options, setting) for setting in _ALIKE},
     )
     live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
     title = f"{agent_name(plan.agent, plan.adapter)} in {plan.env}"
@@ -221,11 +217,7 @@ def _float(value: float | None) -> float:
 
 
 def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> Iterator[str]:
-    """Yield the sentences on a result.
-
-    Args:
-        out: the folder, which the same call resumes; None is a temporary one.
-    """
+    """Yield the sentences on a result; `out` is the folder, which the same call resumes, None for a temporary one."""
     if result["tasks"] < task_count:
         yield f"{task_count} tasks were requested, and {result['env']} has {result['tasks']} different ones"
     if counts := result.get("extended_from"):
@@ -263,7 +255,6 @@ def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> I
 
 
 def _ended_by(result: Mapping[str, Any], limit: str) -> str:
-    """Name a limit, its value, and how to change it."""
     limits = result["limits"]
     if limit in limits:
         return f"{limit} ({limits[limit]:g}): --{limit.replace('_', '-')} sets it"

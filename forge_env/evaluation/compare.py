@@ -44,7 +44,6 @@ class Comparison:
     other_seeds: int
     """Number of pairs with different seeds; their difference is partly random."""
     envs: tuple[str, str]
-    """Name of the environment of each run."""
     kind: str = ""
     """The kind of task that it is about, see `Task.kind`; "" is all tasks."""
 
@@ -98,8 +97,7 @@ _MEASURES: dict[str, Callable[[Result], float]] = {
 def compare(first: Path, second: Path) -> list[Comparison]:
     """Compare the success and the reward of two runs, phase by phase.
 
-    Raises:
-        UserError: when they have no attempt in common, or different tasks with the same id.
+    Raises a UserError when they have no attempt in common, or different tasks with the same id.
     """
     first_files, second_files = episode_files(first), episode_files(second)
     comparisons = []
@@ -115,11 +113,7 @@ def compare(first: Path, second: Path) -> list[Comparison]:
 def compare_results(
     first: tuple[str, Results], second: tuple[str, Results], *, phase: str = "", measures: Iterable[str] = _MEASURES
 ) -> list[Comparison]:
-    """Compare what two runs measured, of all tasks and then of each kind of task.
-
-    Raises:
-        UserError: when they have no attempt in common, or different tasks with the same id.
-    """
+    """Compare what two runs measured, of all tasks and then of each kind of task. Raises as `compare` does."""
     _check_tasks(first, second)
     comparisons = []
     for measure in measures:
@@ -135,8 +129,7 @@ def compare_results(
 def compare_all_success(runs: Sequence[tuple[Path, Path]], warn: Callable[[str], None]) -> list[Comparison | None]:
     """Compare the success of pairs of evaluations, with verdicts that hold for all of the pairs together.
 
-    Returns:
-        One for each pair; None for one that cannot be compared, and `warn` is told why.
+    A pair that cannot be compared has None in its place, and `warn` is told why.
     """
     read = functools.cache(lambda path: _read(path / EPISODES))
     pairs: dict[int, tuple[str, Results, Results]] = {}
@@ -217,7 +210,6 @@ def _pairs(a: Results, b: Results, value: Callable[[Result], float]) -> Pairs:
 
 
 def nothing_common(first: str, second: str) -> UserError:
-    """The refusal of two runs without a pair, by their names."""
     return UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
 
 

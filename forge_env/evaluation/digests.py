@@ -39,8 +39,7 @@ def depends_on(
 ) -> dict[str, Any]:
     """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
-    Args:
-        agent_object: the function or the Agent itself, if Python's code has given it.
+    `agent_object` is the function or the Agent itself, if Python's code has given it.
     """
     kind, argument = split_agent(agent)
     if kind == "vllm":
@@ -68,7 +67,6 @@ def task_digests(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def environment_digests(factory: EnvFactory) -> dict[str, str]:
-    """Digests of the code of an environment and of the files that its options name."""
     modules = [*_modules(factory.env_class), *_named_code(factory.options)]
     files = _named_files(factory.options)
     try:
@@ -76,13 +74,8 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
         texts = {base.__name__: text for base in factory.env_class.__mro__ if (text := text_of(base))}
         own = {f"class {name}": value_digest(text) for name, text in texts.items()}
         judge = target_digests(filter(None, [factory.group_reward]))
-        return {
-            **code_digests(modules),
-            **judge,
-            **{name: file_digest(path) for name, path in files.items()},
-            **served_digests,
-            **own,
-        }
+        of_files = {name: file_digest(path) for name, path in files.items()}
+        return {**code_digests(modules), **judge, **of_files, **served_digests, **own}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 
@@ -236,7 +229,5 @@ def _adapter_digests(folder: str) -> dict[str, str]:
 
 def _model_folder(kind: str, name: str) -> Path:
     """Return the folder of a model; a model of the hub is downloaded."""
-    if importlib.util.find_spec("vllm") is None:
-        return Path(name).expanduser()
-    folder: Path = load(FIND_MODEL)(name, option=f"{kind}:")
-    return folder
+    has_engine = importlib.util.find_spec("vllm") is not None
+    return Path(load(FIND_MODEL)(name, option=f"{kind}:") if has_engine else name).expanduser()

@@ -99,8 +99,7 @@ class Evaluation:
     @property
     def ended_by(self) -> dict[str, int]:
         """Name of a limit -> number of valid episodes that it ended."""
-        limits = Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment"))
-        return dict(sorted(limits.items()))
+        return dict(sorted(Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment")).items()))
 
     @property
     def refused_requests(self) -> dict[str, int]:
@@ -214,18 +213,17 @@ class Evaluation:
             error = next((f", {episode.error}" for episode in reversed(self.episodes) if episode.error), "")
             return f"not measured: all {len(self.episodes)} episodes ended by faults{error}"
         low, high = self.interval
-        rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}]"
-        reward = f", mean reward {self.reward.value:.3f}" if self.valid else ""
-        ends = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
-        without = f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
-        faults = f", {self.faults} faults" if self.faults else ""
-        figures = f"{rate}{reward} over {len(self.attempts)} episodes{ends}"
-        return f"{figures}{without if self.timeouts else ''}{faults}{_refusals(self.refused_requests)}"
-
-
-def _refusals(counts: dict[str, int]) -> str:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-    return f", {sum(counts.values())} requests refused ({reasons})" if counts else ""
+        text = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}]"
+        text += f", mean reward {self.reward.value:.3f}" if self.valid else ""
+        text += f" over {len(self.attempts)} episodes"
+        text += "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
+        if self.timeouts:
+            text += f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
+        text += f", {self.faults} faults" if self.faults else ""
+        if counts := self.refused_requests:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+            text += f", {sum(counts.values())} requests refused ({reasons})"
+        return text
 
 
 def _by_task(episodes: Sequence[Episode]) -> dict[TaskKey, list[Episode]]:
@@ -250,12 +248,9 @@ def _pairs(
 
 def is_success(episode: Episode) -> bool:
     """Whether an episode is a success: the environment's verdict if there is one, else a reward of 1 or more."""
-    return is_successful(episode.success, episode.reward)
-
-
-def is_successful(success: bool | None, reward: float | None) -> bool:
-    """Whether an episode with these two fields is a success, see `is_success`."""
-    return success if success is not None else reward is not None and reaches(reward, SUCCESS)
+    if episode.success is not None:
+        return episode.success
+    return episode.reward is not None and reaches(episode.reward, SUCCESS)
 
 
 async def evaluate(

@@ -32,13 +32,9 @@ RESULT = "eval.json"
 
 
 class EvalFolder:
-    """A context manager that opens the folder for a plan.
+    """A context manager that opens the folder for a plan; one with faults only holds no result, and is started again.
 
-    A folder with faults only holds no result: another plan starts it again.
-
-    Args:
-        path: of the folder, which is created if it is missing.
-        extends: the plan with fewer tasks that the folder may hold, too; its results are kept.
+    The folder may hold the results of `extends`, too, the plan with fewer tasks; they are kept.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any], extends: Mapping[str, Any] | None = None) -> None:
@@ -186,8 +182,7 @@ def _has_results(path: Path) -> bool:
 
 def _as_read_back(plan: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value if name == "depends_on" else masked(value, (name,)) for name, value in plan.items()}
-    data: dict[str, Any] = json.loads(json.dumps(settings, default=str))
-    return data
+    return dict(json.loads(json.dumps(settings, default=str)))
 
 
 def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
@@ -205,9 +200,7 @@ def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
 
 def fault_class(episode: Episode) -> str:
     """Return the class of the exception that caused a fault: "EnvError", "PolicyError", "SandboxError", ..."""
-    if episode.outcome is Outcome.ENV_FAULT:
-        return "EnvError"
-    return episode.error.partition(":")[0]
+    return "EnvError" if episode.outcome is Outcome.ENV_FAULT else episode.error.partition(":")[0]
 
 
 def read_faults(path: Path) -> Iterator[Episode]:

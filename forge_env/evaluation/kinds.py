@@ -95,8 +95,7 @@ class Kinds:
         return {name: Evaluation(episodes=tuple(by_name[name])) for name in self.order if name in by_name}
 
     def training_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return success/KIND, reward/KIND and reward/NAME/mean/KIND of each part of the reward, means over the valid
-        episodes, and their number episodes/KIND."""
+        """Return success/KIND, reward/KIND, reward/NAME/mean/KIND and episodes/KIND over the valid episodes."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(episode for episode in episodes if episode.outcome.is_valid).items():
             metrics |= {
@@ -108,9 +107,7 @@ class Kinds:
         return metrics
 
     def evaluation_metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """Return the success of each kind, its 95% interval, the mean reward, the mean of each of its parts and the
-        number of attempts as metrics: success/KIND, success_low/KIND, success_high/KIND, reward/KIND,
-        reward/NAME/mean/KIND, episodes/KIND."""
+        """Return success/KIND, its interval, reward/KIND, reward/NAME/mean/KIND, and episodes/KIND of the attempts."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(evaluation.episodes).items():
             figures = of_kind.metrics()
@@ -173,7 +170,6 @@ class KindChange:
         return NOT_SHOWN if self.before.successes or self.after.successes else "never solved"
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures for summary.json; those that were not measured are None."""
         return {
             "tasks": len(self.before.by_task.keys() | self.after.by_task.keys()),
             **self.before.summary("before"),
@@ -185,8 +181,8 @@ class KindChange:
         }
 
     def __str__(self) -> str:
-        both = (self.before, self.after)
-        text, verdict = " to ".join(f"{e.success_rate:.3f}" if e.attempts else "-" for e in both), self.verdict
+        both, verdict = (self.before, self.after), self.verdict
+        text = " to ".join(f"{e.success_rate:.3f}" if e.attempts else "-" for e in both)
         reward = " to ".join(f"{e.reward.value:.3f}" if e.valid else "-" for e in both)
         if verdict == NOT_SHOWN and self.paired is not None:
             low, high = self.paired.difference.interval
@@ -198,14 +194,10 @@ class KindChange:
 
 def verdict_note(changes: Mapping[str, KindChange], environments: Collection[str] = ()) -> str:
     """Return at what level kinds are called better or worse, as a part of a sentence; "" if none was compared."""
-    compared_names = [name for name, change in changes.items() if change.paired is not None]
-    kinds = len([name for name in compared_names if name not in environments])
-    counts = {"environments": len(compared_names) - kinds, "kinds": kinds}
+    names = [name for name, change in changes.items() if change.paired is not None]
+    kinds = sum(name not in environments for name in names)
+    counts = {"environments": len(names) - kinds, "kinds": kinds}
     families = " and ".join(f"{count} {family}" for family, count in counts.items() if count > 1)
-    if not compared_names:
-        return ""
     correction = f", both corrected for {families} by Holm's method" if families else ""
-    return (
-        f"a kind is called better or worse at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the "
-        f"difference is without 0{correction}"
-    )
+    rule = f"at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the difference is without 0{correction}"
+    return f"a kind is called better or worse {rule}" if names else ""

@@ -68,9 +68,8 @@ def tool_figures(episodes: Iterable[Episode]) -> dict[str, ToolFigures]:
 
 def faulted_tool(episode: Episode) -> str:
     """The tool that ended an episode with a fault of its call; "" if none did."""
-    if episode.outcome not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT):
-        return ""
-    match = _TOOL_FAULT.match(episode.error)
+    is_fault = episode.outcome in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT)
+    match = _TOOL_FAULT.match(episode.error) if is_fault else None
     return match[1] if match else ""
 
 
@@ -105,11 +104,8 @@ def unstopped_warnings(episodes: Iterable[Episode]) -> list[str]:
 def reward_parts(episodes: Iterable[Episode], *, by_task: bool = False) -> dict[str, dict[str, float]]:
     """Return the figures of each part of the reward, see `Episode.rewards`: {NAME: {"mean", "std", "episodes"}}.
 
-    The mean and the standard deviation are over the episodes with a reward that have the part, and "episodes" is their
-    number: an episode that a limit has ended may have none. Of more than `MAX_PARTS`, the most frequent are returned.
-
-    Args:
-        by_task: gives all tasks equal weight in the mean, as an `Evaluation` does.
+    They are over the episodes with a reward that have the part: an episode that a limit has ended may have none. Of
+    more than `MAX_PARTS`, the most frequent are returned. `by_task` gives all tasks equal weight in the mean.
     """
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
@@ -128,15 +124,13 @@ def reward_parts(episodes: Iterable[Episode], *, by_task: bool = False) -> dict[
 
 
 def reward_part_metrics(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the same as flat metrics: reward/NAME/mean, reward/NAME/std and reward/NAME/episodes."""
     return {f"reward/{name}/{figure}": float(value) for name, part in parts.items() for figure, value in part.items()}
 
 
 def telling_parts(reward: float | None, parts: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the names of the parts that are worth showing beside the mean reward: a single part may be the reward."""
-    is_reward = (
-        len(parts) == 1 and reward is not None and are_same([reward, *(part["mean"] for part in parts.values())])
-    )
+    means = [part["mean"] for part in parts.values()]
+    is_reward = len(means) == 1 and reward is not None and are_same([reward, *means])
     return [] if is_reward else list(parts)
 
 
@@ -168,13 +162,9 @@ def model_call_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
 
 
 def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return figures of rows, as flat metrics.
+    """Return figures of rows, as flat metrics; docs/metrics.md says what each of them is.
 
-    rollout/rows_per_episode is the mean number of rows; rollout/repeated_tokens the share of the tokens of all rows
-    that repeats the beginning of an earlier row, and so is computed again; rollout/row_began/KIND, if there are any,
-    the mean number of rows that began for that reason; rollout/constrained_tokens, if there are any, the share of the
-    tokens that were written under a grammar. Auxiliary turns do not count for these. If there are any,
-    rollout/auxiliary_turns is the mean number of them.
+    Auxiliary turns count for rollout/auxiliary_turns only.
     """
     turns = [turn for episode in episodes for turn in episode.work if turn.kind != "text"]
     auxiliary = sum(bool(turn.auxiliary) for episode in episodes for turn in episode.turns)
@@ -192,8 +182,6 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 @dataclass(slots=True, kw_only=True)
 class RowsBegan:
-    """The rows that began for one reason."""
-
     count: int = 0
     example: str = ""
     """A sentence about the first one: the episode, the turn, and what differs from an earlier row."""

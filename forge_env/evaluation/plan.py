@@ -60,17 +60,15 @@ class EvalPlan:
     task_ids: tuple[str, ...] = ()
     """The tasks by their ids, sorted; () is the first `tasks` of the split."""
     n: int = 1
-    """Attempts at each task."""
     seed: int = 0
     temperature: float | None = None
     top_p: float | None = None
     deterministic: bool = False
     thinking: str | None = None
-    """See `AgentSettings`; of a local model never None."""
+    """See `EvalSettings`; of a local model never None."""
     adapter: str = ""
-    """See `AgentSettings`."""
     answer_seconds: float | None = None
-    """See `AgentSettings`. An answer that exceeds a time limit is left out of the figures, which so depend on it."""
+    """See `EvalSettings`. An answer that exceeds a time limit is left out of the figures, which so depend on it."""
     idle_seconds: float | None = None
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
@@ -91,9 +89,8 @@ class EvalPlan:
         if self.tasks < 1 or self.n < 1:
             raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
         if self.temperature is not None and not 0 <= self.temperature <= HOTTEST:
-            raise UserError(
-                f"--temperature is {self.temperature:g}; it must be from 0, which is greedy, to {HOTTEST:g}"
-            )
+            allowed = f"from 0, which is greedy, to {HOTTEST:g}"
+            raise UserError(f"--temperature is {self.temperature:g}; it must be {allowed}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it is above 0 and at most 1")
         for name, seconds in (("answer_seconds", self.answer_seconds), ("idle_seconds", self.idle_seconds)):
@@ -130,8 +127,7 @@ class EvalPlan:
     ) -> dict[str, Any]:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.
 
-        `extended_from` are the numbers of tasks of earlier commands, see `draw_tasks`. `agent` is what Python's code
-        has given for the plan's name.
+        `extended_from`: see `draw_tasks`. `agent` is what Python's code has given for the plan's name.
         """
         digests = depends_on(self.agent, factory, tasks, adapter=self.adapter, agent_object=agent)
         settings = {**vars(self), "limits": asdict(self.limits)}  # an option may be an object that cannot be copied
@@ -198,9 +194,9 @@ def before_extension(plan: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str
         "tasks": count,
         "task_digest": task_list_digest(tasks),
         "depends_on": {**plan["depends_on"], **task_digests(tasks)},
-        "extended_from": earlier,
     }
-    return before if earlier else {name: value for name, value in before.items() if name != "extended_from"}
+    del before["extended_from"]
+    return before | ({"extended_from": earlier} if earlier else {})
 
 
 def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
@@ -218,8 +214,7 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
 
 def thinking_of(agent: str) -> str | None:
     """Return whether an agent thinks if the caller does not say so: a checkpoint does what it did in its training."""
-    env = _training_of(agent)
-    return env.get("thinking") if env else None
+    return (_training_of(agent) or {}).get("thinking")
 
 
 def _training_of(agent: str) -> dict[str, Any] | None:

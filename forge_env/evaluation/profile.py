@@ -32,7 +32,6 @@ class Profile:
 
     @classmethod
     def read(cls, folder: str) -> Profile:
-        """Read a folder of `forge-env profile`. Raises UserError if it is none."""
         file = Path(folder) / FILE
         content = read_object(file) if file.is_file() else {}
         if not content.get("tasks"):
@@ -80,9 +79,8 @@ def write_profile(folder: Path) -> Profile:
     for of_task in tasks.values():  # not the faults that were tried again
         of_task["faults"] = max(0, result["n"] - of_task["attempts"])
     profile = Profile(facts={name: result[name] for name in FACTS}, tasks=tasks)
-    replace_file(
-        folder / FILE, json.dumps({**profile.facts, "counts": profile.counts, "tasks": tasks}, indent=1) + "\n"
-    )
+    content = {**profile.facts, "counts": profile.counts, "tasks": tasks}
+    replace_file(folder / FILE, json.dumps(content, indent=1) + "\n")
     return profile
 
 

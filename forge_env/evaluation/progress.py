@@ -29,7 +29,6 @@ class LiveProgress:
         self._lines = PeriodicLines()
 
     def of(self, title: str, prices: Prices | None) -> Self:
-        """Return it for another evaluation, which has counted nothing yet."""
         self.done = self.total = 0
         self._successes = self._timeouts = self._faults = self._prompt = self._completion = 0
         self._title, self._prices = title, prices

@@ -65,8 +65,8 @@ async def run_evaluation(
 ) -> dict[str, Any]:
     """Evaluate an agent into a folder; returns the content of eval.json, and the numbers of episodes run and read.
 
-    An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
-    call leaves a folder that can be resumed. A folder with fewer tasks is extended: its tasks come first.
+    A folder of an interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A folder
+    with fewer tasks is extended: its tasks come first.
 
     With `greedy` a local model that samples also makes one attempt at each task at temperature 0. These attempts are an
     evaluation of their own, in the folder greedy, and their success is the figure "greedy".
@@ -78,7 +78,11 @@ async def run_evaluation(
             setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
     """
     _check(plan, settings)
-    tasks, earlier = _draw(plan, path, settings, factory)
+    earlier = [] if plan.task_ids else extended_from(path, plan.tasks)
+    if plan.task_ids:
+        tasks: Sequence[Task] = tasks_by_id(factory, plan, settings.tasks)
+    else:
+        tasks = draw_tasks(factory, plan, earlier, at_most=settings.tasks is None)
     whole = plan.to_dict(factory, tasks, earlier, agent)
     main = _Part(plan, path, whole, tasks, progress)
     async with AsyncExitStack() as sinks, AsyncExitStack() as stack:
@@ -124,28 +128,17 @@ async def run_evaluation(
         "episodes_run": len(main.missing),
         "episodes_read": read,
         "dropped_faults": folder.dropped_faults,
-        **({"extended_from": list(earlier)} if earlier else {}),
+        **({"extended_from": earlier} if earlier else {}),
         **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
     }
 
 
 def _check(plan: EvalPlan, settings: EvalSettings) -> None:
     if settings.like and split_agent(plan.agent)[0] != "openai":
-        raise UserError(
-            f"--like {settings.like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out"
-        )
+        what = f"--like {settings.like} is for an endpoint, openai:, and the agent is {plan.agent}"
+        raise UserError(f"{what}: leave --like out")
     if settings.concurrency < 1:
         raise UserError(f"the concurrency is {settings.concurrency}; it is 1 or more")
-
-
-def _draw(
-    plan: EvalPlan, path: Path, settings: EvalSettings, factory: EnvFactory
-) -> tuple[Sequence[Task], Sequence[int]]:
-    """Return the tasks, and the numbers of tasks of the folder's evaluation before."""
-    if plan.task_ids:
-        return tasks_by_id(factory, plan, settings.tasks), ()
-    earlier = extended_from(path, plan.tasks)
-    return draw_tasks(factory, plan, earlier, at_most=settings.tasks is None), earlier
 
 
 def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory) -> AgentSettings:
@@ -166,7 +159,6 @@ class _Part:
     tasks: Sequence[Task]
     progress: Progress
     sinks: Sequence[Background] = ()
-    """They get the episodes that are run now."""
 
     def __post_init__(self) -> None:
         self.attempts = all_attempts(self.tasks, self.plan.n)

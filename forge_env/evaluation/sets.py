@@ -20,13 +20,11 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error, nearest
 from forge_env.core.protocols import Agent
@@ -42,7 +40,7 @@ from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
-from forge_env.utils.yaml_text import read_yaml
+from forge_env.utils.yaml_text import read_yaml_file
 
 RESULT = "set.json"
 _KEYS = ("defaults", "envs", "agents", "rows")
@@ -88,8 +86,8 @@ class SetResult:
             for row in self.rows
         ]
         comparisons = [
-            {"env": env, "agents": [first, second], **finite(dataclasses.asdict(comparison))}
-            for env, first, second, comparison in self.comparisons
+            {"env": env, "agents": [first, second], **finite(dataclasses.asdict(c))}
+            for env, first, second, c in self.comparisons
         ]
         return {"rows": rows, "comparisons": comparisons}
 
@@ -121,7 +119,7 @@ async def evaluate_set_async(
     try:
         results: dict[tuple[str, str], SetRow] = {}
         agents = list(dict.fromkeys(row.agent for row in rows))
-        async with _SharedEngine() as engine:
+        async with aclosing(_SharedEngine()) as engine:
             for row in sorted(rows, key=lambda row: agents.index(row.agent)):  # rows of one agent share its engine
                 results[row.env, row.agent] = await _run(row, engine, live, warn)
         in_order = [results[row.env, row.agent] for row in rows]
@@ -169,21 +167,14 @@ def _comparisons(rows: Sequence[SetRow], warn: Callable[[str], None]) -> list[tu
 
 
 class _SharedEngine:
-    """Keeps the engine of a local model open, until an agent with another one is opened. A context manager."""
+    """Keeps the engine of a local model open, until an agent with another one is opened. Close it with `aclose`."""
 
     def __init__(self) -> None:
         self._current: tuple[str, AgentSettings, Agent] | None = None
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> _SharedEngine:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     @asynccontextmanager
     async def open_agent(self, spec: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-        """Open an agent as `forge_env.registry.agent_spec.open_agent` does."""
         if split_agent(spec)[0] not in LOCAL:
             async with open_agent(spec, settings) as agent:
                 yield agent
@@ -195,16 +186,12 @@ class _SharedEngine:
         yield self._current[2]
 
     async def aclose(self) -> None:
-        """Close the engine, if one is open. May be called twice."""
         self._current = None
         await self._stack.aclose()
 
 
 def read_set(file: Path, out: Path) -> list[SetRow]:
-    try:
-        data = read_yaml(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
+    data = read_yaml_file(file, is_strict=True)
     if not isinstance(data, dict):
         raise UserError(f"{file} is no mapping: write envs: and agents:, each with a list")
     for key in data:

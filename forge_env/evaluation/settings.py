@@ -72,18 +72,13 @@ class EvalSettings:
 
     @property
     def prices(self) -> Prices | None:
-        """The prices of tokens; None without any."""
         if self.price_prompt is None and self.price_completion is None:
             return None
         return Prices(prompt=self.price_prompt or 0.0, completion=self.price_completion or 0.0)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Return settings of plain values; a limit of an episode is a setting, too.
-
-        Raises:
-            UserError: an unknown name, or a value of another type.
-        """
+        """Return settings of plain values, or raise a UserError; a limit of an episode is a setting, too."""
         limits = {name: kind for name, (kind, _) in kinds_of(EpisodeLimits).items()}
         kinds = {name: kind for name, (kind, _) in kinds_of(EvalSettings).items() if name != "limits"} | limits
         for name in options:

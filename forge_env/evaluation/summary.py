@@ -12,6 +12,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.faults import broken_tasks
 from forge_env.core.types import CONTEXT
 from forge_env.core.usage import Prices
+from forge_env.evaluation.compare import finite
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.folder import fault_class
 from forge_env.evaluation.kinds import Kinds
@@ -39,10 +40,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the result of `forge-env eval --json`; figures that were not measured are None.
 
-    Args:
-        faults: the episodes that ended by a fault. The last fault of an attempt without an episode is counted by its
-            class, all other faults as retried.
-        why_no_score: why the rewards of the episodes say nothing; "" if they do.
+    The last fault of an attempt without an episode is counted by its class, all other `faults` as retried.
+    `why_no_score` says why the rewards of the episodes say nothing; "" if they do.
     """
     by_attempt = {Attempt.of(episode): episode for episode in episodes}
     fault_episodes = list(faults)
@@ -54,9 +53,13 @@ def summarise(
     why = why_no_score(attempt_episodes)
     with_score = Evaluation(episodes=()) if why else evaluation
     kinds = Kinds.of({"": {episode.task.id: episode.task for episode in evaluation.episodes}.values()})
-    prompt, completion = (
-        sum(n) for n in zip((0, 0), *map(tokens_of, (*attempt_episodes, *fault_episodes)), strict=True)
-    )
+    all_episodes = (*attempt_episodes, *fault_episodes)
+    prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, all_episodes), strict=True))
+    of_context = [e for e in attempt_episodes if e.ended_by == CONTEXT and "context_tokens" in e.info]
+    contexts = [episode.info["context_tokens"] for episode in of_context]
+    of_rows, first_errors = row_metrics(attempt_episodes), dict[str, str]()
+    for fault in open_faults:
+        first_errors.setdefault(fault_class(fault), fault.error)
     return {
         "env": plan.env,
         "agent": masked_text(plan.agent),
@@ -73,23 +76,19 @@ def summarise(
         **({"rewards": with_score.parts} if with_score.parts else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
-            f"avg@{plan.n}": _number(with_score.without_timeouts.value),
+            f"avg@{plan.n}": finite(with_score.without_timeouts.value),
             "ci95": _interval(with_score.without_timeouts),
         },
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in attempt_episodes).items())),
         "ended_by": _ended_by(evaluation, plan.limits.max_turns),
-        **({"context_tokens": min(contexts)} if (contexts := _contexts(attempt_episodes)) else {}),
+        **({"context_tokens": min(contexts)} if contexts else {}),
         "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, open_faults)).items())),
-        "first_errors": _first_errors(open_faults),
+        "first_errors": first_errors,
         **({"broken_tasks": without_verdict} if (without_verdict := broken_tasks(evaluation.episodes)) else {}),
         "refused_requests": evaluation.refused_requests,
         "ignored_fields": evaluation.ignored_fields,
-        **{
-            name.removeprefix("rollout/"): value
-            for name, value in row_metrics(attempt_episodes).items()
-            if "began" not in name
-        },
+        **{name.removeprefix("rollout/"): figure for name, figure in of_rows.items() if "began" not in name},
         "row_began": {kind: asdict(rows) for kind, rows in rows_began(attempt_episodes).items()},
         "faults_retried": len(fault_episodes) - len(open_faults),
         "tools": (tools := _tools(attempt_episodes, open_faults)),
@@ -104,8 +103,8 @@ def summarise(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         **({} if prices is None else {"cost": prices.cost(prompt, completion)}),
-        **({"model_calls": calls} if (calls := model_calls((*attempt_episodes, *fault_episodes))) else {}),
-        "seconds": busy_seconds((*attempt_episodes, *fault_episodes)),
+        **({"model_calls": calls} if (calls := model_calls(all_episodes)) else {}),
+        "seconds": busy_seconds(all_episodes),
     }
 
 
@@ -115,9 +114,9 @@ def _by_kind(evaluation: Evaluation, kinds: Kinds, n: int) -> dict[str, Any]:
             "tasks": len(of_kind.by_task),
             "episodes": len(of_kind.attempts),
             "successes": of_kind.successes,
-            f"avg@{n}": _number(of_kind.success_rate),
+            f"avg@{n}": finite(of_kind.success_rate),
             "ci95": _interval(of_kind.success),
-            "reward": _number(of_kind.reward.value),
+            "reward": finite(of_kind.reward.value),
             **({"rewards": of_kind.parts} if of_kind.parts else {}),
         }
         for name, of_kind in kinds.split(evaluation.episodes).items()
@@ -130,17 +129,6 @@ def _ended_by(evaluation: Evaluation, max_turns: int) -> dict[str, int]:
     own = sum(e.ended_by == "max_turns" and len(e.steps) < max_turns for e in evaluation.valid)
     others = counts.pop("max_turns", 0) - own
     return counts | ({"max_turns": others} if others else {}) | ({"own_max_turns": own} if own else {})
-
-
-def _contexts(episodes: Sequence[Episode]) -> list[int]:
-    return [e.info["context_tokens"] for e in episodes if e.ended_by == CONTEXT and "context_tokens" in e.info]
-
-
-def _first_errors(faults: Sequence[Episode]) -> dict[str, str]:
-    errors: dict[str, str] = {}
-    for episode in faults:
-        errors.setdefault(fault_class(episode), episode.error)
-    return errors
 
 
 def tokens_of(episode: Episode) -> tuple[int, int]:
@@ -173,7 +161,7 @@ def _figures(evaluation: Evaluation, n: int) -> dict[str, Any]:
     estimates |= {f"pass^{k}": evaluation.pass_hat(k) for k in range(1, n + 1)}
     estimates["reward"] = evaluation.reward
     return {
-        **{name: _number(estimate.value) for name, estimate in estimates.items()},
+        **{name: finite(estimate.value) for name, estimate in estimates.items()},
         "ci95": _interval(evaluation.success),
         "intervals": {name: _interval(estimate) for name, estimate in estimates.items()},
     }
@@ -212,10 +200,5 @@ def _warnings(tools: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _number(value: float) -> float | None:
-    """Replace NaN and infinity by None: JSON has neither."""
-    return value if math.isfinite(value) else None
-
-
 def _interval(estimate: Estimate) -> list[float | None] | None:
-    return None if math.isnan(estimate.value) else [_number(estimate.low), _number(estimate.high)]
+    return None if math.isnan(estimate.value) else [finite(estimate.low), finite(estimate.high)]

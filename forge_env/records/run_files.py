@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.yaml_text import read_yaml
+from forge_env.utils.yaml_text import read_yaml_file
 
 if TYPE_CHECKING:
     from forge_env.core.episode import Episode
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
-"""Files of an evaluation."""
 CONFIG, FACTS = "config.yaml", "run.json"
 """The settings of a training run, and what else it records when it begins."""
 SUMMARY = "summary.json"
@@ -39,24 +38,18 @@ def episode_files(run: Path) -> dict[str, Path]:
         return {"": run / EPISODES}
     files = {path.stem: path for path in sorted((run / "episodes").glob("*.jsonl"))}
     if not files:
-        raise UserError(
-            f"{run} holds no episodes: give a .jsonl file, or the folder of an evaluation or of a training run"
-        )
+        allowed = "a .jsonl file, or the folder of an evaluation or of a training run"
+        raise UserError(f"{run} holds no episodes: give {allowed}")
     return files
 
 
 def steps_of(run: Path) -> dict[int, Path]:
     """The folders of a run's complete checkpoints by their steps, the oldest first."""
-    folders = {}
-    folder = run / "checkpoints"
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if (step := step_of(path)) is not None and path.is_dir():
-            folders[step] = path
-    return dict(sorted(folders.items()))
+    paths = [path for path in (run / "checkpoints").glob("*") if path.is_dir()]
+    return dict(sorted((step, path) for path in paths if (step := step_of(path)) is not None))
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """The step in the name of a checkpoint; None for another name."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
 
@@ -74,8 +67,9 @@ def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
 def trained_config(run: Path, section: str = "env") -> dict[str, Any] | None:
     """Return a section of the config of a training run, or of a checkpoint's; None if there is none."""
     run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
-    section_values = _read_yaml(run / CONFIG).get(section) if (run / CONFIG).is_file() else None
-    return section_values if isinstance(section_values, dict) else None  # otherwise it is another program's file
+    content = read_yaml_file(run / CONFIG) if (run / CONFIG).is_file() else None
+    values = content.get(section) if isinstance(content, dict) else None
+    return values if isinstance(values, dict) else None  # otherwise it is another program's file
 
 
 def env_here(name: Any, run: Path) -> Any:
@@ -98,16 +92,6 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object")
     return content
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = read_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
-    return content if isinstance(content, dict) else {}
 
 
 def imported_facts(episode: Episode) -> Mapping[str, Any]:

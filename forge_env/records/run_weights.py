@@ -42,35 +42,30 @@ def run_of(name: str) -> Path | None:
 def run_weights(name: str) -> RunWeights:
     """Find the weights of a training run, which may be running, complete, stopped or killed.
 
-    A name without an @ means the last weights: the final model, or else the newest checkpoint. `best_step` says which
-    are the best.
-
-    Args:
-        name: the folder of a run, also with "@best", "@last" or "@STEP", or of a checkpoint.
+    `name` is the folder of a run, also with "@best", "@last" or "@STEP", or of a checkpoint. Without an @ it means the
+    last weights: the final model, or else the newest checkpoint.
     """
     folder, choice = _split(name)
     if (folder / MANIFEST).is_file():
         return RunWeights(name=name, run=folder.absolute().parent.parent, step=step_of(folder), folder=folder)
     # Each step with weights, and their folder: the final model, or a checkpoint.
     folders, model = steps_of(folder), folder / "model"
-    if (folder / SUMMARY).is_file() and (model / "config.json").is_file():
+    has_model = (model / "config.json").is_file()
+    if (folder / SUMMARY).is_file() and has_model:
         steps = read_object(folder / SUMMARY).get("steps")
         folders |= {steps: model} if isinstance(steps, int) else {}
     if folders:
         step = _step(folder, choice, folders)
         return RunWeights(name=f"{folder}@{step}", run=folder, step=step, folder=folders[step])
-    if not (folder / "model" / "config.json").is_file():
-        raise UserError(
-            f"{folder} holds neither a model/ folder, which a training run writes when it ends, nor a checkpoint: name "
-            "another run"
-        )
+    if not has_model:
+        neither = "neither a model/ folder, which a training run writes when it ends, nor a checkpoint"
+        raise UserError(f"{folder} holds {neither}: name another run")
     if choice != LAST:
         raise UserError(f"{name}: {folder} holds one model, and no record of its step: leave @{choice} out")
-    return RunWeights(name=name, run=folder, step=None, folder=folder / "model")
+    return RunWeights(name=name, run=folder, step=None, folder=model)
 
 
 def success_by_step(run: Path) -> dict[int, float]:
-    """The held-out success of each evaluated step of a run."""
     return {int(record["step"]): record["success"] for record in metrics_of(run, "evaluation") if "success" in record}
 
 

@@ -1,27 +1,9 @@
 """The one interface of everything that gets the metrics and episodes of a run, or of an evaluation.
 
 A run's own files and the console get each record at once. So does what `--metrics.sinks` of a training run and
-`--sink` of `forge-env eval` name: a name of the tables `[sinks]` of contrib/, with its mode behind a colon if it
-has modes, or a class of your own, "my_module:MySink":
-
-    class MySink:
-        def __init__(self, folder: Path, config: dict):    # config: of the run, or the content of plan.json
-            ...
-
-        def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-            ...
-
-        def close(self) -> None:
-            ...
-
-It runs in a thread of its own, see `Background`. A class may have more:
-
-- `episode(episode, phase)` takes each recorded episode; the phase is "" in an evaluation.
-- `go_back(records)` is called with the records that stay when a run is resumed.
-- `check(mode)`, a class method, raises UserError before the start if the sink cannot work.
-- Parameters `mode`, what stands behind the colon, and `say`, which takes warnings from any thread.
-
-A sink of a table writes to the folder of its name, inside the run's.
+`--sink` of `forge-env eval` name, each in a thread of its own, see `Background`: a name of the tables `[sinks]` of
+contrib/, with its mode behind a colon if it has modes, or a class of your own, "my_module:MySink". docs/metrics.md says
+what a class may have; one with a parameter `mode` gets what stands behind the colon.
 """
 
 from __future__ import annotations
@@ -52,8 +34,6 @@ class Record(NamedTuple):
 
 
 class Sink(Protocol):
-    """Gets what a run measures."""
-
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Take one record; see `Record`. Steps of a phase rise."""
         ...
@@ -65,8 +45,6 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Reversible(Protocol):
-    """A sink that can forget."""
-
     def go_back(self, records: Sequence[Record]) -> None:
         """Be as if exactly these records had been logged: the run goes on after the last of them."""
         ...
@@ -74,8 +52,6 @@ class Reversible(Protocol):
 
 @runtime_checkable
 class TakesEpisodes(Protocol):
-    """A sink that gets episodes, too."""
-
     def episode(self, episode: Episode, phase: str) -> None:
         """Take an episode that has been recorded. Do not change it."""
         ...
@@ -88,8 +64,7 @@ Maker = Callable[[Path, Mapping[str, Any], Callable[[str], None]], Sink]
 def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
     """Return the class of a sink, and what makes it, after all checks that are possible before a run.
 
-    Args:
-        entry: a name of a table, "NAME" or "NAME:MODE", or a target.
+    `entry` is a name of a table, "NAME" or "NAME:MODE", or a target.
     """
     name, _, mode = entry.partition(":")
     table = rows("sinks")
@@ -153,23 +128,19 @@ def open_sinks(
     """Start sinks by their names or targets, see `load_sink`, each in a thread of its own."""
     loaders = {entry: load_sink(entry, option) for entry in entries}
     return [
-        Background(
-            f"the sink {entry}", partial(make, folder, config, say), say, episodes=hasattr(sink_class, "episode")
-        )
-        for entry, (sink_class, make) in loaders.items()
+        Background(f"the sink {entry}", partial(make, folder, config, say), say, episodes=hasattr(kind, "episode"))
+        for entry, (kind, make) in loaders.items()
     ]
 
 
 class Background:
-    """Hands records and episodes to a sink, in order.
+    """Hands records and episodes to a sink, in order. `log` never waits.
 
     A sink that raises is switched off, with one warning. If it is `backlog` records behind, further records are dropped
-    and counted; a warning says so at the first one and at the end. `log` never waits.
+    and counted; `say` gets a warning, from any thread, at the first one and at the end.
 
     Args:
-        say: gets the warnings, from any thread.
-        backlog: records that may wait for the sink.
-        close_seconds: how long `close` waits for it.
+        close_seconds: how long `close` waits for the sink.
     """
 
     def __init__(
@@ -213,10 +184,8 @@ class Background:
             pass
         self._thread.join(self._seconds)
         if self._thread.is_alive():
-            waiting = self._queue.qsize()
-            self._say(
-                f"warning: {self.name} did not finish within {self._seconds:g} s: {waiting} records are not in it"
-            )
+            late = f"did not finish within {self._seconds:g} s"
+            self._say(f"warning: {self.name} {late}: {self._queue.qsize()} records are not in it")
         if self.num_dropped:
             self._say(f"warning: {self.name} was too slow: {self.num_dropped} records are not in it")
 
@@ -228,9 +197,8 @@ class Background:
         except queue.Full:
             self.num_dropped += 1
             if self.num_dropped == 1:
-                self._say(
-                    f"warning: {self.name} is {self._queue.maxsize} records behind: what it cannot take is dropped"
-                )
+                behind = f"{self._queue.maxsize} records behind"
+                self._say(f"warning: {self.name} is {behind}: what it cannot take is dropped")
 
     def _run(self, make: Callable[[], Sink]) -> None:
         try:

@@ -31,36 +31,23 @@ OPENERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Settings of an agent. The function of a kind reports settings that do not apply to it."""
+    """Settings of an agent, most of them as in `EvalSettings`. A kind reports those that do not apply to it."""
 
     env: str
     """Name of the environment, for its expert."""
     env_class: type[Env] | None = None
-    """Its class; None is the class of its name."""
     temperature: float | None = None
-    """Sampling temperature; None is 1, or the default of an endpoint."""
     top_p: float | None = None
-    """Probability mass that is sampled from; None is all of it, or the default of an endpoint."""
     deterministic: bool = False
-    """Greedy, one request at a time and without a prefix cache, so that a run repeats exactly on one machine."""
     thinking: str | None = None
-    """Whether a model thinks before it answers: "off", "on" or "template". None is off of a local model; an endpoint is
-    then not asked for either."""
     adapter: str = ""
-    """The folder in PEFT's format of an adapter for a local model; "" is none."""
     max_tokens: int = 4096
     """Context length: tokens of a row, prompt and answers together."""
     concurrency: int = 16
-    """Maximum number of concurrent requests."""
     requests_per_minute: float | None = None
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds an endpoint's key."""
     answer_seconds: float | None = None
-    """Time limit of one answer, without waiting for a slot or a rate limit. None is 1,800 for a script, 120 for an
-    endpoint that does not stream, and no limit for a local model."""
     idle_seconds: float | None = None
-    """Time limit without progress: an endpoint then streams and must send something in this time; a local engine must
-    compute a token. None asks an endpoint for whole answers, and is 300 for a local engine."""
     seed: int = 0
 
 

@@ -44,7 +44,6 @@ TABLES = {
     "stores": "of weights",
     "workspaces": "backends of workspaces",
 }
-"""What a folder can add."""
 
 
 class Row(NamedTuple):
@@ -110,11 +109,7 @@ def tool_source(target: str) -> Row | None:
 
 
 def _read(file: Path) -> Folder:
-    """Read a names.toml.
-
-    Raises:
-        OSError, ValueError: it cannot be read, or is wrong.
-    """
+    """Read a names.toml. Raises OSError or ValueError if it cannot be read, or is wrong."""
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     head: dict[str, Any] = {}
     for key, kind, default in (("about", str, None), ("needs", list, []), ("extra", str, "")):

@@ -21,7 +21,6 @@ def is_imported() -> bool:
 
 
 def register_with_gymnasium(env_names: Callable[[], Iterable[str]]) -> None:
-    """Register every environment now if Gymnasium is imported, else when it is imported."""
     if is_imported():
         _register_quietly(env_names)
     else:

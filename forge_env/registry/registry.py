@@ -73,16 +73,11 @@ def register(
 
 
 def is_of_process(name: str) -> bool:
-    """Whether an environment's name is known in this process only."""
     return ("env", name) in _process
 
 
 def entries() -> list[Entry]:
-    """Return the entries of all names, sorted by name, without those that an earlier source hides.
-
-    Raises:
-        UserError: when a registry file is malformed.
-    """
+    """Return the entries of all names, sorted by name, without those that an earlier source hides."""
     visible: dict[tuple[str, Kind], Entry] = {}
     for source in _sources():
         for entry in source:
@@ -112,17 +107,11 @@ def tool_names() -> list[str]:
 
 
 def env_class(name: str) -> type[Env]:
-    """Return the class of a registered name, of a target such as "module:Class", or of a family's member.
-
-    Raises:
-        UserError: for an unknown name, with the nearest one, or a target that is not an environment.
-    """
+    """Return the class of a registered name, of a target such as "module:Class", or of a family's member."""
     target = load_entry(resolve(name, "env"))
     if not is_env(target):
-        raise UserError(
-            f"{name!r} is not an environment: {target!r} is no subclass of forge_env.Env; a function that makes a "
-            "gymnasium.Env has the prefix gymnasium:"
-        )
+        hint = "a function that makes a gymnasium.Env has the prefix gymnasium:"
+        raise UserError(f"{name!r} is not an environment: {target!r} is no subclass of forge_env.Env; {hint}")
     return target
 
 
@@ -132,9 +121,6 @@ def tools_of(name: str) -> list[Tool]:
     A function is one tool, with the registered name. A class gives its `@tool` methods, bound to a new instance; if
     none is marked, its public methods with a docstring and types. A limit on concurrency holds among the episodes that
     share the returned tools, so call this once in a process.
-
-    Raises:
-        UserError: for an unknown name, with the nearest one, or a target without tools.
     """
     entry = resolve(name, "tools")
     target = load_entry(entry)
@@ -174,8 +160,7 @@ def registration(name: str) -> dict[str, str]:
 def check_registered(name: str, registration: object) -> None:
     """Check that a name which a run recorded is known here.
 
-    Args:
-        registration: what it was when the run began, as the run's folder has it.
+    `registration` is what it was when the run began, as the run's folder has it.
     """
     if not isinstance(registration, Mapping) or not {"target", "file"} <= registration.keys():
         return
@@ -196,10 +181,8 @@ def load_entry(entry: Entry) -> Any:
     """
     if row := tool_source(entry.target):
         name = entry.name or entry.target
-        raise UserError(
-            f"{name!r} is a source of tools, which is opened and not imported: use it with `{row.about} {name}`"
-            f"{_registered_in(entry)}"
-        )
+        what = "a source of tools, which is opened and not imported"
+        raise UserError(f"{name!r} is {what}: use it with `{row.about} {name}`{_registered_in(entry)}")
     if entry.folder is not None:
         add_to_path(entry.folder)
     try:

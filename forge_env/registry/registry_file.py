@@ -91,7 +91,6 @@ def make_entry(name: str, target: str, *, kind: Kind, description: str = "", opt
 
 
 def check_free(name: str, holder: Entry | None) -> None:
-    """Raise a `UserError` if an entry has the name already."""
     if holder is not None:
         raise UserError(
             f"the name {name!r} is taken by {holder.target} ({holder.file or holder.source}): choose another one with "

@@ -16,11 +16,9 @@ from forge_env.core.tools import Tool, ToolOptions, is_tool, make_tool
 
 
 def derive_tools(source: Any, *, name: str = "", options: Mapping[str, Any]) -> list[Tool]:
-    """Return the tools of an object.
+    """Return the tools of a function, a class (instantiated without arguments) or a `Tool`.
 
-    Args:
-        source: a function, a class (instantiated without arguments) or a `Tool`.
-        options: fields of `ToolOptions` that override the marks.
+    `options` are fields of `ToolOptions` that override the marks.
     """
     if isinstance(source, Tool):
         tools = [source]
@@ -62,9 +60,8 @@ def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     with_text = [n for n in methods if inspect.getdoc(getattr(owner, n)) and not without_type(getattr(owner, n))]
     selected = with_mark or with_text
     if not selected:
-        raise UserError(
-            f"{owner.__qualname__} has no tools: mark its methods with @tool, or give them docstrings and types"
-        )
+        remedy = "mark its methods with @tool, or give them docstrings and types"
+        raise UserError(f"{owner.__qualname__} has no tools: {remedy}")
     try:
         instance = owner()
     except Exception as error:

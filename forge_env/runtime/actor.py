@@ -57,14 +57,10 @@ class ForgeActor(Actor):
 
     @classmethod
     def options(cls, **options: Any) -> ActorOptions[Self]:
-        """Options of how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or
-        `.as_actor(...)`.
+        """How the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or `.as_actor(...)`.
 
         Args:
             **options: fields of `forge_env.runtime.service.ServiceOptions`: procs, num_replicas, with_gpus, ...
-
-        Raises:
-            UserError: an option is unknown, or a number out of range.
         """
         return ActorOptions(cls, make_options(options))
 
@@ -183,10 +179,7 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 
 def keep_compiled() -> None:
-    """Let the next run find what torch and triton compile in this process.
-
-    By default it lies below TMPDIR, which for an actor is removed with its run. The folder is not changed if the
-    variable is set already, or if there is no `cache_folder`.
+    """Let the next run find what torch and triton compile in this process; below TMPDIR it would end with its run.
 
     Torch always keeps precompiled headers below TMPDIR, and compiles them even if it finds the code that they are for.
     They are switched off: in each run they would take an engine on a CPU five seconds.

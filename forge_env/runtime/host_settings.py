@@ -53,15 +53,13 @@ class HostSettings:
                 "kind to workers, slurm or processes"
             )
         if self.workers and self.kind != "workers":
-            raise UserError(
-                f"--launcher.workers names hosts and --launcher.kind is {self.kind}: --launcher.kind workers"
-            )
+            what = f"--launcher.workers names hosts and --launcher.kind is {self.kind}"
+            raise UserError(f"{what}: --launcher.kind workers")
         if self.kind == "workers":
             find_workers(self)
         if self.hosts not in (0, self.count):
-            raise UserError(
-                f"--launcher.hosts is {self.hosts}, and there are {self.count}: set it to {self.count}, or to 0"
-            )
+            remedy = f"set it to {self.count}, or to 0"
+            raise UserError(f"--launcher.hosts is {self.hosts}, and there are {self.count}: {remedy}")
 
 
 def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
@@ -92,12 +90,9 @@ def slurm_nodes() -> list[str]:
             "launcher.kind is slurm, and this is not inside of a SLURM allocation: submit the run with "
             "sbatch examples/slurm/submit.sh"
         )
+    command = ["scontrol", "show", "hostnames", nodes]
     try:
-        output = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(
-            f"SLURM does not say which nodes {nodes} are: scontrol show hostnames failed: {error}"
-        ) from None
-    return output.stdout.split()
+        reason = f"scontrol show hostnames failed: {error}"
+        raise UserError(f"SLURM does not say which nodes {nodes} are: {reason}") from None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
-from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.answers import in_background, quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.machines import Machines
 from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
@@ -175,9 +175,8 @@ class Launcher:
         from monarch.actor import default_bootstrap_cmd, this_host
 
         if name in self._actors:
-            raise UserError(
-                f"there is an actor named {name!r} already: each actor of a launcher needs a name of its own"
-            )
+            remedy = "each actor of a launcher needs a name of its own"
+            raise UserError(f"there is an actor named {name!r} already: {remedy}")
         folder = os.getcwd() if self.hosts else ""  # processes on this machine have this folder anyway
         path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), folder]))
         caller = f"{name}_{next(_numbers)}"
@@ -228,19 +227,15 @@ class Launcher:
         return self._actors[name]
 
     def pids(self) -> dict[str, list[int]]:
-        """The process ids of each actor on this machine."""
         return {name: sorted(member.pids) for name, member in self._actors.items()}
 
     def actors(self) -> list[Any]:
-        """Handles of all actors with living processes."""
         return [member.actor for member in self._actors.values() if not member.dead.done()]
 
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
 
-        Raises:
-            ServiceError: it did not start in time, or died.
-            ForgeError: raised by the actor's own start.
+        Raises a ServiceError if it did not start in time, or died; or what the actor's own start raised.
         """
         member = self._actors[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
@@ -254,11 +249,10 @@ class Launcher:
     def stop(self, name: str, *, seconds: float = 10.0) -> Coroutine[Any, Any, None]:
         """End one actor. Its name is free at once; when the coroutine returns, its processes are gone.
 
-        Args:
-            seconds: for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
+        It has `seconds` to free what it holds; 0 ends it at once, as an actor that does not answer.
         """
         member = self._actors.pop(name)
-        member.on_death = _ignore
+        member.on_death = lambda reason: None  # it is intended
         if not seconds:
             kill_children(member.pids)
         return self._end(member, seconds)
@@ -274,7 +268,6 @@ class Launcher:
             await quietly(10.0, member.mesh.stop())
 
     def fail(self, error: ServiceError) -> None:
-        """End the guarded work with an error."""
         if self._failure is not None and not self._failure.done() and not self.is_stopping:
             self._failure.set_exception(error)
 
@@ -283,11 +276,7 @@ class Launcher:
         self._closing.append(close)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends, or until a process dies that is not replaced.
-
-        Raises:
-            ProcessDied: names the actor that died.
-        """
+        """Run `work` until it ends, or until a process dies that is not replaced: a ProcessDied names its actor."""
         assert self._failure is not None
         return await unless_gone(work, self._failure)
 
@@ -317,7 +306,6 @@ class Launcher:
         self._on_end(member, rank, end)
 
     def _on_end(self, member: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
-        """Handle the end of a process."""
         which = f" of rank {rank}" if member.rendezvous else ""
         log = log_of_rank(member.log, rank)
         if self.hosts:
@@ -329,9 +317,7 @@ class Launcher:
         member.dead.set_result(str(death))
         # Let all other actors cancel the calls of a dead one.
         for actor in self.actors():
-            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{member.caller}/")))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            in_background(quietly(10.0, actor.cancel.call(f"{member.caller}/")), self._telling)
         if member.on_death is not None:
             member.on_death(str(death))
         else:
@@ -343,9 +329,8 @@ class Launcher:
         while (alive := {pid for pid in alive if not is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
         if alive:
-            self.say(
-                f"killed {_END_S:g} s ago and not gone yet, as one that waits for a disk or a GPU: {sorted(alive)}"
-            )
+            why = "as one that waits for a disk or a GPU"
+            self.say(f"killed {_END_S:g} s ago and not gone yet, {why}: {sorted(alive)}")
         return alive
 
     def _on_fault(self, failure: Any) -> None:
@@ -390,11 +375,6 @@ _numbers = itertools.count()  # Monarch takes a name only once
 
 
 def open_launcher() -> Launcher:
-    """The innermost launcher that is open in this process."""
     if not _open:
         raise UserError("there is no open Launcher to start actors with: write `async with Launcher():` around it")
     return _open[-1]
-
-
-def _ignore(reason: str) -> None:
-    """Called for a death that was intended."""

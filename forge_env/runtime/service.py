@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
-from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.answers import in_background, quietly, unless_gone, within
 from forge_env.runtime.calls.client import Members, ServiceClient, forget_client
 from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.calls.handle import ServiceHandle, View
@@ -92,9 +92,8 @@ class Service(ServiceHandle[A]):
     deaths: list[Death] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.client: ServiceClient[A] = ServiceClient(
-            self.name, endpoint_table(self.actor_class), seconds=self.options.seconds
-        )
+        table = endpoint_table(self.actor_class)
+        self.client: ServiceClient[A] = ServiceClient(self.name, table, seconds=self.options.seconds)
         self._numbers = itertools.count(1)
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by slot: a replica and its replacements share one
         self._background: set[asyncio.Task[None]] = set()
@@ -108,20 +107,13 @@ class Service(ServiceHandle[A]):
         return len(self._keepers) > self.client.up
 
     async def start(self) -> None:
-        """Start all replicas at once, and wait until they are up.
-
-        Raises:
-            ServiceError: a replica died, or did not start in time.
-            ForgeError: raised by a replica's own start.
-        """
+        """Start all replicas at once, and wait until they are up. Raises a ServiceError, or what a start raised."""
         await self.scale(self.options.num_replicas)
 
     async def scale(self, num_replicas: int) -> None:
         """Start or end replicas until there are `num_replicas`; calls in flight end only on replicas that are ended.
 
-        Raises:
-            UserError: fewer than one is asked for.
-            ForgeError: see `start`.
+        Raises as `start` does, and a UserError for fewer than one.
         """
         replace(self.options, num_replicas=num_replicas)  # checks it
         slots = sorted(self._keepers)
@@ -140,12 +132,9 @@ class Service(ServiceHandle[A]):
                 raise result
 
     async def stop(self) -> None:
-        """End all replicas."""
         await asyncio.gather(*(self._end(slot) for slot in list(self._keepers)))
         self._change({}, "it was stopped", is_over=True)
         forget_client(self.client.id)
-
-    # ---- the slot of one replica ----
 
     async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
         """Keep a replica in this slot. At the end the slot is free, and `first` is always done."""
@@ -191,7 +180,7 @@ class Service(ServiceHandle[A]):
                 raise
             death = Death(reason, time.monotonic())
             self._leave(number, reason)
-            self._in_background(self.launcher.stop(member.name, seconds=0.0))
+            in_background(self.launcher.stop(member.name, seconds=0.0), self._background)
             if not self._may_go_on(reason, death):
                 return
             self.launcher.say(f"{reason}; another one is started")
@@ -217,7 +206,7 @@ class Service(ServiceHandle[A]):
             if member.dead.done():
                 raise ServiceError(member.dead.result())
         except BaseException:
-            self._in_background(self.launcher.stop(name, seconds=0.0))
+            in_background(self.launcher.stop(name, seconds=0.0), self._background)
             raise
         self._change({**self.client.members.handles, number: member.handle}, self.client.members.reason)
         return number, member
@@ -247,10 +236,8 @@ class Service(ServiceHandle[A]):
     def _may_go_on(self, reason: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
         """Whether another replica is tried; if not, the guarded work ends.
 
-        Args:
-            reason: why a replica is gone, or did not start.
-            death: the death of a replica that was up.
-            is_hopeless: no replica has started for too long since the last one was up.
+        `death` is that of a replica that was up. `is_hopeless` says that no replica has started for too long since
+        then.
         """
         self.deaths.append(death or Death(reason, time.monotonic()))
         if not self.options.respawn:
@@ -278,7 +265,7 @@ class Service(ServiceHandle[A]):
         members = Members(self.client.members.edition + 1, handles, reason, is_over)
         self.client.update(members)
         for actor in self.launcher.actors():
-            self._in_background(quietly(10.0, actor.update_client.call(self.client.id, members)))
+            in_background(quietly(10.0, actor.update_client.call(self.client.id, members)), self._background)
 
     def _gpus(self, slot: int) -> Mapping[str, str]:
         first = slot * self.options.procs
@@ -289,11 +276,6 @@ class Service(ServiceHandle[A]):
         keeper = self._keepers.pop(slot)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _release(self) -> None:
         """Stop watching and replacing: the launcher is about to end all actors."""
@@ -315,8 +297,7 @@ class ActorOptions(Generic[A]):
     async def as_service(self, *, name: str = "", **arguments: Any) -> Service[A]:
         """Start the replicas in the open launcher, and wait until they are up.
 
-        Args:
-            name: for people, and of the log files; the class's name without "Actor" by default.
+        `name` is for people, and of the log files; by default the class's name without "Actor".
         """
         name = name or self.actor_class.__name__.removesuffix("Actor").lower()
         service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)
@@ -327,9 +308,8 @@ class ActorOptions(Generic[A]):
         """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it."""
         if self.options.num_replicas != 1:
             raise UserError(f"num_replicas is {self.options.num_replicas}: an actor is one; use .as_service()")
-        return await ActorOptions(self.actor_class, replace(self.options, respawn=False)).as_service(
-            name=name, **arguments
-        )
+        options = replace(self.options, respawn=False)
+        return await ActorOptions(self.actor_class, options).as_service(name=name, **arguments)
 
 
 def make_options(options: Mapping[str, Any]) -> ServiceOptions:

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -50,7 +50,10 @@ def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file: a lock file beside it, which is removed afterwards."""
     lock = path.with_name(f"{path.name}.lock")
     deadline = time.monotonic() + LOCK_SECONDS
-    while (descriptor := _try_lock(lock)) is None:
+    while True:
+        with suppress(BlockingIOError):
+            if (descriptor := _locked(lock, os.O_RDWR | os.O_CREAT)) is not None:
+                break
         if time.monotonic() > deadline:
             raise UserError(f"another process has been writing {path} for {LOCK_SECONDS:g} s ({lock}): try again later")
         time.sleep(0.01)
@@ -61,29 +64,26 @@ def hold_lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try_lock(lock: Path) -> int | None:
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+def _locked(path: Path, flags: int) -> int | None:
+    """Open and lock a file or a folder; None if its last holder has removed it just now."""
+    descriptor, is_held = -1, False
     try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass  # held by another process, or removed by its last holder just now
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+        is_held = os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        pass
+    finally:
+        if descriptor >= 0 and not is_held:
+            os.close(descriptor)
+    return descriptor if is_held else None
 
 
 class Target:
     """A context manager: whatever is written into `path` is at `out` after `commit`, and nowhere without it.
 
-    A process that is killed leaves the hidden folder; the next export to the same place removes it.
-
-    Args:
-        out: a file or a folder that does not exist yet, or an empty folder.
-        name: of the target, for error messages; "" is the option --out.
+    `out` is a file or a folder that does not exist yet, or an empty folder. Errors call it `name`, by default the
+    option --out. A process that is killed leaves the hidden folder; the next export to the same place removes it.
     """
 
     def __init__(self, out: Path, *, name: str = "") -> None:
@@ -139,17 +139,8 @@ class Target:
         while True:
             self._staging.mkdir(exist_ok=True)
             try:
-                descriptor = os.open(self._staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                continue  # another export has just ended
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.exists(self._staging) and os.stat(self._staging).st_ino == os.fstat(descriptor).st_ino:
-                    return descriptor
+                descriptor = _locked(self._staging, os.O_RDONLY | os.O_DIRECTORY)
             except BlockingIOError:
-                os.close(descriptor)
                 raise UserError(f"another export is writing to {self._name}: wait for it") from None
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+            if descriptor is not None:
+                return descriptor

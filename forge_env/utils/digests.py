@@ -47,9 +47,8 @@ def files_digests(paths: Iterable[Path]) -> dict[str, str]:
 
 def value_digest(value: Any) -> str:
     """Return the digest of plain data, equal in every process; other objects count by repr, without addresses."""
-    return hashlib.blake2b(
-        repr(_plain(value)).encode("utf-8", "backslashreplace"), digest_size=_DIGEST_BYTES
-    ).hexdigest()
+    text = repr(_plain(value)).encode("utf-8", "backslashreplace")
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def code_digests(modules: Iterable[str | Path]) -> dict[str, str]:
@@ -120,9 +119,8 @@ def _walk(start: Path, root: Path) -> dict[Path, str]:
             continue
         content = path.read_bytes()
         digests[path] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
-        waiting += [
-            file for name in _imports(content, path.parent.relative_to(root).parts) for file in _files(root, name)
-        ]
+        package = path.parent.relative_to(root).parts
+        waiting += [file for name in _imports(content, package) for file in _files(root, name)]
         beside = (path.with_name(name.decode()) for name in _BESIDE.findall(content))
         waiting += [file for file in beside if file.is_file()]
     return digests

@@ -17,8 +17,6 @@ from forge_env.core.reward_value import are_same, is_within
 
 LEVEL = 0.05
 """The chance that an interval misses the truth, and that a test calls equal runs different."""
-Z95 = 1.959964
-"""The normal quantile of a 95% interval."""
 MAX_EXACT_TASKS = 12
 """Up to this number of differing tasks, the sign-flip test enumerates all flips."""
 RANDOM_FLIPS = 10_000
@@ -172,7 +170,7 @@ def clustered_mean(values: Sequence[float], *, level: float = LEVEL) -> Estimate
 
 def normal(level: float) -> float:
     """Return the normal quantile of an interval that misses the truth by this chance."""
-    return Z95 if level == LEVEL else NormalDist().inv_cdf(1 - level / 2)
+    return NormalDist().inv_cdf(1 - level / 2)
 
 
 def student(freedom: int, level: float = LEVEL) -> float:
@@ -206,7 +204,7 @@ def compare_all(family: Sequence[Pairs]) -> list[Paired]:
     An interval contains 0 if the test does not call the runs different: the two never contradict each other.
     """
     p_values = [_sign_flips([d for d in pairs.differences if d != 0]) for pairs in family]
-    return [_compare(pairs, *test) for pairs, *test in zip(family, holm(p_values), holm_levels(p_values), strict=True)]
+    return [_compare(pairs, *test) for pairs, test in zip(family, holm(p_values), strict=True)]
 
 
 def _compare(pairs: Pairs, p_value: float, level: float) -> Paired:
@@ -237,10 +235,8 @@ def share_difference(
     (0.117, 0.763)
     """
     tasks = len(first)
-    a, b = (
-        clustered_share(values, attempts=count, level=level)
-        for values, count in zip((first, second), attempts, strict=True)
-    )
+    a = clustered_share(first, attempts=attempts[0], level=level)
+    b = clustered_share(second, attempts=attempts[1], level=level)
     if not tasks:
         return Estimate(value=math.nan, low=-1.0, high=1.0, tasks=0)
     covariance = math.fsum((x - a.value) * (y - b.value) for x, y in zip(first, second, strict=True)) / tasks
@@ -259,33 +255,22 @@ def share_difference(
     return Estimate(value=value, low=max(-1.0, low), high=min(1.0, high), tasks=tasks)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values of a family of tests, corrected for their number (Holm 1979).
+def holm(p_values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the p-values of a family of tests, corrected for their number (Holm 1979), and the level of each test.
 
-    The chance that any of the tests falls below a level by accident is then at most this level.
+    The chance that any of the tests falls below a level by accident is then at most this level. After the first test
+    that fails it goes no further.
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    >>> [(p, round(level, 4)) for p, level in holm([0.01, 0.04, 0.03])]
+    [(0.03, 0.0167), (0.06, 0.025), (0.06, 0.025)]
     """
-    adjusted_p, highest = [1.0] * len(p_values), 0.0
+    results, highest, at, is_open = [(1.0, LEVEL)] * len(p_values), 0.0, LEVEL, True
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
-        adjusted_p[index] = highest
-    return adjusted_p
-
-
-def holm_levels(p_values: Sequence[float]) -> list[float]:
-    """Return the level at which Holm's method tests each p-value; after the first that fails it goes no further.
-
-    >>> [round(level, 4) for level in holm_levels([0.01, 0.04, 0.03])]
-    [0.0167, 0.025, 0.025]
-    """
-    levels, is_open, at = [LEVEL] * len(p_values), True, LEVEL
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         at = LEVEL / (len(p_values) - rank) if is_open else at
         is_open &= p_values[index] < at
-        levels[index] = at
-    return levels
+        results[index] = highest, at
+    return results
 
 
 def _sign_flips(differences: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 from forge_env.core.errors import UserError
@@ -36,6 +37,15 @@ def read_yaml(text: str, settings_of: str = "") -> Any:
     return yaml.load(text, Loader=strict_loader(settings_of) if settings_of else loader())
 
 
+def read_yaml_file(file: Path, *, is_strict: bool = False) -> Any:
+    import yaml
+
+    try:
+        return read_yaml(file.read_text(encoding="utf-8"), str(file) if is_strict else "")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+
+
 def write_yaml(data: Any) -> str:
     """Return plain data as YAML that reads back the same with the scalars of 1.1 and of 1.2."""
     import yaml
@@ -45,7 +55,6 @@ def write_yaml(data: Any) -> str:
 
 @functools.cache
 def loader() -> Any:
-    """Return the class that reads YAML."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -126,12 +126,10 @@ _POSIX_FADV_DONTNEED, _MADV_PAGEOUT = 4, 21
 
 
 def supported_machines() -> list[str]:
-    """Return the machines that `seccomp_filter` supports."""
     return sorted(_AUDIT_ARCH)
 
 
 def denied_calls(machine: str) -> dict[str, int]:
-    """Return the numbers of the calls that return EPERM on `machine`, by name."""
     return _DENIED[machine] | _DENIED_EVERYWHERE
 
 

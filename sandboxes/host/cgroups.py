@@ -76,13 +76,11 @@ class Groups:
         return self._slots[number]
 
     def drop(self, number: int) -> None:
-        slot = self._slots.pop(number, None)
-        if slot is not None:
+        if (slot := self._slots.pop(number, None)) is not None:
             slot.close()
 
     @property
     def tops(self) -> list[Path]:
-        """The folders that hold the groups of all slots."""
         return sorted(set(self._folders.values()))
 
     def close(self) -> None:
@@ -119,7 +117,7 @@ def find_v2(mounts: str, membership: str) -> CgroupFolders | str:
     Args: mounts, membership: the text of /proc/self/mountinfo and /proc/self/cgroup.
     """
     mount = next((mount for mount in _mounts(mounts) if mount.kind == "cgroup2"), None)
-    path = next((line.partition("::")[2] for line in membership.splitlines() if line.startswith("0::")), None)
+    path = _paths(membership).get("")
     if mount is None or path is None:
         return "cgroup v2: it is not mounted"
     folder = _folder(mount, path)
@@ -137,10 +135,7 @@ def find_v2(mounts: str, membership: str) -> CgroupFolders | str:
 
 def find_v1(mounts: str, membership: str) -> CgroupFolders | str:
     """Return the folders of the memory, pids and (if usable) cpu controllers of version 1, or the reason against it."""
-    paths: dict[str, str] = {}
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), path)
+    paths = _paths(membership)
     folders: dict[str, Path] = {}
     for mount in _mounts(mounts):
         if mount.kind == "cgroup":
@@ -168,10 +163,7 @@ def groups_of(pid: int) -> dict[str, Path]:
 
 def find_groups(mounts: str, membership: str) -> dict[str, Path]:
     """The groups of `groups_of`. Args: as for `find_v2`, the membership of any process."""
-    paths: dict[str, PurePosixPath] = {}  # by controller; "" is version 2
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
+    paths = {controller: PurePosixPath(path) for controller, path in _paths(membership).items()}
     folders: dict[str, Path] = {}
     for mount in _mounts(mounts):
         if mount.kind not in ("cgroup", "cgroup2"):
@@ -192,12 +184,17 @@ def reap(folders: CgroupFolders) -> None:
     namespace = os.stat("/proc/self/ns/pid").st_ino
     for folder in set(folders.folders.values()):
         # The owner may have been in a group beside this one: systems make one per login or job.
-        for group in itertools.chain(
-            folder.glob(f"{_PREFIX}{namespace}-*"), folder.parent.glob(f"*/{_PREFIX}{namespace}-*")
-        ):
+        name = f"{_PREFIX}{namespace}-*"
+        for group in itertools.chain(folder.glob(name), folder.parent.glob(f"*/{name}")):
             pid = group.name.removeprefix(_PREFIX).split("-")[1]
             if not group.name.startswith(f"{_PREFIX}{owner_name(int(pid))}-"):
                 _remove(group)
+
+
+def _paths(membership: str) -> dict[str, str]:
+    """The path of the group by controller; "" is version 2."""
+    lines = (line.split(":", 2) for line in membership.splitlines())
+    return {name: path for _, controllers, path in lines for name in controllers.split(",")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +216,8 @@ def _mounts(text: str) -> Iterator[_Mount]:
 def _folder(mount: _Mount, path: str) -> Path:
     """Return the folder of the group `path`. In a container the mount may not show it: then the mount point."""
     inside = PurePosixPath(path)
-    if inside.is_relative_to(mount.root):
-        folder = mount.point / inside.relative_to(mount.root)
-        if folder.is_dir():
-            return folder
-    return mount.point
+    folder = mount.point / inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else mount.point
+    return folder if folder.is_dir() else mount.point
 
 
 def _can_hold_groups(folder: Path) -> bool:

@@ -247,7 +247,6 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Wait until a process has ended, at most `timeout_s`."""
     if process.poll() is not None:
         return
     pidfd = os.pidfd_open(process.pid)

@@ -24,15 +24,9 @@ _READY_POLL_S = 0.02
 
 
 class Execution:
-    """One attempt at one request."""
-
     def __init__(self, backend: str, zygote: Driver, limits: Limits, group: SlotGroup | None) -> None:
-        self._backend = backend
-        self._zygote = zygote
-        self._group = group
-        self._limits = limits
-        self._number = 0
-        self._timed_out = False
+        self._backend, self._zygote, self._group, self._limits = backend, zygote, group, limits
+        self._number, self._timed_out = 0, False
         self._end: ExitReport | None = None
         self._pipes: list[CappedPipe] = []
 
@@ -67,16 +61,14 @@ class Execution:
             self._zygote.open_helper(slot, self._group)
             self._group.begin(self._limits, extra_processes=_EXTRA_PROCESSES)
         with sealed_files(*inputs) as (body, *stdin):
-            self._number, exit_report = self._zygote.submit(
-                order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin]
-            )
+            fds = [body, *(pipe.write_fd for pipe in self._pipes), *stdin]
+            self._number, exit_report = self._zygote.submit(order, fds)
         for pipe in self._pipes:
             pipe.close_write_end()
         end = await self._wait(exit_report)
         wall_s = time.monotonic() - begin
         self._close_pipes()
-        use = self._usage(slot, end)
-        return self._result(request, end, use, wall_s)
+        return self._result(request, end, self._usage(slot, end), wall_s)
 
     def _usage(self, slot: int, end: ExitReport) -> GroupUsage:
         if self._group is None:
@@ -174,7 +166,9 @@ class Execution:
         if use.memory_exceeded and (exit_code or end.failure) and not self._timed_out:
             return ExecStatus.MEMORY
         if exit_code < 0:
-            return self._signal_status(-exit_code, end.cpu_s)
+            is_killed = exit_code == -signal.SIGKILL
+            out_of_cpu = exit_code == -signal.SIGXCPU or (is_killed and end.cpu_s >= whole_cpu_s(self._limits))
+            return ExecStatus.TIMEOUT if out_of_cpu or (is_killed and self._timed_out) else ExecStatus.SIGNALED
         if exit_code == 0:
             return ExecStatus.OK if request.call is None or value is not None else ExecStatus.NONZERO
         if use.processes_exceeded:
@@ -182,26 +176,14 @@ class Execution:
         claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
         return claims.get(self._report.data[-1:], ExecStatus.NONZERO)
 
-    def _signal_status(self, number: int, cpu_s: float) -> ExecStatus:
-        out_of_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= whole_cpu_s(self._limits))
-        if out_of_cpu or (number == signal.SIGKILL and self._timed_out):
-            return ExecStatus.TIMEOUT
-        return ExecStatus.SIGNALED
-
 
 def _value(report: bytes) -> str | None:
     """Return the JSON text if the report ends with one complete frame, else None."""
     if report[1:2] != b"V" or len(report) < 6:
         return None
-    length = int.from_bytes(report[2:6], "little")
     text = report[6:].decode("ascii", "replace")
-    return text if len(report) == 6 + length and _is_json(text) else None
-
-
-def _is_json(text: str) -> bool:
-    """Whether the text can be decoded: forged text may be invalid, or nested too deeply to decode."""
     try:
-        json.loads(text)
+        json.loads(text)  # forged text may be invalid, or nested too deeply to decode
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+    return text if len(report) == 6 + int.from_bytes(report[2:6], "little") else None

@@ -30,8 +30,6 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """Settings of the interpreters of a session."""
-
     setup: str
     limits: Limits
     echo: bool
@@ -126,8 +124,7 @@ class Interpreter:
         cap = self._limits.file_bytes
         pipe = CappedPipe(cap, cap, self.kill)
         try:
-            message = {"do": "get", "path": path, "max_bytes": cap}
-            answer = await self._ask(message, [pipe.write_fd])
+            answer = await self._ask({"do": "get", "path": path, "max_bytes": cap}, [pipe.write_fd])
         finally:
             pipe.close()
         return answer, pipe.data
@@ -146,7 +143,6 @@ class Interpreter:
         return self._exit_report.result()
 
     def when_ended(self, action: Callable[[], None]) -> None:
-        """Call `action()` once every process is gone."""
         self._exit_report.add_done_callback(lambda _: action())
 
     def _open_streams(self, undo: ExitStack) -> None:
@@ -166,7 +162,11 @@ class Interpreter:
         # No hard CPU limit: an interpreter serves any number of cells, and every cell raises the soft limit.
         limits = guest_limits(spec.limits, in_group=self._group is not None) | {"cpu_kill_s": resource.RLIM_INFINITY}
         order: dict[str, Any] = {"slot": slot, "limits": limits, "session": True}
-        joins = self._join_group(order)
+        joins: list[int] = []
+        if self._group is not None:
+            self._group.begin(self._limits, extra_processes=0)
+            joins = self._group.join_files()
+            order["groups"] = len(joins)
         body = encode_body({"setup": spec.setup, "echo": spec.echo})
         try:
             with sealed_files(body) as (body_fd,):
@@ -179,15 +179,6 @@ class Interpreter:
         self.stdout.close_write_end()
         self.stderr.close_write_end()
         self._exit_report.add_done_callback(self._on_end)
-
-    def _join_group(self, order: dict[str, Any]) -> list[int]:
-        """Prepare the control group, if there is one; return the files for joining it."""
-        if self._group is None:
-            return []
-        self._group.begin(self._limits, extra_processes=0)
-        joins = self._group.join_files()
-        order["groups"] = len(joins)
-        return joins
 
     def _on_end(self, exit_report: asyncio.Future[ExitReport]) -> None:
         self.end = exit_report.result()

@@ -2,22 +2,14 @@
 
 Every request runs in a fork of a warm interpreter (see `guest.py`), in separate pid, mount, ipc, uts and network
 namespaces, as a separate user, on a read-only root with only the files that Python needs, and with a small private
-/tmp.
-
-A session (see `session.py`) is such a fork that stays alive and serves one cell after another.
+/tmp. A session (see `session.py`) is such a fork that stays alive and serves one cell after another.
 
 A control group (see `cgroups.py`) limits memory, processes and CPU share of everything that a snippet starts, if the
-machine has control groups. Otherwise the capabilities say "rlimit": memory is then limited per process, so `processes`
-processes may each use `memory_bytes`.
-
-Not covered: the CPU limit counts whole seconds, and is per process (the wall-clock limit covers all processes);
-background processes of a session's cell run on until the session ends; timing and machine-wide counters reveal other
-runs, and concurrent runs can see each other's locks on files of the shared root (docs/sandboxes.md, "Between runs");
-vulnerabilities of the kernel.
+machine has control groups. Otherwise memory is limited per process. The CPU limit counts whole seconds, and is per
+process. docs/sandboxes.md says what else is not covered.
 
 bubblewrap is not used for the outer ring: the ring takes a few system calls (`guest_kernel.enter_minimal_root`).
-bubblewrap would take one more process and could not give snippets separate user ids. Started by root with --uid, it
-leaves the outer user root, and root's files stay readable.
+bubblewrap would take one more process and could not give snippets separate user ids.
 """
 
 from __future__ import annotations
@@ -137,7 +129,6 @@ class NamespaceSandbox:
     Args:
         groups: the control groups, which are closed with the sandbox, or the reason for having none.
         warm: slots that are kept warm. None: runs share nothing that could be warmed up.
-        start: starts a new zygote after the last one died.
     """
 
     capabilities: Capabilities
@@ -165,7 +156,9 @@ class NamespaceSandbox:
         self._slots: WarmSlots[_Slot] = WarmSlots(
             backend, start=self._start_slot, end=self._end_slot, is_warm=self._is_warm, warm=warm or 0, most=most
         )
-        self._session_slots = _queue_of(range(most, most + max_sessions))
+        self._session_slots: asyncio.LifoQueue[int] = asyncio.LifoQueue()
+        for number in reversed(range(most, most + max_sessions)):
+            self._session_slots.put_nowait(number)
         self._first_session = most
         self._max_sessions = max_sessions
         self._sessions: set[NamespaceSession] = set()
@@ -216,9 +209,7 @@ class NamespaceSandbox:
             self._session_slots.put_nowait(slot)
 
         spec = Spec(setup=setup, limits=limits, echo=echo)
-        session = NamespaceSession(
-            spec, slot, backend=self._backend, zygote=self._zygote.live, groups=group, at_once=self._at_once, free=free
-        )
+        session = NamespaceSession(spec, slot, self._backend, self._zygote.live, group, self._at_once, free)
         self._sessions.add(session)
         try:
             await session.reset()
@@ -286,10 +277,3 @@ class NamespaceSandbox:
                     slot.zygote = zygote if execution.left_slot_warm else None
         except OSError as error:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
-
-
-def _queue_of(numbers: range) -> asyncio.LifoQueue[int]:
-    queue: asyncio.LifoQueue[int] = asyncio.LifoQueue()
-    for number in reversed(numbers):
-        queue.put_nowait(number)
-    return queue

@@ -28,8 +28,7 @@ NO_PACKAGES = Packages()
 def cannot_import(module: str, error: str, missing: str | None, imports: Collection[str]) -> UserError:
     """Return the error for a module that cannot be imported in the sandbox.
 
-    Args:
-        imports: the modules of the named packages; others come from the setting `preimport`.
+    `imports` are the modules of the named packages; others come from the setting `preimport`.
     """
     setting = "packages" if module in imports else "preimport"
     what = f"{module!r} of {setting} cannot be imported in the sandbox"
@@ -37,17 +36,13 @@ def cannot_import(module: str, error: str, missing: str | None, imports: Collect
     if not top or top == module:
         return UserError(f"{what}: {error}; leave it out of {setting}.")
     if not is_installed(top):
-        return UserError(
-            f"{what}: it needs the module {missing!r}, which is not installed here; install that, or leave {module!r} "
-            f"out of {setting}."
-        )
-    return UserError(
-        f"{what}: it needs the module {missing!r}, which its metadata does not require; add {top!r} to packages."
-    )
+        remedy = f"install that, or leave {module!r} out of {setting}"
+        return UserError(f"{what}: it needs the module {missing!r}, which is not installed here; {remedy}.")
+    reason = "which its metadata does not require"
+    return UserError(f"{what}: it needs the module {missing!r}, {reason}; add {top!r} to packages.")
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be found by its name."""
     try:
         return module.isidentifier() and importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -19,7 +19,6 @@ class Mortal(Protocol):
 
     alive: bool
     reason: str
-    """Why it is not alive."""
 
     async def close(self) -> None: ...
 
@@ -30,9 +29,7 @@ Process = TypeVar("Process", bound=Mortal)
 class Restarted(Generic[Process]):
     """A process, and another one when it is needed after that has died; but not if it dies again and again.
 
-    Args:
-        start: starts another process.
-        closed: the sentence for a call after the end.
+    `closed` is the sentence for a call after the end.
     """
 
     def __init__(self, process: Process, start: Callable[[], Awaitable[Process]], *, closed: str) -> None:
@@ -50,7 +47,11 @@ class Restarted(Generic[Process]):
             if not self.process.alive:
                 try:
                     await self.process.close()
-                    self._require_rarely()
+                    now = asyncio.get_running_loop().time()
+                    if len(self._starts) == _STARTS and now - self._starts[0] < _STARTS_S:
+                        deaths = f"that was the last of {_STARTS + 1} deaths within {_STARTS_S:g} s"
+                        raise SandboxError(f"{self.process.reason}; {deaths}, so it is not started again for that time")
+                    self._starts.append(now)
                     self.process = await self._start()
                 except (SandboxUnavailable, OSError) as error:  # it was available before
                     raise SandboxError(str(error)) from error
@@ -61,12 +62,3 @@ class Restarted(Generic[Process]):
         self._closed = True
         async with self._one_at_a_time:  # not while another one starts: it would outlive the sandbox
             await self.process.close()
-
-    def _require_rarely(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if len(self._starts) == _STARTS and now - self._starts[0] < _STARTS_S:
-            raise SandboxError(
-                f"{self.process.reason}; that was the last of {_STARTS + 1} deaths within {_STARTS_S:g} s, so it is "
-                "not started again for that time"
-            )
-        self._starts.append(now)

@@ -119,9 +119,7 @@ _results: dict[str, Capabilities] = {}
 async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     """Return what the namespace backend enforces here. Raises SandboxUnavailable with every canary that escaped.
 
-    A success is cached for the life of this process.
-
-    Args: groups: the control groups of the sandbox, or the reason for having none.
+    A success is cached for the life of this process. `groups` may be the reason for having no control groups.
     """
     kind = groups if isinstance(groups, str) else groups.version
     if kind not in _results:

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from forge_env.core.errors import SandboxError
@@ -33,32 +33,21 @@ _REFUSALS = {
 }
 
 
+@dataclass(eq=False)
 class NamespaceSession:
-    """A `Session`. Created by `NamespaceSandbox.open_session`.
+    """A `Session`. Created by `NamespaceSandbox.open_session`."""
 
-    Args:
-        at_once: limits the cells and one-shot requests that run at once.
-        free: called once, when the session is closed and every process of it is gone.
-    """
+    spec: Spec
+    slot: int
+    backend: str
+    live_zygote: Callable[[], Awaitable[Driver]]
+    group: SlotGroup | None
+    at_once: asyncio.Semaphore
+    """Limits the cells and one-shot requests that run at once."""
+    free: Callable[[], None]
+    """Called once, when the session is closed and every process of it is gone."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        slot: int,
-        *,
-        backend: str,
-        zygote: Callable[[], Awaitable[Driver]],
-        groups: SlotGroup | None,
-        at_once: asyncio.Semaphore,
-        free: Callable[[], None],
-    ) -> None:
-        self._spec = spec
-        self._slot = slot
-        self._backend = backend
-        self._live_zygote = zygote
-        self._groups = groups
-        self._at_once = at_once
-        self._free = free
+    def __post_init__(self) -> None:
         self._one_request = asyncio.Lock()
         self._interpreter: Interpreter | None = None
         self._has_lost_state = False  # state was lost, and no result has reported it yet
@@ -70,17 +59,17 @@ class NamespaceSession:
                 interpreter = await self._live()
             except SandboxError as error:
                 self._require_open()
-                failure = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self._backend, error=str(error))
+                failure = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self.backend, error=str(error))
                 return self._with_state_lost(failure)
             begin = time.monotonic()
             answer = await interpreter.run(code, stdin)
             result = _result(interpreter, answer, time.monotonic() - begin)
-            return self._with_state_lost(replace(result, backend=self._backend))
+            return self._with_state_lost(replace(result, backend=self.backend))
 
     async def put(self, path: str, data: bytes) -> None:
         name = _inside(path)
-        if len(data) > self._spec.limits.file_bytes:
-            raise SessionFileError(f"{path!r} has {len(data)} bytes; file_bytes is {self._spec.limits.file_bytes}")
+        if len(data) > self.spec.limits.file_bytes:
+            raise SessionFileError(f"{path!r} has {len(data)} bytes; file_bytes is {self.spec.limits.file_bytes}")
         async with self._running():
             interpreter = await self._live()
             _require_done(path, interpreter, await interpreter.put(name, data))
@@ -106,10 +95,10 @@ class NamespaceSession:
         if not self._is_closed:
             self._is_closed = True
             if interpreter is None:
-                self._free()
+                self.free()
             else:
                 interpreter.kill("the session was closed")
-                interpreter.when_ended(self._free)
+                interpreter.when_ended(self.free)
         if interpreter is not None:
             await interpreter.wait_for_end()
 
@@ -119,13 +108,13 @@ class NamespaceSession:
         async with self._one_request:
             self._require_open()
             async with queued():
-                await self._at_once.acquire()
+                await self.at_once.acquire()
             try:
                 self._require_open()
                 with machine_faults():
                     yield
             finally:
-                self._at_once.release()
+                self.at_once.release()
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -146,10 +135,10 @@ class NamespaceSession:
 
     async def _start(self) -> Interpreter:
         """Start an interpreter; try again if the first try failed only because the zygote died."""
-        zygote = await self._live_zygote()
+        zygote = await self.live_zygote()
         interpreter, failure = await self._try_to_start(zygote)
         if failure and not zygote.alive:
-            interpreter, failure = await self._try_to_start(await self._live_zygote())
+            interpreter, failure = await self._try_to_start(await self.live_zygote())
         if failure:
             raise SandboxError(failure)
         return interpreter
@@ -157,9 +146,9 @@ class NamespaceSession:
     async def _try_to_start(self, zygote: Driver) -> tuple[Interpreter, str]:
         self._require_open()
         try:
-            self._interpreter = interpreter = Interpreter(zygote, self._slot, self._spec, self._groups)
+            self._interpreter = interpreter = Interpreter(zygote, self.slot, self.spec, self.group)
         except OSError as error:
-            raise SandboxError(f"the {self._backend} sandbox could not start a session: {error}") from error
+            raise SandboxError(f"the {self.backend} sandbox could not start a session: {error}") from error
         return interpreter, await interpreter.ready()
 
     def _with_state_lost(self, result: ExecResult) -> ExecResult:

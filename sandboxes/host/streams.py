@@ -49,9 +49,8 @@ def sealed_files(*contents: bytes) -> Iterator[list[int]]:
     """Yield the descriptors of sealed files, one for every non-empty content."""
     fds: list[int] = []
     try:
-        for data in contents:
-            if data:
-                fds.append(sealed_file(data))
+        for data in filter(None, contents):
+            fds.append(sealed_file(data))
         yield fds
     finally:
         for fd in fds:
@@ -70,14 +69,11 @@ class CappedPipe:
     def __init__(
         self, cap: int, flood: float, on_flood: Callable[[], None], on_data: Callable[[bytes], None] | None = None
     ) -> None:
-        self._cap = cap
-        self._flood = flood
-        self._on_flood = on_flood
-        self._on_data = on_data
-        self._has_reported = False
-        self._reading = True
+        self._cap, self._flood, self._on_flood, self._on_data = cap, flood, on_flood, on_data
+        self._has_reported, self._reading = False, True
         self._head = bytearray()
-        self._total = 0
+        self.total = 0
+        """Bytes read so far, with those that were discarded."""
         self._loop = asyncio.get_running_loop()
         self._read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read_fd, False)
@@ -88,17 +84,12 @@ class CappedPipe:
         return bytes(self._head)
 
     @property
-    def total(self) -> int:
-        """Bytes read so far, with those that were discarded."""
-        return self._total
-
-    @property
     def truncated(self) -> bool:
-        return self._total > self._cap
+        return self.total > self._cap
 
     @property
     def is_flooded(self) -> bool:
-        return self._total > self._flood
+        return self.total > self._flood
 
     def text(self) -> str:
         return self._head.decode("utf-8", "replace")
@@ -111,7 +102,7 @@ class CappedPipe:
     def restart(self) -> None:
         """Discard the data so far, and read again after a `pause`."""
         self._head.clear()
-        self._total = 0
+        self.total = 0
         self._has_reported = False
         if self._read_fd >= 0 and not self._reading:
             self._reading = True
@@ -149,7 +140,7 @@ class CappedPipe:
         if not chunk:
             self._stop_reading()
             return False
-        self._total += len(chunk)
+        self.total += len(chunk)
         self._head += chunk[: max(0, self._cap - len(self._head))]
         if self._on_data is not None:
             self._on_data(chunk)

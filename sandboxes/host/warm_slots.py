@@ -13,7 +13,7 @@ import contextvars
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
 from forge_env.core.errors import SandboxError
@@ -33,27 +33,21 @@ class SlotStats:
     """Requests so far that found no idle slot, and waited until one was started or given back."""
 
 
+@dataclass(eq=False)
 class WarmSlots(Generic[T]):
-    """The slots of one sandbox. The owner limits the requests at once to at most `most`.
+    """The slots of one sandbox. The owner limits the requests at once to at most `most`."""
 
-    Args:
-        start: starts a slot and makes it warm. It is never cancelled.
-        is_warm: whether a slot can serve a request at once. One that cannot is ended.
-    """
+    name: str
+    _: KW_ONLY
+    start: Callable[[], Awaitable[T]]
+    """Starts a slot and makes it warm. It is never cancelled."""
+    end: Callable[[T], None]
+    is_warm: Callable[[T], bool]
+    """Whether a slot can serve a request at once. One that cannot is ended."""
+    warm: int
+    most: int
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        start: Callable[[], Awaitable[T]],
-        end: Callable[[T], None],
-        is_warm: Callable[[T], bool],
-        warm: int,
-        most: int,
-    ) -> None:
-        self._name = name
-        self._start, self._end, self._is_warm = start, end, is_warm
-        self._warm, self._most = warm, most
+    def __post_init__(self) -> None:
         self._at_once = len(os.sched_getaffinity(0))  # starts at a time: more would slow down the requests that run
         self._idle: list[T] = []
         self._busy = 0
@@ -65,13 +59,8 @@ class WarmSlots(Generic[T]):
 
     @property
     def stats(self) -> SlotStats:
-        return SlotStats(
-            idle=len(self._idle),
-            busy=self._busy,
-            starting=len(self._starting),
-            started=self._num_starts,
-            waited_for_start=self._num_waits,
-        )
+        counts = {"idle": len(self._idle), "busy": self._busy, "starting": len(self._starting)}
+        return SlotStats(**counts, started=self._num_starts, waited_for_start=self._num_waits)
 
     async def fill(self) -> None:
         """Wait until `warm` slots are there and none is starting. Raises what the start of a slot raised."""
@@ -100,10 +89,10 @@ class WarmSlots(Generic[T]):
 
     def give_back(self, slot: T) -> None:
         self._busy -= 1
-        if self._is_warm(slot):
+        if self.is_warm(slot):
             self._offer(slot)
         else:
-            self._end(slot)
+            self.end(slot)
         self._grow()
 
     def shut(self) -> None:
@@ -114,7 +103,7 @@ class WarmSlots(Generic[T]):
                 waiting.set_exception(self._closed_error())
         self._waiting.clear()
         while self._idle:
-            self._end(self._idle.pop())
+            self.end(self._idle.pop())
 
     async def close(self) -> None:
         """`shut`, and wait for slots that are being started: they end, too. Idempotent."""
@@ -139,17 +128,16 @@ class WarmSlots(Generic[T]):
             raise
 
     def _end_cold(self) -> None:
-        for slot in [slot for slot in self._idle if not self._is_warm(slot)]:
+        for slot in [slot for slot in self._idle if not self.is_warm(slot)]:
             self._idle.remove(slot)
-            self._end(slot)
+            self.end(slot)
 
     def _offer(self, slot: T) -> None:
         """Hand a slot to the request that has waited longest, else keep it."""
         if self._is_closed:
-            self._end(slot)
+            self.end(slot)
             return
-        waiting = self._longest_waiting()
-        if waiting is None:
+        if (waiting := self._longest_waiting()) is None:
             self._idle.append(slot)
         else:
             self._busy += 1
@@ -165,7 +153,7 @@ class WarmSlots(Generic[T]):
     def _grow(self) -> None:
         """Start slots in the background until there are enough for the present demand."""
         demand = self._busy + len(self._waiting)
-        target = min(self._most, max(self._warm, 2 * demand))
+        target = min(self.most, max(self.warm, 2 * demand))
         while (
             not self._is_closed
             and self._busy + len(self._idle) + len(self._starting) < target
@@ -178,25 +166,21 @@ class WarmSlots(Generic[T]):
         task = asyncio.current_task()
         assert task is not None
         try:
-            slot = await self._start()
+            slot = await self.start()
         except Exception as error:
             self._starting.discard(task)
-            self._tell(error)
+            # One request is told, and another start is tried only if others wait: what fails may fail again.
+            if (waiting := self._longest_waiting()) is None:
+                self._failure = error
+            else:
+                waiting.set_exception(error)
+                if self._waiting:
+                    self._grow()
         else:
             self._starting.discard(task)
             self._num_starts += 1
             self._offer(slot)
             self._grow()
 
-    def _tell(self, error: Exception) -> None:
-        """Tell one request of a start that failed, and try again only if others wait: what fails may fail again."""
-        waiting = self._longest_waiting()
-        if waiting is None:
-            self._failure = error
-            return
-        waiting.set_exception(error)
-        if self._waiting:
-            self._grow()
-
     def _closed_error(self) -> SandboxError:
-        return SandboxError(f"the {self._name} sandbox is closed")
+        return SandboxError(f"the {self.name} sandbox is closed")

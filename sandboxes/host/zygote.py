@@ -109,7 +109,6 @@ class Zygote(Controlled[ExitReport]):
 
     @classmethod
     async def start(cls, *, preimport: tuple[str, ...], packages: Packages = NO_PACKAGES) -> Zygote:
-        """Start a zygote and wait until it accepts requests."""
         zygote = cls._spawn()
         zygote._packages = packages
         names = {"preimport": [*preimport, *packages.imports], "packages": list(packages.paths)}

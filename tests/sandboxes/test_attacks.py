@@ -192,9 +192,6 @@ async def test_the_attack_works_where_nothing_stops_it(facts: dict[str, Any], at
     assert attack.control is not None and attack.control(facts), "the attack proves nothing: it fails everywhere"
 
 
-# --- channels between runs ---
-
-
 @pytest.mark.parametrize("channel", CHANNELS, ids=lambda channel: channel.name)
 async def test_a_run_finds_nothing_of_the_one_before(sandbox: Sandbox, facts: dict[str, Any], channel: Channel) -> None:
     before = traces()
@@ -265,9 +262,6 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as named:
     assert await settled(before) == before
 
 
-# --- the verdict ---
-
-
 async def grade(sandbox: Sandbox, answer: str) -> bool:
     """Say whether the answer doubles numbers, as environments do: what is expected never enters the sandbox."""
     for x, expected in CASES:
@@ -336,9 +330,6 @@ async def test_the_control_is_fooled(tmp_path: Path, monkeypatch: pytest.MonkeyP
             path.unlink()
     assert (tmp_path / "result.json").exists() and len(written) == len(OUTSIDE), "the control writes what it likes"
     assert len(fooled) >= 4 and {"walk the stack to the grader", "an object that equals everything"} <= fooled
-
-
-# --- sessions and their files ---
 
 
 async def test_files_of_a_session_are_data(sandbox: Sandbox, tmp_path: Path) -> None:

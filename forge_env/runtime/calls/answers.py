@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
@@ -15,8 +15,7 @@ GRACE_S = 1.0  # a death shows as a broken call or as a dead process, in either 
 async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """Await a call to an actor, with a deadline; every error is raised as a ForgeError.
 
-    Args:
-        seconds: None for a call without a deadline: pings find a replica that hangs.
+    Without `seconds` there is no deadline: pings find a replica that hangs.
     """
     from monarch.actor import ActorError
 
@@ -41,8 +40,7 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 async def unless_gone(call: Awaitable[T], death: asyncio.Future[Any], error: type[ServiceError] = ServiceError) -> T:
     """Await a call to an actor; if the actor dies meanwhile, raise at once.
 
-    Args:
-        death: done when the actor is gone, with the reason or an exception.
+    `death` is done when the actor is gone, with the reason or an exception.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -62,6 +60,13 @@ async def unless_gone(call: Awaitable[T], death: asyncio.Future[Any], error: typ
 def is_service_error(task: asyncio.Future[Any]) -> bool:
     error = task.exception() if task.done() and not task.cancelled() else None
     return error is not None and isinstance(first_error(error), ServiceError)
+
+
+def in_background(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Start a task, which `tasks` holds until it ends."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def quietly(seconds: float, call: Awaitable[Any]) -> None:

@@ -32,7 +32,6 @@ class EndpointTable:
     """The endpoints of an actor's class, by name. It travels in messages; the class itself may be heavy to import."""
 
     actor: str
-    """Name of the class."""
     classes: frozenset[str]
     """The class and its bases, each with its module."""
     names: frozenset[str]
@@ -42,7 +41,6 @@ class EndpointTable:
     """Endpoints without a deadline; their calls are cancelled with their callers."""
 
     def check(self, name: str) -> str:
-        """Return `name` if it is an endpoint."""
         if name not in self.names:
             raise UnknownEndpoint(f"{self.actor} has no endpoint {name!r}. {nearest(name, self.names)}")
         return name
@@ -84,7 +82,6 @@ class Member:
     death: asyncio.Future[str]
     gathered: Gathered
     calls: int = 0
-    """Calls in flight from this process."""
 
 
 class ServiceClient(ServiceHandle[A]):
@@ -97,9 +94,7 @@ class ServiceClient(ServiceHandle[A]):
     def __init__(
         self, name: str, table: EndpointTable, *, seconds: float = 300.0, id: str = "", members: Members | None = None
     ) -> None:
-        self.name = name
-        self.table = table
-        self.seconds = seconds
+        self.name, self.table, self.seconds = name, table, seconds
         self.id = id or uuid.uuid4().hex
         self.members = Members(handles={})  # a mapping proxy cannot travel
         self.retries = 0
@@ -147,26 +142,20 @@ class ServiceClient(ServiceHandle[A]):
             async with queued():  # waiting for a replica does not count as the episode's time
                 while not self.replicas:
                     if self.members.is_over:
-                        raise ServiceError(
-                            f"{self.name} has no replica any more: {self.members.reason or 'it was stopped'}"
-                        )
+                        reason = self.members.reason or "it was stopped"
+                        raise ServiceError(f"{self.name} has no replica any more: {reason}")
                     change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting.append(change)
                     await change
         number = self._sessions.get(session) if session else None
         if number not in self.replicas:
             group = session.rpartition("/")[0]
-            number = self._least_busy(near=self._sessions.get(group))
+            near, number = self._sessions.get(group), min(self.replicas, key=lambda n: (self.replicas[n].calls, n))
+            if near in self.replicas and self.replicas[near].calls - self.replicas[number].calls <= _MOST_AHEAD:
+                number = near
             self._remember(group, number)
         self._remember(session, number)
         return self.replicas[number]
-
-    def _least_busy(self, near: int | None) -> int:
-        """The replica with the fewest calls in flight, or `near` if it has few more."""
-        least = min(self.replicas, key=lambda number: (self.replicas[number].calls, number))
-        if near in self.replicas and self.replicas[near].calls - self.replicas[least].calls <= _MOST_AHEAD:
-            return near
-        return least
 
     def _remember(self, session: str, number: int) -> None:
         if session:
@@ -189,7 +178,6 @@ def _revive(name: str, table: EndpointTable, seconds: float, service_id: str, me
 
 
 def update_client(service_id: str, members: Members) -> None:
-    """Update the list of replicas of a service, if this process has a client of it."""
     if service_id in _clients:
         _clients[service_id].update(members)
 

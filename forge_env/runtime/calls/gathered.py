@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forge_env.core.errors import ReplicaDied
-from forge_env.runtime.calls.answers import GRACE_S
+from forge_env.runtime.calls.answers import GRACE_S, in_background
 
 Call = tuple[str, str, tuple[Any, ...], Mapping[str, Any]]  # its id, the endpoint, the arguments
 Answer = tuple[str, Any, Exception | None]  # the id of its call, what that returned, what it raised
@@ -37,18 +37,13 @@ class Gathered:
         """Send a call with the others of this pass, and await its answer."""
         loop = asyncio.get_running_loop()
         if not self._next:
-            loop.call_soon(self._begin)
+            loop.call_soon(lambda: in_background(self._send(), self._sending))
         self._next.append(call)
         answer = self._waiting[call[0]] = loop.create_future()
         try:
             return await answer
         finally:
             del self._waiting[call[0]]
-
-    def _begin(self) -> None:
-        sending = asyncio.ensure_future(self._send())
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
 
     async def _send(self) -> None:
         # A cancelled call stays here: its `cancel` may have been sent before.

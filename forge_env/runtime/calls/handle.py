@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from forge_env.core.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
-from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.answers import in_background, quietly, unless_gone, within
 
 if TYPE_CHECKING:
     from forge_env.runtime.calls.client import Member, ServiceClient
@@ -72,26 +72,22 @@ class View(ServiceHandle[A]):
     """A service with a session and a deadline; without a deadline, each endpoint has its own."""
 
     def __init__(self, client: ServiceClient[A], session: str, seconds: float | None) -> None:
-        self._client = client
-        self._session = session
-        self._seconds = seconds
+        self._client, self._session, self._seconds = client, session, seconds
 
     def _view(self) -> View[A]:
         return self
 
     def _bind(self, name: str) -> BoundEndpoint:
-        return BoundEndpoint(self._client, self._client.table.check(name), self._session, self._seconds)
+        return BoundEndpoint(self, self._client.table.check(name))
 
 
 class BoundEndpoint:
     """One endpoint of a service, with the session and the deadline of its calls."""
 
-    def __init__(self, client: ServiceClient[Any], name: str, session: str, seconds: float | None) -> None:
-        self._client = client
-        self._name = name
-        self._session = session
-        self._is_long = name in client.table.long
-        self._seconds = seconds if seconds is not None or self._is_long else client.seconds
+    def __init__(self, view: View[Any], name: str) -> None:
+        self._client, self._session, self._name = view._client, view._session, name
+        self._is_long = name in self._client.table.long
+        self._seconds = view._seconds if view._seconds is not None or self._is_long else self._client.seconds
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on one replica: the session's, or the one with the fewest calls in flight.
@@ -109,9 +105,8 @@ class BoundEndpoint:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            why = (
-                "" if client.up else f": no replica is up, and the last one said: {client.members.reason or 'nothing'}"
-            )
+            last = client.members.reason or "nothing"
+            why = "" if client.up else f": no replica is up, and the last one said: {last}"
             raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
 
     async def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,12 +139,9 @@ class BoundEndpoint:
         return dict(zip(replicas, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
     async def call_one(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on the only replica."""
         if self._client.up > 1:
-            raise UserError(
-                f"{self._client.name} has {self._client.up} replicas: call {self._name} with .route() for one of them, "
-                f"or with .fanout() for all"
-            )
+            how = f"call {self._name} with .route() for one of them, or with .fanout() for all"
+            raise UserError(f"{self._client.name} has {self._client.up} replicas: {how}")
         return await self.route(*args, **kwargs)
 
     async def _call(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,16 +158,10 @@ class BoundEndpoint:
             raise ReplicaDied(str(error)) from None
         except (asyncio.CancelledError, MissedDeadline):
             if call_id and not member.death.done():
-                _in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)))
+                in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)), _background)
             raise
         finally:
             member.calls -= 1
-
-
-def _in_background(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
 
 
 _calls = itertools.count()

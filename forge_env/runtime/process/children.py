@@ -124,8 +124,7 @@ def process_began() -> float:
 def die_with(pid: int, *, group: bool = False) -> None:
     """End this process when process `pid` ends, for any reason: a thread waits for its pidfd.
 
-    Args:
-        group: also end all processes of this process's group, which it must lead, see `kill_group`.
+    With `group`, all processes of this process's group end too, which it must lead, see `kill_group`.
     """
     try:
         pidfd = os.pidfd_open(pid)

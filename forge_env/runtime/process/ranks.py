@@ -43,11 +43,7 @@ class RankRendezvous:
     """The meeting point of the ranks of a process group: a TCPStore in this process, at an address of this machine."""
 
     def __init__(self, world_size: int, per_host: int = 0, address: str = LOOPBACK) -> None:
-        """
-        Args:
-            per_host: ranks of one host; 0 is all of them.
-            address: this machine's address for the ranks; only this machine can reach the loopback address.
-        """
+        """Serve the store at `address`, which all ranks reach; `per_host` are the ranks of one host, 0 for all."""
         self._world_size = world_size
         self._per_host = per_host or world_size
         self._address = address
@@ -77,20 +73,13 @@ class AllRanks(Generic[A]):
         trainer = AllRanks(launcher.spawn("trainer", TrainerActor, procs=2, model=path, settings={}))
         await launcher.start("trainer")
         await trainer.deadline(60.0, "the trainer").call_one(TrainerActor.begin, learning_rate=1e-5)
-
-    `trainer.begin.call_one(learning_rate=1e-5)` means the same without the deadline, and no type checker checks its
-    arguments.
     """
 
     def __init__(self, actor: Any, seconds: float | None = None, what: str = "") -> None:
         self._actor, self._seconds, self._what = actor, seconds, what
 
     def deadline(self, seconds: float, what: str) -> AllRanks[A]:
-        """The same ranks with a deadline for a call.
-
-        Args:
-            seconds: until the answer; then the call raises a ServiceError.
-        """
+        """The same ranks with a deadline for an answer, after which a call raises a ServiceError."""
         return AllRanks(self._actor, seconds, what)
 
     def __getattr__(self, name: str) -> _Endpoint:
@@ -112,13 +101,12 @@ class AllRanks(Generic[A]):
 
 
 class _Endpoint:
-    """One endpoint, on all ranks."""
+    """One endpoint, on all ranks, see `AllRanks.call_one`."""
 
     def __init__(self, endpoint: Any) -> None:
         self._endpoint = endpoint
 
     def call_one(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call the endpoint on all ranks, see `AllRanks.call_one`."""
         return _first_answer(self._endpoint.stream(*args, **kwargs))
 
     call = call_one

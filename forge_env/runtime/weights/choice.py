@@ -35,16 +35,15 @@ def choose_store(choice: str, request: StoreRequest) -> tuple[WeightStore, str]:
     reasons = ((name, _store(name).reason(request)) for name in names)
     fastest, why = next(((name, why) for name, why in reasons if why), ("", ""))
     if choice == "auto":
-        return _choice(_store(fastest or "shared_memory"), why or "no store that is here fits")
-    if refusal := _store(choice).refusal(request, f"take {fastest}" if fastest else ""):
+        choice, why = fastest or "shared_memory", why or "no store that is here fits"
+    elif refusal := _store(choice).refusal(request, f"take {fastest}" if fastest else ""):
         raise UserError(f"--weights.store is {choice}, {refusal}")
-    return _choice(_store(choice), "as --weights.store says")
+    else:
+        why = "as --weights.store says"
+    kind = _store(choice)
+    return kind(), f"through {kind.title}: {why}"
 
 
 def _store(name: str) -> type[WeightStore]:
     kind: type[WeightStore] = _STORES.get(name) or rows("stores")[name].load()
     return kind
-
-
-def _choice(kind: type[WeightStore], why: str) -> tuple[WeightStore, str]:
-    return kind(), f"through {kind.title}: {why}"

@@ -132,9 +132,6 @@ def solution(task: Task) -> str:
     return task.metadata["solution"] or next(code for text, code in SOLUTIONS.items() if question.startswith(text))
 
 
-# ---- shapes ----
-
-
 async def test_right_answers_to_every_shape_pass_and_others_do_not(tmp_path: Path) -> None:
     tasks = load_tasks(write(tmp_path / "all.jsonl", ALL), split="all", count=len(ALL))
     assert len(tasks) == len(ALL)
@@ -244,9 +241,6 @@ def test_rows_without_tests_are_left_out(tmp_path: Path, row: Mapping[str, Any])
     assert "1 left out (line 1: it has no tests" in str(tasks.rows)
 
 
-# ---- asserts ----
-
-
 @pytest.mark.parametrize(("source", "test"), rows(__file__, "asserts.tsv"))
 def test_simple_asserts_become_calls(source: str, test: str) -> None:
     assert translate(ast.parse(source).body[0]) == {"type": "call", "function": "f", **json.loads(test)}
@@ -283,9 +277,6 @@ def test_what_is_more_than_calls_is_refused(check: str) -> None:
         read_asserts(["x = [1]\nassert f(x) == 2"])
 
 
-# ---- rows that are left out ----
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -319,9 +310,6 @@ async def test_every_canonical_solution_of_human_eval_earns_one() -> None:
         for task in tasks:
             verdict = await grade(sandbox, task.metadata["solution"], task.target, limits=Limits(wall_s=10.0))
             assert verdict.share == 1.0, (task.prompt, verdict)
-
-
-# ---- files ----
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".json", ".parquet"])

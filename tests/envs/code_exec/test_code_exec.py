@@ -68,9 +68,6 @@ async def run_tool(factory: EnvFactory, *snippets: str, **options: Any) -> list[
     return said
 
 
-# ---- the expert ----
-
-
 async def expert_plays(factory: EnvFactory, task: Task, seed: int = 0) -> Episode:
     agent = ScriptedAgent(CodeExec.expert)
     return await run_episode(factory, agent, task, seed=seed, episode_id=str(seed), limits=LIMITS)
@@ -171,8 +168,6 @@ def test_seconds_out_of_range() -> None:
     with pytest.raises(UserError, match="seconds of code_exec is 100.0; it is above 0 and at most 60"):
         CodeExec(seconds=100.0)
 
-
-# ---- answers ----
 
 RIGHT = {
     "plain": "def f(x): return {}",
@@ -377,9 +372,6 @@ async def test_code_that_stalls_is_the_models_own_doing(factory: EnvFactory, lim
     limits = EpisodeLimits(**{limit: 0.7})
     result = await run_episode(factory, ScriptedAgent(stalls), TASK, seed=0, episode_id="", limits=limits)
     assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.0, limit)
-
-
-# ---- the tool ----
 
 
 @shared_loop

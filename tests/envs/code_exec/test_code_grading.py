@@ -65,9 +65,6 @@ async def passed(sandbox: Any, code: str, *tests: dict[str, Any], prelude: str =
     return (await grade(sandbox, code, target, limits=limits, all_or_nothing=False)).passed
 
 
-# ---- processes ----
-
-
 @shared_loop
 async def test_each_case_has_a_fresh_process(sandbox: Any) -> None:
     """What one call leaves behind, in memory or in a file, no other finds."""
@@ -141,8 +138,6 @@ async def test_slow_answers_run_out_of_time_together(sandbox: Any, monkeypatch: 
     assert 0 < verdict.passed < 8
     assert verdict.reason == "all tests together took longer than 0 s"
 
-
-# ---- values ----
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -256,8 +251,6 @@ async def test_the_values_of_a_list_of_pairs_are_of_its_types(sandbox: Any) -> N
     for code, number in (("def f(x): return 2 * x", 1), ("def f(x): return 2.0 * x", 0)):
         assert (await grade(sandbox, code, [[1, 2], [3, 6]], limits=LIMITS)).passed == number
 
-
-# ---- programs that read and print ----
 
 SUM = "n = int(input())\nprint(sum(int(input()) for _ in range(n)))"
 

@@ -91,9 +91,6 @@ async def test_a_wrong_answer(answer: str) -> None:
     assert await score(answer) == 0.0
 
 
-# ---- what the trained recipe depends on ----
-
-
 async def test_level_1_reads_as_it_always_did() -> None:
     [task] = Math.tasks(count=1)
     env = Math()
@@ -132,8 +129,6 @@ async def test_a_calculator_that_was_taken_away_cannot_be_called() -> None:
     messages, *_ = await env.step(Action(message={"role": "assistant", "content": ""}, tool_calls=(call,)))
     assert messages[0]["content"].startswith("Error: there is no tool 'calculator'")
 
-
-# ---- levels ----
 
 LEVELS = [2, 3, 4]
 
@@ -271,9 +266,6 @@ async def test_the_graders_process_ends_with_the_factory() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-# ---- cheats ----
-
-
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 async def test_no_cheat_scores_where_the_answer_is_a_number(level: int) -> None:
     for task in Math.tasks(count=30, level=level):
@@ -309,9 +301,6 @@ async def test_partial_credit_is_an_option() -> None:
     env = Math(format="boxed", partial_credit=0.5)
     await env.reset(seed=0, options={"task": Task(prompt=(), target="893")})
     assert [env.correct(answer) for answer in ("\\boxed{893}", "893", "894")] == [1.0, 0.5, 0.0]
-
-
-# ---- the calculator ----
 
 
 @pytest.mark.parametrize(

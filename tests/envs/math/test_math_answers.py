@@ -56,9 +56,6 @@ def verifier() -> Iterator[Verifier]:
     assert pid is not None and not Path(f"/proc/{pid}").exists()
 
 
-# ---- pairs of an answer and a target ----
-
-
 @pytest.fixture(scope="module")
 def algebra(request: pytest.FixtureRequest) -> Iterator[None]:
     """The helper's work, done in this process: a fork for each of 350 comparisons takes most of their time.
@@ -249,9 +246,6 @@ def test_the_bounds_of_what_is_read() -> None:
     assert not same_answer("x^{2^{3}}", "x^{8}") and not same_answer("x^{(1+1)^{2}}", "x^{4}")
 
 
-# ---- extraction ----
-
-
 @pytest.mark.parametrize(("format", "text", "response"), rows(__file__, "final_answers.tsv"))
 def test_the_final_answer(response: str, text: str, format: str) -> None:
     result = extract_answer(response)
@@ -321,9 +315,6 @@ def test_a_hundred_thousand_characters_are_read_at_once(text: str) -> None:
     assert time.process_time() - started < 10.0
 
 
-# ---- rewards ----
-
-
 def test_math_reward_takes_text_and_numbers() -> None:
     reward = MathReward()
     assert reward("What is 6 * 7?", "It is 42.", 42) == 1.0
@@ -379,8 +370,6 @@ def test_thinking_reward_with_its_own_tag_and_figures() -> None:
     with pytest.raises(UserError, match="without brackets"):
         ThinkingReward(tag="<think>")
 
-
-# ---- the helper process ----
 
 HARD_TO_READ = "(" * 60 + "x" + ")" * 60
 

@@ -188,9 +188,6 @@ def test_streaming_reads_no_more_than_it_needs(tmp_path: Path) -> None:
         load_tasks(str(path), count=10)
 
 
-# ---- mistakes ----
-
-
 def test_a_file_that_does_not_exist() -> None:
     with pytest.raises(UserError, match=r"there is no file nowhere/problems\.jsonl"):
         load_tasks("nowhere/problems.jsonl", count=1)
@@ -277,9 +274,6 @@ def test_without_datasets_it_says_what_is_missing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("UserError datasets are read by the package datasets: pip install 'forge-env[data]'")
-
-
-# ---- as an environment ----
 
 
 async def test_the_math_environment_asks_for_a_box(tmp_path: Path) -> None:

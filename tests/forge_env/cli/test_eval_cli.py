@@ -250,9 +250,6 @@ def records(folder: str) -> dict[str, tuple[int, float | None]]:
     return {e.id: (e.seed, e.reward) for e in read_jsonl(Path(folder) / "episodes.jsonl")}
 
 
-# ---- figures ----
-
-
 def test_the_expert_scores_one_and_nothing_scores_nothing(run: Run) -> None:
     expert = run("--env", "math", "--agent", "scripted:expert", "-n", "2", "--tasks", "5", "--out", "expert")
     null = run("--env", "math", "--agent", "scripted:null", "-n", "2", "--tasks", "5", "--out", "null")
@@ -340,9 +337,6 @@ def _episode(turns: list[dict[str, Any]], **info: float) -> Episode:
     return Episode(task=task, turns=tuple(made), outcome=Outcome.SCORED, reward=0.0, id="e/0", info=info)
 
 
-# ---- determinism ----
-
-
 def test_seeds_hang_on_the_seed_the_task_and_the_attempt_alone(run: Run) -> None:
     one = run(*coin("play", "one", "--concurrency", "1"))
     many = run(*coin("play", "many", "--concurrency", "48"))
@@ -352,9 +346,6 @@ def test_seeds_hang_on_the_seed_the_task_and_the_attempt_alone(run: Run) -> None
     assert len({seed for seed, _ in records("one").values()}) == 48
     other = run(*coin("play", "other", "--seed", "1"))
     assert records("one").values() != records("other").values() and other["episodes"] == 48
-
-
-# ---- interruption ----
 
 
 def test_a_run_that_was_killed_ends_with_the_same_numbers(run: Run) -> None:
@@ -457,9 +448,6 @@ def test_without_a_reward_or_targets_nothing_is_scored(
     assert f"note: nothing was scored: {words}" in shown.err and "0.0000" not in shown.out
 
 
-# ---- agents that break ----
-
-
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
@@ -496,9 +484,6 @@ def test_a_script_has_as_long_as_the_command_says_and_the_plan_says_it_too(run: 
     assert "other settings (answer_seconds 60.0)" in run(*coin("play", "out2", n=1), code=2)["error"]
 
 
-# ---- more tasks ----
-
-
 @pytest.mark.parametrize("env", ["Coin", "Drawn"])
 def test_more_tasks_extend_an_evaluation_and_only_the_new_ones_are_played(
     run: Run, env: str, capfd: pytest.CaptureFixture[str]
@@ -520,9 +505,6 @@ def test_more_tasks_extend_an_evaluation_and_only_the_new_ones_are_played(
     assert "other settings (tasks 25)" in run(*arguments, "--tasks", "20", code=2)["error"]
     settings = run(*arguments, "--tasks", "30", "--seed", "1", code=2)["error"]
     assert "other settings (seed 0)" in settings and len(records("out")) == 50
-
-
-# ---- refusals ----
 
 
 @pytest.mark.parametrize(
@@ -637,9 +619,6 @@ def check_mistake(run: Run, changes: list[str], words: str) -> None:
     assert not Path("out").exists()
 
 
-# ---- what a checkpoint says about itself ----
-
-
 def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> None:
     math = make("math")
     assert limits_of("checkpoint:run", math) == limits_of("scripted:expert", math) == EpisodeLimits()
@@ -695,9 +674,6 @@ def test_an_evaluation_of_a_run_that_goes_on_is_of_one_step(tiny_model: Path, pr
     (model / "model.safetensors").write_bytes(b"others")
     with pytest.raises(UserError, match=r"the agent \(model.safetensors"), EvalFolder(project / "out", plan("run@40")):
         pass
-
-
-# ---- what an environment declares ----
 
 
 DUNGEON = '''\
@@ -779,9 +755,6 @@ def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
         assert words in run(*arguments, code=2)["error"]
 
 
-# ---- every shipped environment ----
-
-
 @pytest.mark.parametrize(
     ("env", "more"),
     [
@@ -800,9 +773,6 @@ def expert_solves_and_nobody_does_not(run: Run, env: str, *more: str) -> None:
         assert (result["avg@1"], result["episodes"], result["faults"]) == (expected, 4, {}), agent
 
 
-# ---- how many tasks there are ----
-
-
 def test_fewer_tasks_than_were_asked_for_are_told_of(capfd: pytest.CaptureFixture[str], run: Run) -> None:
     arguments = ["--env", "coin.py:Few", "--agent", "scripted:coin.py:play", "--tasks", "9", "--out", "out"]
     assert main(["eval", *arguments, "--option", "there=2"]) == 0
@@ -810,9 +780,6 @@ def test_fewer_tasks_than_were_asked_for_are_told_of(capfd: pytest.CaptureFixtur
     assert run(*arguments, "--option", "there=0", "--out", "none", code=2)["error"].startswith(
         "the environment coin.py:Few has no tasks in the split 'test'"
     )
-
-
-# ---- a disk that is full ----
 
 
 @pytest.mark.parametrize("size", [100, 20_000])
@@ -835,9 +802,6 @@ def test_a_disk_that_is_full_is_one_sentence_and_loses_nothing(run: Run, size: i
     done = len(records("out")) if size > 100 else 0
     assert (size == 100 or 0 < done < 48) and not Path("out/eval.json").exists()
     assert figures(run(*arguments)) == figures(run(*coin("play", "whole")))
-
-
-# ---- what is seen meanwhile ----
 
 
 def test_the_bar_shows_success_faults_tokens_and_cost(project: Path) -> None:

@@ -42,8 +42,6 @@ def episode(*turns: Turn, **more: Any) -> Episode:
     return Episode(turns=turns, **{**fields, **more})
 
 
-# ---- random valid episodes: several rows, all kinds of turns ----
-
 words = st.text(max_size=6)
 ids = st.integers(0, 2**31 - 2)
 plain = st.recursive(
@@ -109,9 +107,6 @@ def episodes(draw: st.DrawFn, kinds: tuple[str, ...] = ("text", "tokens", "sampl
         error=draw(words),
         info=draw(st.dictionaries(words, plain, max_size=2)),
     )
-
-
-# ---- construction ----
 
 
 def test_rows_of_two_turns_and_a_new_row_by_hand() -> None:
@@ -294,9 +289,6 @@ def test_the_conversation_is_that_of_all_turns_and_the_tail() -> None:
     assert episode(turn, turn, tail=(tail,)).messages == [*turn.observation, turn.message] * 2 + [tail]
 
 
-# ---- disk and pickle ----
-
-
 @few
 @given(episodes())
 def test_json_is_lossless(result: Episode) -> None:
@@ -436,9 +428,6 @@ def test_a_lone_surrogate_in_a_tool_call_can_be_written(tmp_path: Path) -> None:
     )
     write_jsonl(tmp_path / "episodes.jsonl", [episode(turn)])
     assert list(read_jsonl(tmp_path / "episodes.jsonl")) == [episode(turn)]
-
-
-# ---- groups ----
 
 
 def test_a_groups_baseline_has_its_valid_members_only() -> None:

@@ -154,9 +154,6 @@ def test_a_constructor_calls_the_one_of_its_parent() -> None:
         EnvFactory(Shop).make()
 
 
-# ---- reset and setup ----
-
-
 def play(env: type[Env], answer: str = "3") -> Episode:
     async def run() -> Episode:
         agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": answer})

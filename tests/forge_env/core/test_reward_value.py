@@ -12,7 +12,6 @@ from agents.scripted import ScriptedAgent
 from forge_env.core.reward_value import are_same, reaches
 from forge_env.core.tools import reward
 from forge_env.core.types import Message, Task
-from forge_env.evaluation.evaluate import is_successful
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
@@ -37,8 +36,8 @@ def test_weights_that_sum_to_one_but_for_rounding_make_a_success() -> None:
         return episode.reward, episode.success
 
     assert asyncio.run(play()) == (0.7 + 0.2 + 0.1, True)
-    assert 0.7 + 0.2 + 0.1 < 1 and is_successful(None, 0.7 + 0.2 + 0.1)
-    assert not is_successful(None, 0.9999)
+    assert 0.7 + 0.2 + 0.1 < 1 and reaches(0.7 + 0.2 + 0.1, 1.0)
+    assert not reaches(0.9999, 1.0)
 
 
 @given(terms=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.05, 1 / 3, 1 / 7]), min_size=1, max_size=30), data=st.data())

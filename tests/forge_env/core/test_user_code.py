@@ -181,9 +181,6 @@ async def test_a_cancelled_episode_is_cancelled_and_no_fault() -> None:
         await running
 
 
-# ---- where it was ----
-
-
 def test_a_fault_names_the_users_line_and_not_a_librarys() -> None:
     def own() -> None:
         re.compile("(")
@@ -255,8 +252,6 @@ async def test_messages_that_are_none_are_a_fault_of_their_episode(part: str, re
     (episode, *_) = (await play(Odd)).episodes
     assert (episode.outcome, episode.error[: len(words)]) == (Outcome.ENV_FAULT, words)
 
-
-# ---- the commands ----
 
 SHOP = '''\
 import os, signal, sys

@@ -240,8 +240,6 @@ def test_left_out_rows_are_counted_by_reason_and_the_first_are_named() -> None:
     assert left_out.record()["rows"] == 14 and left_out.record()["reasons"][0]["rows"] == 5
 
 
-# ---- datasets of the hub, here in folders ----
-
 MIXED = [
     {"q": "a", "answer": "007", "on": "2024-01-01", "in": {"truth": "1.50", "all": ["1", 2]}},
     {"q": "b", "answer": "null", "on": "2024-01-02", "in": {"truth": 3, "all": []}},

@@ -223,9 +223,6 @@ def test_a_mistake_is_one_sentence(changes: dict[str, Any], words: str) -> None:
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-# ---- tasks by their ids ----
-
-
 def test_tasks_are_picked_by_their_ids(tmp_path: Path) -> None:
     tasks = Sums.tasks(count=500)
     ids = [tasks[499].id, tasks[3].id]
@@ -264,8 +261,6 @@ def test_an_unknown_id_is_one_sentence_with_the_nearest() -> None:
     with pytest.raises(UserError, match="among the first 7 of"):
         measured(task_ids=[known], tasks=7)
 
-
-# ---- Ctrl-C ----
 
 SCRIPT = """
 import os, signal, sys

@@ -27,9 +27,6 @@ def group(index: int, *episodes: Episode) -> Group:
     return Group(task=TASKS[index], episodes=episodes, id=f"g/{index}")
 
 
-# ---- the interval ----
-
-
 @pytest.mark.parametrize(
     ("successes", "trials", "low", "high"),
     [
@@ -52,9 +49,6 @@ def test_wilson_solves_its_equation(counts: tuple[int, int]) -> None:
     assert 0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1
     for bound in (low, high):
         assert abs(share - bound) == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) / trials), abs=1e-7)
-
-
-# ---- what counts ----
 
 
 def test_faults_are_counted_apart_and_never_as_failures() -> None:
@@ -139,9 +133,6 @@ def test_success_is_what_the_environment_says_where_it_says_it() -> None:
     episodes = [replace(episode(0, reward), success=success) for reward, success in ((0.8, True), (1.0, False))]
     assert [is_success(one) for one in episodes] == [True, False]
     assert [is_success(Episode.from_json(one.to_json())) for one in episodes] == [True, False]
-
-
-# ---- the run ----
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 99])

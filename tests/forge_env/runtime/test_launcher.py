@@ -40,9 +40,6 @@ async def started(launcher: Launcher, name: str = "worker", **kwargs: Any) -> An
     return actor
 
 
-# ---- calls ----
-
-
 async def test_a_call_returns_and_the_actor_is_another_process(launcher: Launcher) -> None:
     worker = await started(launcher)
     assert await within(DEADLINE_S, worker.add.call_one(2, 3), "the worker") == 5
@@ -97,9 +94,6 @@ async def test_the_environment_of_one_process_is_its_own(launcher: Launcher) -> 
     # Temporary files of all actors lie in one folder, which goes with the launcher.
     temp = await within(DEADLINE_S, one.environ.call_one("TMPDIR"), "one")
     assert temp == await within(DEADLINE_S, two.environ.call_one("TMPDIR"), "two") != tempfile.gettempdir()
-
-
-# ---- errors ----
 
 
 async def test_errors_of_our_own_kinds_arrive_as_themselves_and_the_actor_lives_on(launcher: Launcher) -> None:
@@ -203,9 +197,6 @@ async def test_an_error_in_the_constructor_is_named(launcher: Launcher) -> None:
         await asyncio.wait_for(launcher.start("worker"), DEADLINE_S)
 
 
-# ---- deaths ----
-
-
 async def test_a_killed_actor_ends_the_pending_call_under_guard(launcher: Launcher) -> None:
     worker = await started(launcher)
     other = await started(launcher, "other")
@@ -257,9 +248,6 @@ async def test_two_launchers_one_after_the_other(tmp_path: Path) -> None:
             pids.add(await within(DEADLINE_S, worker.pid.call_one(), "the worker"))
         assert not any(is_alive(pid) for pid in pids)
     assert len(pids) == 2
-
-
-# ---- endings: a controller of its own, in a temporary folder of its own ----
 
 
 class Controller:

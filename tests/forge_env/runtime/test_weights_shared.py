@@ -70,9 +70,6 @@ def said_by(function: Callable[..., None], *arguments: object) -> tuple[list[Any
         forked.close()
 
 
-# ---- what is published ----
-
-
 async def test_every_dtype_and_shape_comes_back_bit_for_bit(store: SharedMemoryStore) -> None:
     state_dict = make_state_dict(0)
     await store.publish(0, state_dict)
@@ -140,9 +137,6 @@ async def test_larger_weights_take_the_place_of_smaller_ones(store: SharedMemory
                 assert torch.equal(found["weight"], torch.full((size,), float(version)))
         assert reader._readable.keys() <= segments(store)
     assert len(segments(store)) == len(reader._readable) == 2
-
-
-# ---- readers and writers ----
 
 
 async def test_a_slow_reader_keeps_its_version_while_others_come_and_go(store: SharedMemoryStore) -> None:
@@ -295,9 +289,6 @@ async def test_readers_never_see_a_mixture(store: SharedMemoryStore) -> None:
     assert all(seen)
 
 
-# ---- room ----
-
-
 def publish_without_room(connection: Connection, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
     try:
@@ -332,9 +323,6 @@ async def test_a_store_that_is_not_open_says_so() -> None:
     with pytest.raises(ServiceError, match="^the weight store has no version 0: it is not open"):
         await fetched(store, 0)
     await store.close()
-
-
-# ---- what is left behind ----
 
 
 def publish_and_wait(connection: Connection, path: Path) -> None:

@@ -47,9 +47,6 @@ def _seen(gpu: int | None) -> str:
     return "" if gpu is None else names_of([gpu])[0]
 
 
-# ---- the other process ----
-
-
 def _serve(connection: Connection, store: WeightStore, words: Words) -> None:
     asyncio.run(_answer(connection, store, words))
 

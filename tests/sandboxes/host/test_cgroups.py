@@ -45,9 +45,6 @@ def groups_of(pid: int) -> list[Path]:
     return [group for group in map(Path, control_groups(pid)) if group.name.startswith("forge_env-")]
 
 
-# --- for real ---
-
-
 async def test_memory_of_all_processes_together_is_limited(sandbox: Sandbox) -> None:
     code = """
 import os, signal
@@ -211,8 +208,6 @@ async def test_without_groups_it_says_so(sandbox: Sandbox) -> None:
         assert result.status is ExecStatus.MEMORY
 
 
-# --- where groups are looked for ---
-
 MOUNTS_V1 = """\
 24 18 0:21 / {root}/memory rw,relatime - cgroup cgroup rw,memory
 25 18 0:22 / {root}/pids rw,relatime - cgroup cgroup rw,pids
@@ -284,8 +279,6 @@ def test_the_groups_of_any_process_are_found_where_they_are_visible(tmp_path: Pa
     assert find_groups(inside, "0::/x\n") == dict.fromkeys(("memory", "pids"), tmp_path / "unified/x")
     assert find_groups(inside, "0::/other\n") == {}
 
-
-# --- a stand-in for version 2 ---
 
 FILES_V2 = {
     "cgroup.procs": "", "memory.max": "max", "memory.swap.max": "max", "pids.max": "max", "cpu.max": "max 100000",

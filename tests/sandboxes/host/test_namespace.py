@@ -53,9 +53,6 @@ async def value(sandbox: Sandbox, code: str, *args: Any, **fields: Any) -> Any:
     return json.loads(result.value)
 
 
-# --- what ordinary code does ---
-
-
 @shared_loop
 async def test_prints_reads_stdin_and_exits(sandbox: Sandbox) -> None:
     result = await run(sandbox, "import sys; print(input().upper()); print('e', file=sys.stderr)", stdin="hällo\n")
@@ -187,9 +184,6 @@ async def test_there_are_two_slots_for_each_cpu_that_the_process_may_use() -> No
         os.sched_setaffinity(0, allowed)
 
 
-# --- limits ---
-
-
 @shared_loop
 @pytest.mark.parametrize(
     "code",
@@ -303,9 +297,6 @@ async def test_crash_is_signaled(sandbox: Sandbox) -> None:
     assert (result.status, result.signal) == (ExecStatus.SIGNALED, signal.SIGSEGV)
     result = await run(sandbox, "import os; os.kill(os.getpid(), 9)")
     assert (result.status, result.signal) == (ExecStatus.SIGNALED, signal.SIGKILL)
-
-
-# --- isolation ---
 
 
 @shared_loop
@@ -454,9 +445,6 @@ def f():
     assert json.loads(result.value) == [True, limits.memory_bytes, 50_000, [20_000]]
 
 
-# --- forged results ---
-
-
 @shared_loop
 @pytest.mark.parametrize(("code",), rows(__file__, "no_value.tsv"))
 async def test_no_value_no_pass(sandbox: Sandbox, code: str) -> None:
@@ -481,9 +469,6 @@ async def test_patched_library_is_the_codes_own_problem(sandbox: Sandbox) -> Non
     result = await call(sandbox, "import json\njson.dumps = lambda value: '[\"forged\"]'\ndef f(): return 1")
     assert result.status is ExecStatus.OK and json.loads(result.value or "") == ["forged"]  # a wrong answer, no more
     assert await value(sandbox, "def f(): return 1") == 1
-
-
-# --- life and death ---
 
 
 @shared_loop
@@ -648,9 +633,6 @@ async def test_works_for_an_ordinary_user() -> None:
         family = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
         await until(lambda: not any(is_alive(pid) for pid in family))
-
-
-# --- opening ---
 
 
 @shared_loop

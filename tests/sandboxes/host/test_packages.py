@@ -124,9 +124,6 @@ async def test_threads_of_a_package_are_not_those_of_a_run(site: Path) -> None:
     assert await printed("import threading; print(threading.active_count())", "busy") == "1\n"
 
 
-# --- what is said ---
-
-
 async def test_a_module_that_is_missing_is_named_with_the_remedy(site: Path) -> None:
     install(site, "needy", {"needy.py": "import there_is_no_such_module"})
     text = await refusal("needy")

@@ -60,9 +60,6 @@ async def printed(session: Session, code: str, **fields: Any) -> str:
     return result.stdout
 
 
-# --- what stays from cell to cell ---
-
-
 async def test_variables_imports_functions_and_files_stay(opened: Opener) -> None:
     session = await opened()
     assert await printed(session, "import math\nx = 20\ndef f(y): return x + y\nprint(math.floor(1.5))") == "1\n"
@@ -151,9 +148,6 @@ async def test_forked_copies_of_the_interpreter_do_not_answer(opened: Opener) ->
     session = await opened()
     assert await printed(session, "import os\npid = os.fork()\nif pid: os.wait()") == ""
     assert await printed(session, "print(pid > 0)") == "True\n"
-
-
-# --- what ends the interpreter ---
 
 
 @pytest.mark.parametrize(
@@ -282,9 +276,6 @@ async def test_reset_starts_afresh(opened: Opener) -> None:
     assert (result.stdout, result.state_lost) == ("1 False []\n", False)
 
 
-# --- files ---
-
-
 async def test_put_and_get(opened: Opener) -> None:
     session = await opened()
     everything = bytes(range(256)) * 1000
@@ -395,9 +386,6 @@ async def test_forged_answers_are_plain_values_of_this_session(opened: Opener) -
     assert await printed(other, "print(1)") == "1\n"
 
 
-# --- many sessions ---
-
-
 async def test_two_hundred_sessions_do_not_meet(sandbox: Sandbox) -> None:
     before, open_files = descendants(os.getpid()), descriptors()
     limits = Limits(wall_s=60, cpu_s=60)
@@ -435,9 +423,6 @@ async def test_open_sessions_are_capped(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match="max_sessions"):
         async with open_sandbox("namespace", max_sessions=0):
             pass
-
-
-# --- life and death ---
 
 
 async def test_cancelling_a_cell_leaves_nothing(opened: Opener) -> None:
@@ -540,9 +525,6 @@ async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
         left = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
         await until(lambda: not any(map(is_alive, left)))
-
-
-# --- isolation ---
 
 
 async def test_a_session_has_the_same_ring_as_a_run(opened: Opener, sandbox: Sandbox) -> None:

@@ -68,9 +68,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-# --- the slots by themselves ---
-
-
 async def test_there_are_as_many_idle_slots_as_busy_ones_up_to_the_most() -> None:
     made = Made(warm=2, most=7)
     await made.slots.fill()
@@ -190,9 +187,6 @@ async def test_closing_ends_idle_slots_and_those_that_are_being_started() -> Non
     made.slots.give_back(busy)
     assert sorted(made.ended) == made.made
     assert made.slots.stats.idle == made.slots.stats.starting == made.slots.stats.busy == 0
-
-
-# --- the slots of the namespace sandbox ---
 
 
 @asynccontextmanager

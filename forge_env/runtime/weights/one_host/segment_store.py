@@ -112,8 +112,6 @@ class SegmentStore(WeightStore):
         with self._holding(version) as state_dict:
             yield state_dict
 
-    # ---- what differs between the kinds of memory ----
-
     @abstractmethod
     def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
         """Allocate memory to write to, (size,) uint8, for a segment with an empty file. May raise OSError.
@@ -132,8 +130,6 @@ class SegmentStore(WeightStore):
 
     def _finish(self) -> None:
         """Wait for the reads and writes that this process has queued."""
-
-    # ---- versions ----
 
     def _manifest(self, version: int) -> Path:
         return self.folder / f"v{version:08d}.json"
@@ -171,8 +167,6 @@ class SegmentStore(WeightStore):
     def _why_missing(self) -> str:
         return f": it is not open, or its folder {self.folder} was removed"
 
-    # ---- segments ----
-
     def _free_segment(self, size: int, device: torch.device) -> tuple[BinaryIO, Tensor]:
         """A segment that no version names and no process reads, locked exclusively; a new one if there is none."""
         in_use = {json.loads(path.read_text())["segment"] for path in self._manifests()}
@@ -183,8 +177,8 @@ class SegmentStore(WeightStore):
             if not _try_lock(lock, fcntl.LOCK_EX):
                 lock.close()  # a slow reader has it
                 continue
-            flat = self._writable.get(segment.name)
-            flat = self._find(segment) if flat is None else flat
+            if (flat := self._writable.get(segment.name)) is None:
+                flat = self._find(segment)
             if flat is not None and flat.numel() >= size:
                 self._writable[segment.name] = flat
                 return lock, flat

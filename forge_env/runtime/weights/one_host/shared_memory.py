@@ -41,9 +41,8 @@ class SharedMemoryStore(SegmentStore):
         size = SNAPSHOTS * request.size
         if (refusal := super().refusal(request, instead)) or has_room(size):
             return refusal
-        problem = (
-            f"and {SHARED_MEMORY} has {in_words(room())} free of the {in_words(size)} that {SNAPSHOTS} snapshots take"
-        )
+        needed = f"the {in_words(size)} that {SNAPSHOTS} snapshots take"
+        problem = f"and {SHARED_MEMORY} has {in_words(room())} free of {needed}"
         return refusal_text(problem, "make it larger (docker run --shm-size)", instead)
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -119,10 +118,9 @@ _READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 def pin(mapping: mmap.mmap, flat: Tensor, *, read_only: bool = False) -> None:
-    """Register memory with CUDA until it is unmapped. Where CUDA refuses, copies stay slow, and nothing else changes.
+    """Register memory, (size,) uint8, with CUDA until it is unmapped.
 
-    Args:
-        flat: (size,) uint8.
+    Where CUDA refuses, copies stay slow, and nothing else changes.
     """
     runtime, address = _runtime(), flat.data_ptr()
     if runtime is None:
