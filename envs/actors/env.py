@@ -57,8 +57,12 @@ class EnvActor(ForgeActor):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        self._env, self._label, self._options, self._specs = env, label, options, agents
-        self._limits, self._on_fault, self._group_reward = limits, on_fault, group_reward
+        self._env, self._label = env, label
+        self._options = options
+        self._specs = agents
+        self._limits = limits
+        self._on_fault = on_fault
+        self._group_reward = group_reward
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
         self._num_episodes = 0

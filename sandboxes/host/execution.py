@@ -25,8 +25,12 @@ _READY_POLL_S = 0.02
 
 class Execution:
     def __init__(self, backend: str, zygote: Driver, limits: Limits, group: SlotGroup | None) -> None:
-        self._backend, self._zygote, self._group, self._limits = backend, zygote, group, limits
-        self._number, self._timed_out = 0, False
+        self._backend = backend
+        self._zygote = zygote
+        self._group = group
+        self._limits = limits
+        self._number = 0
+        self._timed_out = False
         self._end: ExitReport | None = None
         self._pipes: list[CappedPipe] = []
 

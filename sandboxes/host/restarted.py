@@ -47,11 +47,7 @@ class Restarted(Generic[Process]):
             if not self.process.alive:
                 try:
                     await self.process.close()
-                    now = asyncio.get_running_loop().time()
-                    if len(self._starts) == _STARTS and now - self._starts[0] < _STARTS_S:
-                        deaths = f"that was the last of {_STARTS + 1} deaths within {_STARTS_S:g} s"
-                        raise SandboxError(f"{self.process.reason}; {deaths}, so it is not started again for that time")
-                    self._starts.append(now)
+                    self._require_rarely()
                     self.process = await self._start()
                 except (SandboxUnavailable, OSError) as error:  # it was available before
                     raise SandboxError(str(error)) from error
@@ -62,3 +58,12 @@ class Restarted(Generic[Process]):
         self._closed = True
         async with self._one_at_a_time:  # not while another one starts: it would outlive the sandbox
             await self.process.close()
+
+    def _require_rarely(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if len(self._starts) == _STARTS and now - self._starts[0] < _STARTS_S:
+            raise SandboxError(
+                f"{self.process.reason}; that was the last of {_STARTS + 1} deaths within {_STARTS_S:g} s, so it is "
+                "not started again for that time"
+            )
+        self._starts.append(now)

@@ -69,8 +69,12 @@ class CappedPipe:
     def __init__(
         self, cap: int, flood: float, on_flood: Callable[[], None], on_data: Callable[[bytes], None] | None = None
     ) -> None:
-        self._cap, self._flood, self._on_flood, self._on_data = cap, flood, on_flood, on_data
-        self._has_reported, self._reading = False, True
+        self._cap = cap
+        self._flood = flood
+        self._on_flood = on_flood
+        self._on_data = on_data
+        self._has_reported = False
+        self._reading = True
         self._head = bytearray()
         self.total = 0
         """Bytes read so far, with those that were discarded."""

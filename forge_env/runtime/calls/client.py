@@ -94,7 +94,9 @@ class ServiceClient(ServiceHandle[A]):
     def __init__(
         self, name: str, table: EndpointTable, *, seconds: float = 300.0, id: str = "", members: Members | None = None
     ) -> None:
-        self.name, self.table, self.seconds = name, table, seconds
+        self.name = name
+        self.table = table
+        self.seconds = seconds
         self.id = id or uuid.uuid4().hex
         self.members = Members(handles={})  # a mapping proxy cannot travel
         self.retries = 0
