@@ -20,7 +20,6 @@ from trainers.config import RunConfig
 from trainers.objective.advantages import BASELINES, Baseline, Normalization, make_advantages, no_baseline
 from trainers.objective.reward import KLPenalty, TrainingReward
 from trainers.objective.reward_parts import make_parts
-from trainers.objective.settings import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
@@ -134,6 +133,9 @@ def make_objective(
     }
     of_part_only = make_advantages(baseline, of_part, **options)[0]
     vector = make_parts(section.reward_parts, f"--{algorithm}.reward_parts", of_part_only, others=others)
+    penalty = None
+    if section.kl_in != "loss" and section.beta > 0:
+        penalty = KLPenalty(beta=section.beta, kind="k1" if section.kl == "auto" else section.kl)
     return Objective(
         loss=loss,
         advantages=advantages if vector is None else no_baseline,
@@ -141,18 +143,12 @@ def make_objective(
         parts=vector,
         group_size=section.n_samples,
         kl_reference="generator" if section.beta > 0 else "",
-        reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(section)),
+        reward=TrainingReward(addition=addition, kl_penalty=penalty),
         penalty_baseline=BASELINES[baseline],
         credit=section.credit,
         needs_siblings=baseline != "none",
         **parts,
     )
-
-
-def _kl_penalty(section: AlgorithmConfig) -> KLPenalty | None:
-    if section.kl_in == "loss" or not section.beta > 0:
-        return None
-    return KLPenalty(beta=section.beta, kind="k1" if section.kl == "auto" else section.kl)
 
 
 def find_algorithm(target: str) -> Algorithm:

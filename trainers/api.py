@@ -149,16 +149,9 @@ async def execute(plan: RunPlan, run: TrainingRun) -> None:
     """Execute the plan of a run, again after the death of a process as `launcher.restarts` says."""
     from trainers.run.restarts import with_restarts
 
-    await with_restarts(_execute_once, plan, run)
-
-
-async def _execute_once(plan: RunPlan, run: TrainingRun) -> None:
-    if plan.is_supervised:
-        await load("trainers.sft.train:train")(plan, run)  # by its name: it is above this file
-    else:
-        from trainers.controller.policy_gradient import run_policy_gradient
-
-        await run_policy_gradient(plan, run)
+    # By its name: it is above this file.
+    target = "sft.train:train" if plan.is_supervised else "controller.policy_gradient:run_policy_gradient"
+    await with_restarts(load(f"trainers.{target}"), plan, run)
 
 
 @contextmanager

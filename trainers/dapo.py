@@ -101,15 +101,12 @@ class OverlongPunishment:
             return 0.0
         return -self.penalty * (beyond / width if tokens < length else 1.0)
 
-    def length_of(self, episode: Episode) -> int:
-        """From this number of sampled tokens on, at least 1, this episode gets the full penalty."""
-        if not self.context or not episode.work:
-            return self.length
-        return max(1, min(self.length, self.context - len(episode.work[0].prompt_ids)))
-
     def of_episode(self, episode: Episode) -> float:
         """The punishment for the tokens that an episode sampled in all its turns."""
-        return self(episode.num_sampled, length=self.length_of(episode))
+        length = self.length
+        if self.context and episode.work:
+            length = max(1, min(length, self.context - len(episode.work[0].prompt_ids)))
+        return self(episode.num_sampled, length=length)
 
 
 def is_truncated(episode: Episode) -> bool:

@@ -87,19 +87,18 @@ class ReinforceLoss(PolicyLoss):
         """Return the scalar loss; the tensors are as in `RatioLoss.forward`."""
         mask = valid_tokens(loss_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs
-        weight = self._bounded_ratio(logprobs, reference_logprobs if old is None else old, mask)
+        before = reference_logprobs if old is None else old
+        if self.clip_ratio is None:
+            weight = logprobs.new_ones(logprobs.shape)
+        elif before is None:
+            raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or reference_logprobs.")
+        else:
+            ratio = log_ratio(logprobs, before, mask).detach().exp()
+            weight = ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio)
         if generator_logprobs is not None:
             weight = weight * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
         policy = -weight * per_token(advantages, mask) * keep(logprobs, mask)
         return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
-
-    def _bounded_ratio(self, logprobs: Tensor, old: Tensor | None, mask: Tensor) -> Tensor:
-        if self.clip_ratio is None:
-            return logprobs.new_ones(logprobs.shape)
-        if old is None:
-            raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or reference_logprobs.")
-        ratio = log_ratio(logprobs, old, mask).detach().exp()
-        return ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """True for tokens with a bounded weight."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
-from agents.generator.settings import EngineSettings
+from agents.generator.settings import GATHER_S, EngineSettings
 from agents.model_folder import context_length, find_model, has_linear_attention, split_adapter, trained_model
 from agents.served_tokenizer import REMEDY, check_folder
 from agents.token_agent import TokenAgent
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from forge_env.registry.agent_spec import AgentSettings
 
 START_SECONDS = 1800.0
-GATHER_S = 0.015  # seconds, for an engine on CPU; see EngineSettings.gather_s
 
 
 class LocalPolicy:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Interval
 
+GATHER_S = 0.015  # `gather_s` of an engine on a CPU
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:

@@ -62,7 +62,6 @@ class ConversationFormat:
     stop_token_ids: tuple[int, ...] = ()
     """The ends that are tokens. An end that is several tokens is ordinary text, at which sampling stops."""
     question: tuple[Message, ...] = (_USER,)
-    """The shortest conversation that the template takes."""
     thinks: bool = False
     writes_thoughts: bool = False
     """Whether the template writes the thoughts of earlier answers."""
@@ -234,7 +233,8 @@ class _Learner:
         special = self._tokens(template)
         end_tokens = [self._own.token("eos_token"), *map(self._tokenizer.token_text, _saved_ends(self._folder))]
         end_tokens = [token for token in dict.fromkeys(end_tokens) if token and token in special]
-        end = _first_token(after, special) or after.strip()
+        places = [(after.index(token), -len(token), token) for token in special if token and token in after]
+        end = min(places)[2] if places else after.strip()
         if not end:  # some templates end only those answers that something follows
             more = [*self._question, {"role": "assistant", "content": _MARK}, _USER]
             after = template.render(more, add_generation_prompt=True).partition(_MARK)[2].lstrip()
@@ -321,11 +321,6 @@ def _renders(template: ChatTemplate, messages: Sequence[Message]) -> bool:
         return messages[0]["content"] in template.render(messages, add_generation_prompt=True)
     except TemplateError:
         return False
-
-
-def _first_token(text: str, special: set[str]) -> str:
-    places = [(text.index(token), -len(token), token) for token in special if token and token in text]
-    return min(places)[2] if places else ""
 
 
 def _saved_ends(folder: Path) -> list[int]:

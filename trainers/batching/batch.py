@@ -52,7 +52,6 @@ class Sample(TokenRecord):
     }
 
     rows: tuple[Row, ...]
-    """The episode's training rows, in order."""
     advantage: float | np.ndarray = 0.0
     """The episode's advantage, the same for every token; or one per sampled target, in row order: float64."""
     reference_logprobs: np.ndarray | None = None
@@ -387,18 +386,15 @@ def _of_teachers(reads: Sequence[_Read], here: Mapping[int, np.ndarray]) -> tupl
     """The ids and logprobs (N, K) of teachers' tokens at the chosen targets of samples; K is 0 without a teacher."""
     ids_of = {s: (reads[s].sample.teacher_ids, max(sum(reads[s].counts), 1)) for s in here}
     count = max((len(ids) // targets for ids, targets in ids_of.values() if ids is not None), default=0)
-    by_sample = [_of_teacher(reads[s], places, count) for s, places in here.items()]
-    ids, logprobs = map(np.concatenate, zip(*by_sample, strict=True))
-    return ids, logprobs
-
-
-def _of_teacher(read: _Read, targets: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids and logprobs (n, count) of a teacher's tokens at the chosen targets of a sample."""
-    ids, logprobs, shape = read.sample.teacher_ids, read.sample.teacher_logprobs, (sum(read.counts), -1)
-    if ids is None or logprobs is None:
-        none = np.full((len(targets), count), UNTAUGHT, dtype=np.float32)
-        return np.zeros(none.shape, dtype=np.int64), none
-    return ids.reshape(shape)[targets].astype(np.int64), logprobs.reshape(shape)[targets]
+    all_ids, all_logprobs = [], []
+    for s, targets in here.items():
+        ids, logprobs, total = reads[s].sample.teacher_ids, reads[s].sample.teacher_logprobs, sum(reads[s].counts)
+        if ids is None or logprobs is None:
+            ids = np.zeros((total, count), dtype=np.int64)
+            logprobs = np.full(ids.shape, UNTAUGHT, dtype=np.float32)
+        all_ids.append(ids.reshape(total, -1)[targets].astype(np.int64))
+        all_logprobs.append(logprobs.reshape(total, -1)[targets])
+    return np.concatenate(all_ids), np.concatenate(all_logprobs)
 
 
 def _is_per_target(values: Any) -> bool:

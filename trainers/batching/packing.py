@@ -200,21 +200,18 @@ def plan_packed(
         if fits(item):
             (parts if item.is_part else whole).append(item)
         else:
-            alone.append(_alone(item, max(length, round_up(item.lengths[0], multiple))))
+            alone.append(_Packed(max(length, round_up(item.lengths[0], multiple)), len(item.lengths)))
+            alone[-1].add(item)
     fewest, fewest_of_parts = _best_fit(whole, length, most), _best_fit(parts, length, most)
     count = round_up(len(fewest) + len(fewest_of_parts) + len(alone), ranks) - len(alone)
     # After rounding up, the rest goes to the micro-batches with more to compute.
-    share = round(count * _share_of_parts(whole, parts))
+    # The rows of split episodes take FLOPs for two forwards and a backward, which is two forwards.
+    of_whole, of_parts = sum(item.cost for item in whole), sum(item.cost for item in parts) * 4 / 3
+    share = round(count * (of_parts / (of_whole + of_parts) if of_parts else 0.0))
     count_of_parts = min(max(share, len(fewest_of_parts)), count - len(fewest))
     batches = _spread(whole, count - count_of_parts, length, most) or fewest
     batches += _spread(parts, count_of_parts, length, most) or fewest_of_parts
     return _deal([batch for batch in [*batches, *alone] if batch.items], multiple, ranks)
-
-
-def _share_of_parts(whole: Iterable[_Item], parts: Iterable[_Item]) -> float:
-    """The share of all FLOPs that the rows of split episodes take: forward twice, where backward is two forwards."""
-    of_whole, of_parts = sum(item.cost for item in whole), sum(item.cost for item in parts) * 4 / 3
-    return of_parts / (of_whole + of_parts) if of_parts else 0.0
 
 
 class _Packed:
@@ -259,12 +256,6 @@ class _Packed:
     @property
     def is_part(self) -> bool:
         return self.items[0].is_part
-
-
-def _alone(item: _Item, length: int) -> _Packed:
-    batch = _Packed(length, len(item.lengths))
-    batch.add(item)
-    return batch
 
 
 def _best_fit(items: Iterable[_Item], length: int, most: int) -> list[_Packed]:

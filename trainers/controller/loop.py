@@ -153,7 +153,10 @@ class Loop:
                         return
                     self._window.append(numbers)
             rollout_done = time.perf_counter()
-            metrics = await self._begin_window() if is_first else {}
+            metrics: dict[str, float] = {}
+            if is_first and self.settings.in_windows:
+                window = [[self._ready[number] for number in numbers] for numbers in self._window]
+                metrics = await self.learner.begin_window(window)
             numbers = self._window.popleft()
             groups = [self._ready.pop(number) for number in numbers]
             pairs = zip(numbers, groups, strict=True)
@@ -233,13 +236,6 @@ class Loop:
             return 1
         interval = self.settings.sync_interval
         return min(interval - self.steps_done % interval, self.settings.steps - self.steps_done)
-
-    async def _begin_window(self) -> dict[str, float]:
-        if not self.settings.in_windows:
-            return {}
-        return await self.learner.begin_window(
-            [[self._ready[number] for number in numbers] for numbers in self._window]
-        )
 
     async def _sync(self, step: int) -> dict[str, float]:
         """Publish the weights of a step; the engines pull them while the next steps go on, if staleness allows it.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_env.core.episode import Episode, Group
+from forge_env.core.episode import Group
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
 from trainers.objective.advantages import has_signal, spread
@@ -65,13 +65,10 @@ class SampleMaker:
             if with_answer and not self.objective.top_coef:
                 metrics["teacher_kl"] = await invoke(teacher_kl, *zip(*with_answer, strict=True))
         if self.objective.reward.kl_penalty is not None and references is not None:
-            metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
+            by_turn, pairs = self.objective.reward.kl_by_turn, zip(episodes, references, strict=True)
+            penalties = await invoke(lambda: [sum(by_turn(*pair)) for pair in pairs])
+            metrics["kl_penalty"] = sum(penalties) / max(len(penalties), 1)
         return samples, rewards, metrics
-
-    def _mean_penalty(self, episodes: Sequence[Episode], references: Sequence[np.ndarray]) -> float:
-        by_turn = self.objective.reward.kl_by_turn
-        penalties = [sum(by_turn(*pair)) for pair in zip(episodes, references, strict=True)]
-        return sum(penalties) / max(len(penalties), 1)
 
 
 def _reward_metrics(rewards: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -13,7 +13,6 @@ class LinearAttention:
     """The layers of a model with a gated delta rule (arXiv 2412.06464) in the place of attention to all tokens."""
 
     layers: int
-    """Their number."""
     key_heads: int
     value_heads: int
     """A multiple of `key_heads`: neighbours share a head of queries and keys."""
@@ -65,9 +64,7 @@ class ModelShape:
     num_experts: int = 0
     """Experts of each layer, instead of one MLP of `intermediate_size`; 0 for a dense model."""
     num_experts_per_tok: int = 0
-    """Experts that compute a token."""
     moe_intermediate_size: int = 0
-    """Width of one expert's MLP."""
     shared_size: int = 0
     """Width of the MLP beside the experts, which computes every token; 0 is none."""
     shared_gate: bool = False
@@ -135,11 +132,6 @@ class ModelShape:
         """Parameters of one transformer block that a token is multiplied with."""
         idle = self.num_experts - self.num_experts_per_tok
         return self.layer_parameters - 3 * self.hidden_size * self.moe_intermediate_size * idle
-
-    @property
-    def dense_mlp_size(self) -> int:
-        """Hidden numbers of a token in the MLP of a block that computes all tokens; 0 is none."""
-        return self.shared_size if self.num_experts else self.intermediate_size
 
     @property
     def mlp_size(self) -> int:

@@ -234,15 +234,13 @@ class ClippedLoss(RatioLoss):
     def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         ratio = self.ratio(log_ratio, logprobs, mask)
         bounded_ratio = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -(self.dual_clipped(ratio) * advantages).minimum(bounded_ratio * advantages)
+        if self.dual_clip is not None:  # it is above both bounds of the clip: nothing changes if A > 0
+            ratio = ratio.clamp(max=self.dual_clip)
+        return -(ratio * advantages).minimum(bounded_ratio * advantages)
 
     def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
         """The ratio that is clipped, (E, T): each token's own."""
         return log_ratio.exp()
-
-    def dual_clipped(self, ratio: Tensor) -> Tensor:
-        """The ratio, at most `dual_clip`. That is above both bounds of the clip, so nothing changes if A > 0."""
-        return ratio if self.dual_clip is None else ratio.clamp(max=self.dual_clip)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """True if the gradient vanishes: the ratio is below the range with A < 0, or above it with A > 0."""

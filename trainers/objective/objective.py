@@ -138,11 +138,6 @@ class Objective:
         """Weight of the reverse KL over a teacher's most likely tokens; 0 if it is not a term of the loss."""
         return self.distillation.coef if self.distillation is not None and self.distillation.top_k else 0.0
 
-    @property
-    def asks_models(self) -> bool:
-        """Whether samples need logprobs of a reference model or of a teacher."""
-        return self.kl_reference == "model" or self.distillation is not None
-
     def learns_from(self, episode: Episode) -> bool:
         """Whether a valid episode becomes a sample."""
         return self.skips is None or not self.skips(episode)
@@ -167,7 +162,7 @@ class Objective:
             rewards = [reward - total for reward, total in zip(rewards, totals, strict=True)]
             step_rewards = _differences(step_rewards, penalties)
         is_taught = self.distillation is not None and self.distillation.only
-        values = self._by_turn(rewards, step_rewards, _no_advantages if is_taught else self._advantages)
+        values = self._by_turn(rewards, step_rewards, (lambda of: [0.0] * len(of)) if is_taught else self._advantages)
         values = [[advantage / scale for advantage in of_episode] for of_episode in values]
         if self.penalty_baseline is not None and self.reward.kl_penalty is not None:
             values = _differences(values, self._by_turn(totals, penalties, self.penalty_baseline))
@@ -204,10 +199,6 @@ class Objective:
             )
             return references
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
-
-
-def _no_advantages(rewards: Sequence[float]) -> list[float]:
-    return [0.0] * len(rewards)
 
 
 def _differences(values: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> list[list[float]]:

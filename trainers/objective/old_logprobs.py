@@ -83,7 +83,8 @@ class OldLogprobs:
 
     async def _freeze(self, groups: Sequence[Group]) -> Frozen:
         objective = self.objective
-        if LossCall(objective.loss).skips_idle and not objective.asks_models:
+        asks_models = objective.kl_reference == "model" or objective.distillation is not None
+        if LossCall(objective.loss).skips_idle and not asks_models:
             samples = await invoke(objective.samples, groups)
             is_computed = [not sample.is_idle for sample in samples]
         else:  # the advantages do not matter, or need another model's answer first

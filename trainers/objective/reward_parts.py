@@ -33,7 +33,6 @@ class Part:
     """What a part of the reward counts."""
 
     weight: float = 1.0
-    """Of its advantage in the sum."""
     clip: Annotated[float, Ge(0)] = 0.0
     """The largest size of its advantage, before the weight; 0 is none."""
     at_least: float | None = None
@@ -53,17 +52,15 @@ class RewardParts:
             missing = [name for name in self.parts if name not in episode.rewards]
             if missing and episode.outcome is Outcome.SCORED:
                 raise UserError(f"the episode {episode.id}: {_no_part(missing[0], episode.rewards)}")
-        values = [self._apply_conditions({name: e.rewards.get(name, 0.0) for name in self.parts}) for e in episodes]
+        values = [{name: episode.rewards.get(name, 0.0) for name in self.parts} for episode in episodes]
+        bounds = {name: part.at_least for name, part in self.parts.items() if part.at_least is not None}
+        low = [{name for name, bound in bounds.items() if not reaches(of_e[name], bound)} for of_e in values]
         columns = []
         for name, part in self.parts.items():
-            advantages, bound = self.advantages([of_episode[name] for of_episode in values]), part.clip or math.inf
-            columns.append([part.weight * min(max(advantage, -bound), bound) for advantage in advantages])
+            of_part = [0.0 if lows - {name} else of_e[name] for of_e, lows in zip(values, low, strict=True)]
+            bound = part.clip or math.inf
+            columns.append([part.weight * min(max(each, -bound), bound) for each in self.advantages(of_part)])
         return [math.fsum(of_episode) for of_episode in zip(*columns, strict=True)]
-
-    def _apply_conditions(self, values: dict[str, float]) -> dict[str, float]:
-        bounds = {name: part.at_least for name, part in self.parts.items() if part.at_least is not None}
-        low = {name for name, bound in bounds.items() if not reaches(values[name], bound)}
-        return {name: 0.0 if low - {name} else value for name, value in values.items()}
 
 
 def make_parts(

@@ -35,7 +35,6 @@ class Hole:
     """A task that pays a cheat."""
 
     task: str
-    """Its name, for people."""
     why: str
     """What is wrong with its grader, as a sentence."""
     is_paid_in_full: bool

@@ -29,7 +29,6 @@ class Evaluations:
     held_out: Mapping[str, Sequence[HeldOutSet]]
     """The sets by name; "" is the headline. Each has a part of every environment that it measures."""
     kinds: Kinds = field(default_factory=Kinds)
-    """The kinds of task that have metrics of their own."""
 
     @property
     def record(self) -> RunRecord:
@@ -184,8 +183,10 @@ class Evaluations:
             specs, lambda count: self.record.progress(phase, count, len(specs), {}, since=start_time)
         )
         self.record.episodes(phase, result.episodes)
-        if step is not None:
-            self._check_versions(result)
+        expected = self.rollouts.weights.in_engines
+        versions = {version for episode in result.valid for version in episode.versions}
+        if step is not None and versions - {expected}:
+            raise InvariantError(f"version {expected} was to be evaluated, and {sorted(versions)} were")
         return result
 
     def _spec(self, held_out: HeldOutSet, index: int, options: Mapping[str, Any]) -> GroupSpec:
@@ -194,12 +195,6 @@ class Evaluations:
         return self.rollouts.spec(
             held_out.seeds, index, held_out.tasks[index], env=held_out.env, env_options=options, **of_set
         )
-
-    def _check_versions(self, result: Evaluation) -> None:
-        versions = {version for episode in result.valid for version in episode.versions}
-        expected = self.rollouts.weights.in_engines
-        if versions - {expected}:
-            raise InvariantError(f"version {expected} was to be evaluated, and {sorted(versions)} were")
 
 
 def best_text(summary: Mapping[str, Any], last: int) -> str:

@@ -42,7 +42,6 @@ class Rollouts:
 
     plan: RunPlan
     envs: Mapping[str, Service[EnvActor]]
-    """The processes of each environment, by its label."""
     engines: Service[PolicyActor]
     weights: WeightSync
     record: RunRecord

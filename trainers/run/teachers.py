@@ -28,7 +28,7 @@ Ask = Callable[[str, Sequence[Sample]], Awaitable[list[Any]]]
 
 
 class Teachers:
-    """The teachers of a run. `ask` is `Trainer.taught`, and `model` the folder of the policy."""
+    """The teachers of a run. `ask` is `Trainer.teacher_answers`, and `model` the folder of the policy."""
 
     def __init__(self, plan: RunPlan, ask: Ask, model: Path) -> None:
         self._plan, self._ask, config = plan, ask, plan.config

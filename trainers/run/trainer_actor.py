@@ -166,7 +166,7 @@ class TrainerActor(ForgeActor):
                 await self._run(load, self._imports)
         with self.phase("load"):
             self.trainer = await self._run(partial(trainer_class, **self._arguments))
-        self._is_alone = self.trainer.world_size == 1
+        self._is_alone = self.trainer.parallel.world_size == 1
 
     async def on_finish(self) -> None:
         # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.

@@ -19,7 +19,6 @@ from trainers.setup.run_plan import RunPlan
 
 FLOAT32 = 4
 BYTES = {"float32": FLOAT32, "bfloat16": 2}
-"""Bytes of a number, by its dtype."""
 MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "8bit": 2 * (1 + FLOAT32 / 256)}
 """Bytes of AdamW's two moments of a parameter. In 8 bits, each block of 256 numbers has a float32 scale."""
 WORKSPACES = 1.5 * GIB
@@ -271,7 +270,7 @@ def activation_bytes(plan: RunPlan, tokens: int) -> tuple[float, float]:
     of_block, at_work = _block_numbers(shape, compute)
     of_adapters = lora.rank * len(lora.targets) if lora else 0
     everything = of_block + 2 * k * (context - 1) + of_adapters
-    dense = shape.dense_mlp_size
+    dense = shape.shared_size if shape.num_experts else shape.intermediate_size  # of the MLP that computes all tokens
     of_mlp = shape.num_experts_per_tok * 12 / compute + (dense + h if dense else 0)
     numbers = {
         "none": everything - (h + (0 if shape.num_experts else m)) * plan.config.training.compile,

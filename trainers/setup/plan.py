@@ -39,27 +39,11 @@ from trainers.setup.sizing.engine import check_engine, check_sleep
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
 C = TypeVar("C", bound=RunConfig)
-Check = Callable[[RunPlan], None]
 TEACHER = "--distill.teacher"
 ALMOST = 0.9
 """Part of the engine's cache that a larger micro-batch leaves, and of the card that one above `USUAL` may take."""
 USUAL = 16384
 """Tokens above which the logits must be kept, too: a GPU is busy with so many, and would compute them again."""
-
-CHECKS: tuple[Check, ...] = (
-    lambda plan: check_sets(*plan.views),
-    model_checks.check_shape,
-    lambda plan: plan.config.parallelism.check_procs(plan.config.services.trainer.procs),
-    machine_checks.check_trainer,
-    run_checks.check_deterministic,
-    model_checks.check_thinking,
-    lambda plan: plan.placement.check(plan.config.parallelism.tensor_parallel_degree),
-    check_sleep,
-    model_checks.check_length,
-    check_engine,
-)
-OF_MEMORY: tuple[Check, ...] = (check_store_room, check_fit, machine_checks.check_host_memory)
-"""Checks of what this machine has room for."""
 
 
 def plan_settings(config: RunConfig, algorithm: Algorithm) -> RunPlan:
@@ -97,8 +81,14 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         plan = replace(plan, checkpoint=checkpoint_of(plan))
     else:
         check_output(config.output or "outputs/new")
-    for check in CHECKS:
-        check(plan)
+    check_sets(*plan.views)
+    model_checks.check_sizes(plan)
+    config.parallelism.check_procs(config.services.trainer.procs)
+    machine_checks.check_trainer(plan)
+    run_checks.check_deterministic(plan)
+    plan.placement.check(config.parallelism.tensor_parallel_degree)
+    check_sleep(plan)
+    check_engine(plan)
     if model.folder is not None:
         plan = replace(plan, model=model_checks.check_folder(plan, model.folder))
     for name, teacher in plan.teachers.items():
@@ -199,7 +189,8 @@ def _problems(plan: RunPlan) -> list[str]:
     checks: list[Callable[[], object]] = [check_packages, plan.config.training.check_packages]
     if plan.config.launcher.kind == "slurm":
         checks.append(slurm_nodes)
-    checks += [plan.placement.check_gpus, *(partial(check, plan) for check in OF_MEMORY)]
+    of_memory = (check_store_room, check_fit, machine_checks.check_host_memory)
+    checks += [plan.placement.check_gpus, *(partial(check, plan) for check in of_memory)]
     problems = []
     for check in checks:
         try:

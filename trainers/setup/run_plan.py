@@ -44,7 +44,7 @@ from trainers.settings.services import Deadlines, ServiceConfig
 from trainers.setup.card import Card, Processes, cards
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.packages import missing_packages
-from trainers.setup.placement import Placement, Process, make_placement
+from trainers.setup.placement import Placement, make_placement
 from trainers.setup.run_tasks import RunTasks, chat_data
 from trainers.titan.settings import ForwardSettings, ParallelismConfig, RateSettings, TitanSettings, TrainerSettings
 
@@ -299,11 +299,6 @@ class RunPlan:
         teachers = enumerate(self.teachers.values(), 1)
         by_name = {f"teacher-{number}" if number > 1 else "teacher": ("teacher", model) for number, model in teachers}
         return {"reference": ("ref_model", self.model)} | by_name
-
-    def frozen_shape(self, process: Process) -> ModelShape | None:
-        """The sizes of the model of a process of `FROZEN`; None if they are not known yet."""
-        teacher = process.replica // self.config.services.teacher.num_replicas
-        return list(self.teachers.values())[teacher].shape if process.service == "teacher" else self.shape
 
     @property
     def _sequences(self) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from forge_env.utils.settings import BY_CASE
 from trainers.batching.batch import Sample
 from trainers.model.sizes import MODEL_SIZES
 from trainers.sft.rows import RowMaker, count_tokens, token_batches
-from trainers.sft.source import Example, Source, open_source
+from trainers.sft.shapes import Example
+from trainers.sft.source import Source, open_source
 
 if TYPE_CHECKING:
     from trainers.config import TrainingConfig
@@ -240,16 +241,13 @@ class SFTData:
 
     def _open(self, model: Path) -> None:
         self._maker = RowMaker(model, thinking=self._env.thinking, tools=self._tools_form)
-        self._limit = self._row_limit(model)
-
-    def _row_limit(self, model: Path) -> int:
         training, context = self._training, context_length(model)
         if context and training.seq_len > context:
             raise UserError(
                 f"--training.seq_len is {training.seq_len}, and the model in {model} reads {context} tokens at most: "
                 f"set it to {context} or less"
             )
-        return training.seq_len or min(context or sys.maxsize, training.max_tokens_per_micro_batch)
+        self._limit = training.seq_len or min(context or sys.maxsize, training.max_tokens_per_micro_batch)
 
     def _nothing_left(self) -> str:
         return f"nothing of {self._sft.data} is left to train on: {self.left_out}"

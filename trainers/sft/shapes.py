@@ -19,6 +19,7 @@ from typing import Any
 
 from agents.renderer.dialects import from_openai
 from agents.renderer.model_json import kind
+from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolCall, ToolSpec
 from forge_env.data.rows import BadRow, text_problem
@@ -45,13 +46,19 @@ KEPT = ("reasoning_content", "tool_call_id", "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
-    """One conversation and the tools of its assistant."""
+class Example:
+    """One conversation to learn from, and the tools of its assistant."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     context: frozenset[int] = frozenset()
     """Places of the assistant messages that are read, and not learned."""
+    rows: tuple[Row, ...] = ()
+    """The token rows of an Episode; empty if it is to be rendered."""
+    env: str = ""
+    """The environment of an Episode; it has the tools."""
+    task: str = ""
+    """The id of an Episode's task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,7 @@ class Shape:
 
     columns: str
     """The columns that it reads, for people: "the column messages"."""
-    read: Callable[[Mapping[str, Any]], Chat]
+    read: Callable[[Mapping[str, Any]], Example]
     """Raises BadRow for a row that is not a conversation."""
 
 
@@ -84,14 +91,14 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
     )
 
 
-def _from_list(column: str, row: Mapping[str, Any]) -> Chat:
+def _from_list(column: str, row: Mapping[str, Any]) -> Example:
     items = _parse(row.get(column))
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
         raise BadRow(f"its {column} are {kind(items)}, not a list of messages")
     return _chat([_message(item) for item in items], row)
 
 
-def _from_pair(question_column: str, answer_column: str, row: Mapping[str, Any]) -> Chat:
+def _from_pair(question_column: str, answer_column: str, row: Mapping[str, Any]) -> Example:
     return _chat([*_side(row, question_column, "user"), *_side(row, answer_column, "assistant")], row)
 
 
@@ -106,7 +113,7 @@ def _side(row: Mapping[str, Any], column: str, role: str) -> list[Message]:
     return [_message({"role": role, "content": value})]
 
 
-def _chat(messages: list[Message], row: Mapping[str, Any]) -> Chat:
+def _chat(messages: list[Message], row: Mapping[str, Any]) -> Example:
     system = row.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -122,7 +129,7 @@ def _chat(messages: list[Message], row: Mapping[str, Any]) -> Chat:
     if any(not message["content"].strip() and not message.get("tool_calls") for message in answers):
         last = " that ends it" if answers[-1] is messages[-1] and not answers[-1]["content"].strip() else ""
         raise BadRow(f"an assistant message{last} is empty, so that its end alone would be learned")
-    return Chat(messages=tuple(messages), tools=tools_of(row), context=context)
+    return Example(messages=tuple(messages), tools=tools_of(row), context=context)
 
 
 def _message(item: Any) -> Message:

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_env.core.episode import Episode
-from forge_env.core.episode import Row as EpisodeRow
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.reward_value import reaches
-from forge_env.core.types import Message, ToolSpec
 from forge_env.data.rows import BadRow, Data, LeftOut, open_data
 from forge_env.records.run_files import imported_facts
-from trainers.sft.shapes import Chat, find_shape, tools_of
+from trainers.sft.shapes import Example, find_shape, tools_of
 
 if TYPE_CHECKING:
     from trainers.sft.config import SFTConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One conversation to learn from."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
-    context: frozenset[int] = frozenset()
-    """Places of the assistant messages that are read, and not learned."""
-    rows: tuple[EpisodeRow, ...] = ()
-    """The token rows of an Episode; empty if it is to be rendered."""
-    env: str = ""
-    """The environment of an Episode; it has the tools."""
-    task: str = ""
-    """The id of an Episode's task."""
-
-
-Row = Mapping[str, Any]
 
 
 class Source:
@@ -51,11 +29,11 @@ class Source:
             raise UserError(f"{data.file or data.name} holds no row that can be read; {detail}")
         if {"schema_version", "turns", "outcome"} <= first.keys():
             self.about = "Episodes"
-            self._example: Callable[[Row], Example] = lambda row: _episode(row, config.min_reward)
+            self._example: Callable[[Mapping[str, Any]], Example] = lambda row: _episode(row, config.min_reward)
         else:
             shape = find_shape(first.keys(), source=config.data, messages_field=config.messages_field)
             self.about = f"chats in {shape.columns}"
-            self._example = lambda row: _chat(row, shape.read)
+            self._example = shape.read
 
     def __iter__(self) -> Iterator[tuple[str, Example | BadRow]]:
         for row in self._data:
@@ -89,12 +67,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _chat(row: Row, read: Callable[[Row], Chat]) -> Example:
-    chat = read(row)
-    return Example(messages=chat.messages, tools=chat.tools, context=chat.context)
-
-
-def _episode(row: Row, min_reward: float) -> Example:
+def _episode(row: Mapping[str, Any], min_reward: float) -> Example:
     try:
         episode = Episode.from_json(row)
     except (UserError, InvariantError) as error:
@@ -109,13 +82,12 @@ def _episode(row: Row, min_reward: float) -> Example:
     if len(context) == sum(message["role"] == "assistant" for message in episode.messages):
         raise BadRow("it has no assistant message to learn from: no loss is over any token of its turns")
     has_tokens = all(turn.kind != "text" for turn in episode.turns)
-    rows: Sequence[EpisodeRow] = episode.supervised_rows if has_tokens else ()
     tools = tools_of(imported_facts(episode))  # an imported Episode contains its tools
     return Example(
         messages=tuple(episode.messages),
         tools=tools,
         context=context,
-        rows=tuple(rows),
+        rows=tuple(episode.supervised_rows) if has_tokens else (),
         env=episode.env,
         task=episode.task.id,
     )

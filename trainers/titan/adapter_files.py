@@ -46,17 +46,11 @@ def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[s
     Args:
         base: the model that the file names as the adapter's; "" is the model's folder.
     """
-    layers = _layers(model)
-    layout = {
-        name: torch.empty(shape, dtype=torch.float32, device="meta")
-        for layer in layers
-        for name, shape in layer.shapes.items()
-    }
     with replacement(folder) as partial:
         reshard(model.module)
-        tensors = _gather(layers)
+        tensors = _gather(_layers(model))
         if is_first():
-            write_file(partial / WEIGHTS, layout, tensors)
+            write_file(partial / WEIGHTS, AdapterWeights(model).layout(torch.float32), tensors)
             config = adapter_config(model.adapters.lora, base or str(model.folder))
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
             write_texts(partial, texts)
@@ -100,13 +94,11 @@ def load_adapter(model: Any, folder: Path) -> None:
     files, layers = WeightFiles(folder, [folder / WEIGHTS]), _layers(model)
     expected = {name: shape for layer in layers for name, shape in layer.shapes.items()}
     check_adapter_shapes(folder, model.adapters.lora, expected, files.shapes)
-    model.adapters.load({layer.weight: _read(files, layer) for layer in layers})
-
-
-def _read(files: WeightFiles, layer: _Layer) -> tuple[Tensor, Tensor]:
-    """A and B of a layer, with TorchTitan's order of rows."""
-    a, b = (files.read(name).float() for name in layer.shapes)
-    return a, b[torch.argsort(layer.rows)]
+    values = {}
+    for layer in layers:
+        a, b = (files.read(name).float() for name in layer.shapes)
+        values[layer.weight] = a, b[torch.argsort(layer.rows)]
+    model.adapters.load(values)
 
 
 def _gather(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
-# First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import Embedding, Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import GQAttention, VarlenAttention

@@ -108,8 +108,7 @@ class TrainingState:
     def check(self) -> None:
         """Raise the error that stopped an asynchronous save since the last call, if there is one."""
         if self._writing is not None and self._writing.done():
-            writing, self._writing = self._writing, None
-            writing.result()
+            self.wait()
 
     def wait(self) -> None:
         """Wait for an asynchronous save."""

@@ -44,7 +44,7 @@ def export_hf(
 
 
 def write_weights(model: TitanModel, path: Path) -> None:
-    """Write the exact weights as one file of safetensors, which appears complete or not at all. Every rank calls it."""
+    """See `TitanTrainer.write_weights`."""
     dtype = torch.float32
     partial_path = path.with_name(f"{path.name}.unfinished")
     with model.weights.stream(dtype) as tensors:

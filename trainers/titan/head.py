@@ -150,7 +150,10 @@ class _HeadLogprobs(torch.autograd.Function):
             if of_weight is not None:
                 torch.mm(gradient.T, hidden, out=of_weight[chunk])
             if of_hidden is not None:
-                _add_product(of_hidden, gradient, weight[chunk])
+                if of_hidden.dtype == gradient.dtype:
+                    of_hidden.addmm_(gradient, weight[chunk])
+                else:
+                    of_hidden += gradient @ weight[chunk]
             del gradient
         return (None if of_hidden is None else of_hidden.to(hidden.dtype)), of_weight, *(None,) * 6
 
@@ -227,14 +230,6 @@ def _over_ranks(
     of_ranks = torch.stack(parts)  # (ranks, N, K + 2)
     # A target is -inf on all ranks but one.
     return of_ranks[..., :-2].amax(0), *_combine(of_ranks[..., -2], of_ranks[..., -1])
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total`, which may be of a wider dtype."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
 
 
 def _within(targets: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:

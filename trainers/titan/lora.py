@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX as WRAPPER
 
-# First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.components.lora import LoRAConverter
 from torchtitan.models.common.decoder import Decoder
@@ -96,7 +95,8 @@ class Adapters:
         for name, part in self.by_weight.items():
             a = torch.empty(part.lora_a.weight.shape)
             bound = a.shape[1] ** -0.5  # torch's default for a linear layer, as in PEFT
-            a.uniform_(-bound, bound, generator=_generator(f"{seed} {name}"))
+            digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
+            a.uniform_(-bound, bound, generator=torch.Generator().manual_seed(int.from_bytes(digest, "big")))
             self._set(name, a, torch.zeros(part.lora_b.weight.shape))
 
     @torch.no_grad()
@@ -166,8 +166,3 @@ class Adapters:
             shard, place = shard_of(name, half.weight)
             if shard.numel():
                 shard.copy_(full[place])
-
-
-def _generator(name: str) -> torch.Generator:
-    digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

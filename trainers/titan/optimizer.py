@@ -23,7 +23,6 @@ import torch
 import torch._functorch.config
 from torch import Tensor, nn
 
-# First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import device  # isort: skip
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
@@ -121,8 +120,7 @@ def forget_empty_moments(optimizers: OptimizersContainer, steps: int) -> None:
     step as the second.
     """
     if steps == 0:
-        for optimizer in optimizers.optimizers:
-            optimizer.state.clear()
+        forget_moments(optimizers)
 
 
 def restore_state_dtype(optimizers: OptimizersContainer, state: str) -> None:

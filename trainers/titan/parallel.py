@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-# First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import SPMD_BACKEND, titan_utils  # isort: skip
 from torchtitan.config import CommConfig
 from torchtitan.config import ParallelismConfig as TitanParallelism

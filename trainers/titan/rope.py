@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-# First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE
 

@@ -359,11 +359,6 @@ class TitanTrainer:
         return self.model.adapters
 
     @property
-    def world_size(self) -> int:
-        """Processes that share the weights and the samples."""
-        return self.parallel.world_size
-
-    @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])

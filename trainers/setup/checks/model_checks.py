@@ -18,12 +18,22 @@ from trainers.model.find import FoundModel
 from trainers.setup.run_plan import RunPlan
 
 
-def check_thinking(plan: RunPlan) -> None:
-    """Check `env.thinking` of a model whose folder is not here."""
-    is_asked = plan.config.env.thinking == "on" and plan.model.folder is None
-    if is_asked and plan.shape is not None and not plan.shape.thinks:
+def check_sizes(plan: RunPlan) -> None:
+    """Check what the sizes of the model say of a run, if they are known; of its files see `check_folder`."""
+    shape, longest = plan.shape, plan.config.env.max_tokens
+    if shape is None:
+        return
+    plan.trainer.check_model(shape)
+    shape.check_cut("services.generator.procs", plan.config.services.generator.procs)
+    if plan.config.env.thinking == "on" and plan.model.folder is None and not shape.thinks:
         raise UserError(
             f"--env.thinking is on, and the model {plan.model.path} has none: set it to off, or choose another model"
+        )
+    if longest > shape.max_position_embeddings:
+        raise UserError(
+            f"--{'training.seq_len' if plan.config.training.seq_len else 'env.max_tokens'} is {longest}, and the model "
+            f"{plan.config.model.path or 'made on the spot'} reads {shape.max_position_embeddings} tokens at most: set "
+            "it to that or less"
         )
 
 
@@ -110,22 +120,3 @@ def check_packages(plan: RunPlan, family: Family) -> None:
                 f"the package {package} is not installed, and a trainer of {family.architecture} on a GPU needs it: "
                 f"pip install {package}"
             )
-
-
-def check_length(plan: RunPlan) -> None:
-    """Check that an episode fits into the model's context."""
-    seq_len, longest, shape = plan.config.training.seq_len, plan.config.env.max_tokens, plan.shape
-    if shape is None or longest <= shape.max_position_embeddings:
-        return
-    name = "training.seq_len" if seq_len else "env.max_tokens"
-    raise UserError(
-        f"--{name} is {longest}, and the model {plan.config.model.path or 'made on the spot'} reads "
-        f"{shape.max_position_embeddings} tokens at most: set it to that or less"
-    )
-
-
-def check_shape(plan: RunPlan) -> None:
-    """Check that the model can be cut, spread and adapted as the settings ask for."""
-    if (shape := plan.shape) is not None:
-        plan.trainer.check_model(shape)
-        shape.check_cut("services.generator.procs", plan.config.services.generator.procs)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.generator.engine_args import has_draft_model
-from agents.generator.settings import EngineSettings
+from agents.generator.settings import GATHER_S, EngineSettings
 from forge_env.core.errors import UserError
 from trainers.setup.card import GIB, gib
 from trainers.setup.memory import BYTES, engine_memory
@@ -23,7 +23,7 @@ from trainers.setup.run_plan import RunPlan
 
 REQUESTS = 128  # that an engine on CPU runs at once; further ones wait in its queue
 MOST_REQUESTS = 512  # that an engine on GPU runs at once
-GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
+
 LEAST_CACHE_GIB = 0.25  # for a small model, which would need less
 LEAST_REQUESTS = 4  # of full length; with fewer, most of a batch would wait in the queue
 CPU_HEADS = (64, 128)  # sizes of heads of linear attention; vLLM has kernels for these on a CPU
@@ -140,8 +140,14 @@ def check_engine(plan: RunPlan) -> None:
             f"--services.generator.engine.quantization is {engine_args['quantization']}, and the model has experts, "
             "whose quantized kernels do not take new weights over in place: leave it out"
         )
-    _check_linear(plan)
     generator, longest = plan.config.services.generator, plan.config.env.max_tokens
+    linear = shape.linear if shape and plan.has_engine and not generator.with_gpus else None
+    if linear is not None and (linear.key_dim != linear.value_dim or linear.key_dim not in CPU_HEADS):
+        raise UserError(
+            f"the model has linear_key_head_dim {linear.key_dim} and linear_value_head_dim {linear.value_dim}, and "
+            f"vLLM 0.32 computes linear attention on a CPU with equal heads of {CPU_HEADS[0]} or {CPU_HEADS[1]} only: "
+            "put the engine on a GPU, or take another model"
+        )
     if plan.replays_routes and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
         raise UserError(
             "--services.generator.engine.enable_prefix_caching is false, and vLLM 0.32 returns the experts that it "
@@ -161,19 +167,6 @@ def check_engine(plan: RunPlan) -> None:
         raise UserError(
             f"--services.generator.engine.max_num_batched_tokens is {tokens}, and a step of the engine has room for "
             f"{what}, {least}, at least: set it to that or more"
-        )
-
-
-def _check_linear(plan: RunPlan) -> None:
-    """Check that an engine on a CPU has a kernel for the model's linear attention."""
-    linear = plan.shape.linear if plan.shape else None
-    if linear is None or not plan.has_engine or plan.config.services.generator.with_gpus:
-        return
-    if linear.key_dim != linear.value_dim or linear.key_dim not in CPU_HEADS:
-        raise UserError(
-            f"the model has linear_key_head_dim {linear.key_dim} and linear_value_head_dim {linear.value_dim}, and "
-            f"vLLM 0.32 computes linear attention on a CPU with equal heads of {CPU_HEADS[0]} or {CPU_HEADS[1]} only: "
-            "put the engine on a GPU, or take another model"
         )
 
 

@@ -52,7 +52,9 @@ def with_sizes(plan: RunPlan) -> RunPlan:
         if process.service == "trainer":
             memory[process] = trainer_memory(plan, versions=0 if process.rank else store_size) if has_shape else None
         elif process.service in FROZEN:
-            shape, service = plan.frozen_shape(process), getattr(plan.config.services, process.service)
+            service, shape = getattr(plan.config.services, process.service), plan.shape
+            if process.service == "teacher":
+                shape = [model.shape for model in plan.teachers.values()][process.replica // service.num_replicas]
             memory[process] = frozen_memory(plan, service, shape) if shape else None
         elif process.service == "store" and not store_size:  # two snapshots in the host's memory
             memory[process] = Memory(always={"weights": 2.0 * request.size}) if has_shape else None

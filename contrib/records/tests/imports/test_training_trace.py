@@ -29,7 +29,8 @@ from tests.helpers.turns import next_prompt
 from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
-from trainers.sft.source import Example, open_source
+from trainers.sft.shapes import Example
+from trainers.sft.source import open_source
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 ROUTES = Routes(0, 1, 1, 1, b"\x01\x02")
