@@ -116,10 +116,9 @@ async def _compare(
         reason = "it is compared with its siblings, and one of them was not judged"
         return [one if one.refused else _refused(one.before, reason) for one in siblings]
     after = tuple(one.after for one in siblings)
-    group = await with_group_rewards(
-        factory, Group(task=after[0].task, episodes=after, id="again"), limits=settings.limits
-    )
-    return [replace(one, after=episode) for one, episode in zip(siblings, group.episodes, strict=True)]
+    group = Group(task=after[0].task, episodes=after, id="again")
+    compared = await with_group_rewards(factory, group, limits=settings.limits)
+    return [replace(one, after=episode) for one, episode in zip(siblings, compared.episodes, strict=True)]
 
 
 async def _judge(before: Episode, settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday) -> JudgedAgain:

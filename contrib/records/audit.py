@@ -30,7 +30,6 @@ from forge_env.records.run_weights import run_of
 
 Decoder = Callable[[Turn], Message]
 """Returns the message that a turn's tokens decode to."""
-DECODER = "contrib.records.decoding:open_decoder"
 OF_ENGINES = frozenset({"before", "train", "evaluation", "after", "tool_off"})
 """Phases of a training run in which engines sample each turn; an expert plays its demonstrations alone."""
 
@@ -50,17 +49,26 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
 
     Args:
         run: a file of episodes, or the folder of an evaluation or a training run.
-        decode: checks the tokens too; made by `contrib.records.decoding` from the model's tokenizer.
+        decode: checks the tokens too; see `open_decoder`.
     """
     result = Audit()
     for phase, path in all_files(run).items():
         faults: set[str] = set()
-        for number, line in _lines(path):
-            if path.name == FAULTS:
-                line, faults = episode_line(line), set()  # an episode may fault several times
-            for problem in _check(line, faults, result, decode, is_of_engine=phase in OF_ENGINES):
-                result.problems.append(f"{path}:{number}: {problem}")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                if path.name == FAULTS:
+                    line, faults = episode_line(line), set()  # an episode may fault several times
+                for problem in _check(line, faults, result, decode, is_of_engine=phase in OF_ENGINES):
+                    result.problems.append(f"{path}:{number}: {problem}")
     return result
+
+
+def open_decoder(model: str | Path, thinking: Any = "off") -> Decoder:
+    """A function that decodes the tokens of a turn by the tokenizer of the model that sampled them."""
+    from agents.renderer.rendering import Renderer
+
+    renderer = Renderer(model, thinking=thinking)
+    return lambda turn: renderer.read(turn.token_ids, turn.finish_reason).message
 
 
 def model_of(run: Path) -> Path | None:
@@ -87,11 +95,6 @@ def thinking_of(run: Path) -> str:
     except UserError:
         return "off"
     return settings.thinking if settings else "off"
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        yield from enumerate(file, 1)
 
 
 def _check(line: str, faults: set[str], result: Audit, decode: Decoder | None, *, is_of_engine: bool) -> Iterator[str]:

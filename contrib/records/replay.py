@@ -312,7 +312,7 @@ def compare_values(was: Any, now: Any) -> Literal["same", "expected", "different
         return _worst([compare_values(a, b) for a, b in zip(was, now, strict=True)])
     if was == now:
         return "same"
-    if isinstance(was, str) and isinstance(now, str) and _without_volatile(was) == _without_volatile(now):
+    if isinstance(was, str) and isinstance(now, str) and _VOLATILE.sub("~", was) == _VOLATILE.sub("~", now):
         return "expected"
     return "different"
 
@@ -338,7 +338,8 @@ def diff_lines(was: str, now: str) -> list[str]:
     lines = list(difflib.unified_diff(was.splitlines(), now.splitlines(), n=1, lineterm=""))[2:]
     if not lines:
         lines = [f"-{was!r}", f"+{now!r}"]  # only line endings differ
-    cut = [_cut(f"{line[0]} {line[1:]}") for line in lines if not line.startswith("@@")]
+    marked = [f"{line[0]} {line[1:]}" for line in lines if not line.startswith("@@")]
+    cut = [line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 1]}…" for line in marked]
     return cut if len(cut) <= MAX_LINES else [*cut[: MAX_LINES - 1], f"  and {len(cut) - MAX_LINES + 1} more lines"]
 
 
@@ -350,15 +351,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def _without_volatile(text: str) -> str:
-    return _VOLATILE.sub("~", text)
-
-
 def _message_text(message: Message) -> str:
     calls = "".join(f" {json.dumps(call)}" for call in message.get("tool_calls", ()))
     name = f" ({message['name']})" if message.get("name") else ""
     return f"{message['role']}{name}: {message['content']}{calls}"
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 1]}…"

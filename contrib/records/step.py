@@ -16,7 +16,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import metrics_of, steps_of
 from forge_env.utils.settings import with_values
-from trainers.algorithm import Algorithm, find_algorithm
+from trainers.algorithm import find_algorithm
 from trainers.batching.batch import MicroBatch, Sample
 from trainers.checkpoints import Checkpoint, find
 from trainers.controller.sample_maker import SampleMaker
@@ -166,14 +165,14 @@ def _groups(run: Path, step: int, ids: Sequence[str]) -> list[Group]:
                 f"{len(missing)} of the {len(ids)} episodes of step {step} are not in {file}, as {missing[0]}"
             )
         return [
-            _group(name, [_at(lines, start) for start in places[name]])
+            _group(name, [Episode.from_json(_line_at(lines, start)) for start in places[name]])
             for name in dict.fromkeys(group_of[id_] for id_ in ids)
         ]
 
 
-def _at(lines: Any, start: int) -> Episode:
+def _line_at(lines: Any, start: int) -> str:
     lines.seek(start)
-    return Episode.from_json(lines.readline().decode("utf-8"))
+    return str(lines.readline(), "utf-8")
 
 
 def _group(name: str, played: Sequence[Episode]) -> Group:
@@ -197,15 +196,11 @@ def _nearest(run: Path, step: int) -> tuple[Checkpoint, int]:
 
 def _plan(run: Path, checkpoint: Checkpoint) -> RunPlan:
     """The plan of the run by the settings that its checkpoint records."""
-    algorithm = _algorithm(checkpoint)
+    command, name = str(checkpoint.extra["command"]), str(checkpoint.extra["algorithm"])
+    algorithm = find_algorithm(command.partition(" ")[2] or f"{command}:{name.upper()}")
     options = ["--output", str(run), "--resume", "true", "--checkpoint.step", str(checkpoint.step)]
     config = read_config(algorithm.config, options)
     return plan_settings(with_values(config, {"output": "", "resume": False, "checkpoint.step": 0}), algorithm)
-
-
-def _algorithm(checkpoint: Checkpoint) -> Algorithm:
-    command, name = str(checkpoint.extra["command"]), str(checkpoint.extra["algorithm"])
-    return find_algorithm(command.partition(" ")[2] or f"{command}:{name.upper()}")
 
 
 def _model(run: Path, plan: RunPlan) -> Path:
@@ -287,7 +282,8 @@ class _Measured:
         differences = np.abs(self._logprobs[index].astype(np.float64) - target_logprobs(episode))
         loss = grad_norm = 0.0
         units = self._units_of([sample])
-        if index in self._learners and units:
+        place = self._learners.index(index) if index in self._learners else -1  # its number in the micro-batches
+        if place >= 0 and units:
             share = units / self._units
             alone = self._trainer.train_step([sample], self._objective.loss, **self._options)
             loss, grad_norm = alone["loss"] * share, alone["grad_norm"] * share
@@ -300,15 +296,11 @@ class _Measured:
             tokens=sample.units[0],
             all_tokens=sum(len(row.token_ids) for row in sample.rows),
             masks=[[(bool(on), len([*run])) for on, run in groupby(row.loss_mask.tolist())] for row in sample.rows],
-            batches=[n for n, batch in enumerate(self._packed) if self._place(index) in batch.samples],
+            batches=[n for n, batch in enumerate(self._packed) if place in batch.samples],
             difference=float(np.mean(differences[np.isfinite(differences)])) if sample.units[0] else 0.0,
             loss=loss,
             grad_norm=grad_norm,
         )
-
-    def _place(self, index: int) -> int:
-        """The number that a micro-batch has for a sample; -1 for one that is not computed."""
-        return self._learners.index(index) if index in self._learners else -1
 
     def _units_of(self, samples: Sequence[Sample]) -> int:
         tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in samples), strict=True))
@@ -353,7 +345,3 @@ def parts_of(result: StepAgain) -> dict[str, tuple[float, float | None]]:
     """By name: a figure of the step now, and as it was recorded; None if it was not."""
     compared = {name: (result.now[name], result.recorded.get(name)) for name in COMPARED if name in result.now}
     return {**compared, "sum of the rows' losses": (math.fsum(row.loss for row in result.rows), compared["loss"][1])}
-
-
-def mean_advantage(row: StepRow) -> float:
-    return fmean(row.advantages) if row.advantages else 0.0

@@ -19,14 +19,13 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Check all invariants of the episodes on disk, and decode their tokens again; exits with 1 on a problem."""
-    from contrib.records.audit import DECODER, model_of, thinking_of
     from contrib.records.audit import audit as audit_run
-    from forge_env.registry.registry import load
+    from contrib.records.audit import model_of, open_decoder, thinking_of
 
     run = run.expanduser()
     folder = Path(model).expanduser() if model else model_of(run)
     with stdout_to_stderr(as_json):
-        result = audit_run(run, load(DECODER)(folder, thinking_of(run)) if folder else None)
+        result = audit_run(run, open_decoder(folder, thinking_of(run)) if folder else None)
     if as_json:
         emit({"run": str(run), "model": str(folder) if folder else None, **dataclasses.asdict(result)})
         return 1 if result.problems else 0

@@ -84,7 +84,8 @@ def _show(place: FoundEpisode, settings: RunSettings, result: Replay) -> None:
     for text in result.notes:
         note(text)
     if result.same:
-        say(f"the same: {result.replayed.outcome}{_reward(result.replayed.reward)}")
+        reward = result.replayed.reward
+        say(f"the same: {result.replayed.outcome}" + ("" if reward is None else f", reward {reward:g}"))
         return
     first, others = result.differences[0], len(result.differences) - 1
     say(f"different, first in {_location(first)}:")
@@ -109,11 +110,7 @@ def _as_json(run: Path, place: FoundEpisode, settings: RunSettings, result: Repl
         "same": result.same,
         "turns": [asdict(turn) for turn in result.turns],
         "tail": result.tail,
-        "outcome": {
-            "verdict": result.outcome,
-            "recorded": place.episode.outcome,
-            "replayed": result.replayed.outcome,
-        },
+        "outcome": {"verdict": result.outcome, "recorded": place.episode.outcome, "replayed": result.replayed.outcome},
         "reward": {"verdict": result.reward, "recorded": place.episode.reward, "replayed": result.replayed.reward},
         "differences": [{**asdict(difference), "diff": _diff_lines(difference)} for difference in result.differences],
         "stopped": result.stopped or None,
@@ -140,7 +137,3 @@ def _location(difference: Difference) -> str:
         names = {"rewards": "the parts of the reward", "reward": "the reward"}
         return names.get(difference.what, f"the {difference.what}")
     return _LOCATIONS[difference.what].format(difference.turn)
-
-
-def _reward(reward: float | None) -> str:
-    return "" if reward is None else f", reward {reward:g}"

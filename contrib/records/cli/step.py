@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,25 +41,31 @@ def step(
 def _without_gpus() -> Iterator[None]:
     """Torch looks for GPUs when it is first asked."""
     name = "CUDA_VISIBLE_DEVICES"
-    before = os.environ.get(name)
+    before = {name: os.environ[name]} if name in os.environ else {}
     os.environ[name] = ""
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[name]
+        os.environ.update(before)
 
 
 def _show(run: Path, result: StepAgain) -> None:
-    from contrib.records.step import mean_advantage, parts_of
+    from contrib.records.step import parts_of
 
     shapes = Counter((batch["sequences"], batch["length"]) for batch in result.batches)
     listed = ", ".join(f"{count} of {n} x {length}" for (n, length), count in shapes.items())
     weights = f"weights of step {result.weights_step} ({result.weights})"
     say(f"step {result.step} of {run}: {len(result.rows)} episodes, {weights}")
     say(f"{len(result.batches)} micro-batches, sequences x tokens: {listed}" if listed else "nothing is computed")
+    table = []
+    for number, row in enumerate(result.rows, 1):
+        advantage = fmean(row.advantages) if row.advantages else 0.0
+        batches = ", ".join(map(str, row.batches)) or "-"
+        measures = (f"{row.difference:.2e}", f"{row.loss:+.3e}", f"{row.grad_norm:.3e}")
+        tokens = f"{row.tokens:,} of {row.all_tokens:,}"
+        facts = (str(number), row.episode, row.env, f"{row.reward:g}", f"{advantage:+.4f}", tokens, batches)
+        table.append((*facts, *measures))
     columns = (
         "row",
         "episode",
@@ -71,24 +78,7 @@ def _show(run: Path, result: StepAgain) -> None:
         "loss",
         "grad norm",
     )
-    show_table(
-        columns,
-        [
-            (
-                str(i),
-                row.episode,
-                row.env,
-                f"{row.reward:g}",
-                f"{mean_advantage(row):+.4f}",
-                f"{row.tokens:,} of {row.all_tokens:,}",
-                ", ".join(map(str, row.batches)) or "-",
-                f"{row.difference:.2e}",
-                f"{row.loss:+.3e}",
-                f"{row.grad_norm:.3e}",
-            )
-            for i, row in enumerate(result.rows, 1)
-        ],
-    )
+    show_table(columns, table)
     rows = [
         (name, f"{now:.6g}", "-" if was is None else f"{was:.6g}", "-" if was is None else f"{now - was:+.1e}")
         for name, (now, was) in parts_of(result).items()

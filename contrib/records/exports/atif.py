@@ -76,9 +76,11 @@ def _add(steps: list[dict[str, Any]], part: Said, context: list[int], tokens: bo
 
 
 def _add_result(steps: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
-    if not steps or not (steps[-1]["source"] == "agent" or _is_results(steps[-1])):
-        steps.append({"source": "system", "message": "", "observation": {"results": []}})
-    step = steps[-1]
+    step = steps[-1] if steps else {"source": ""}
+    has_only_results = step["source"] == "system" and not step["message"] and "observation" in step
+    if step["source"] != "agent" and not has_only_results:  # results that no call asked for
+        step = {"source": "system", "message": ""}
+        steps.append(step)
     result: dict[str, Any] = {"content": message["content"]}
     extra = {key: value for key, value in message.items() if key not in ("role", "content", "tool_call_id")}
     if (call_id := message.get("tool_call_id")) in {call["tool_call_id"] for call in step.get("tool_calls", ())}:
@@ -88,11 +90,6 @@ def _add_result(steps: list[dict[str, Any]], message: Mapping[str, Any]) -> None
     step.setdefault("observation", {"results": []})["results"].append({**result, **_extra(extra)})
 
 
-def _is_results(step: Mapping[str, Any]) -> bool:
-    """Whether a step holds nothing but results that no call asked for."""
-    return step["source"] == "system" and not step["message"] and "observation" in step
-
-
 def _answer(message: Mapping[str, Any], turn: Turn | None, context: list[int], tokens: bool) -> dict[str, Any]:
     step: dict[str, Any] = {"source": "agent", "message": message["content"]}
     if isinstance(reasoning := message.get("reasoning_content"), str):
@@ -100,9 +97,8 @@ def _answer(message: Mapping[str, Any], turn: Turn | None, context: list[int], t
     if calls := message.get("tool_calls"):
         step["tool_calls"] = [_call(call) for call in calls]
     own_keys = ("role", "content", "reasoning_content", "tool_calls")
-    facts: dict[str, Any] = (
-        {"message": extra} if (extra := {k: v for k, v in message.items() if k not in own_keys}) else {}
-    )
+    extra = {key: value for key, value in message.items() if key not in own_keys}
+    facts: dict[str, Any] = {"message": extra} if extra else {}
     if turn is None:
         return {**step, "is_copied_context": True, **_extra(facts)}
     facts |= {"reward": turn.reward, "finish_reason": turn.finish_reason}
@@ -139,14 +135,12 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     is_object = isinstance(arguments, dict)
-    facts = (
-        {} if is_object and json.dumps(arguments) == text else {"arguments": text}
-    )  # else they are not the same text
+    is_same = is_object and json.dumps(arguments) == text
     return {
         "tool_call_id": call["id"],
         "function_name": function["name"],
         "arguments": arguments if is_object else {},
-        **_extra(facts),
+        **_extra({} if is_same else {"arguments": text}),
     }
 
 

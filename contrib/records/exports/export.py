@@ -72,7 +72,11 @@ def export(run: Path, out: Path, to: str, choice: Wanted, *, tokens: bool = Fals
     with Target(out) as target:
         with _opened(_writer(to, target.path, out, facts, result, tokens=tokens, scores=scores), out) as writer:
             for selected in selection:
-                reason = _unlearnable(selected.episode) if to in LEARNED else ""
+                reason = ""
+                if to in LEARNED:
+                    reason = (
+                        NO_REWARD if selected.episode.reward is None else "" if selected.episode.turns else NO_ANSWER
+                    )
                 if not reason:
                     with _disk_errors(out):
                         reason = writer.add(selected)
@@ -92,11 +96,6 @@ def about_left_out(result: Exported) -> str:
     """What was left out in words: "3 of another outcome, 1 without a reward"."""
     parts = [f"{count:,} {reason}" for reason, count in result.left_out.items()]
     return ", ".join([*parts, *(f"{place} is cut off" for place in result.cut)])
-
-
-def _unlearnable(episode: Episode) -> str:
-    """Why nothing can be learned from an episode; "" if something can."""
-    return NO_REWARD if episode.reward is None else "" if episode.turns else NO_ANSWER
 
 
 def _writer(
@@ -218,11 +217,11 @@ class RunFacts:
             self._settings = all_settings(run)
         except UserError:  # another program's folder; its episodes can be read nevertheless
             self._settings = {}
-        self.agent = next((one.agent for one in self._settings.values()), "") or "forge_env"
-        """What acted: the agent of an evaluation, or forge_env."""
-        kind, _, rest = self.agent.partition(":")
+        agent = next((one.agent for one in self._settings.values()), "") or "forge_env"
+        kind, _, rest = agent.partition(":")
         rest = model_at(rest) if kind == "openai" else rest
-        self.agent = f"openai:{rest}" if kind == "openai" else self.agent
+        self.agent = f"openai:{rest}" if kind == "openai" else agent
+        """What acted: the agent of an evaluation, or forge_env."""
         self._model = rest if kind in ("openai", "vllm", "checkpoint") else _trained_model(run.expanduser())
         self._tools: dict[str, list[Any]] = {}
         self.without_tools: dict[str, str] = {}

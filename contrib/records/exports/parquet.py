@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from contrib.common.json_text import portable
-from contrib.records.exports.conversation import conversations, with_weight
+from contrib.records.exports.conversation import conversations, outcome_of, with_weight
 from contrib.records.exports.select import Selected
 from forge_env.core.errors import UserError
 
@@ -129,36 +128,29 @@ def _columns(arrow: Any, tokens: bool) -> list[tuple[str, Any]]:
 def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bool) -> dict[str, Any]:
     episode = selected.episode
     task = episode.task
+    about = outcome_of(episode)
+    del about["task"]
+    lineage = about.pop("lineage", None)
     row: dict[str, Any] = {
-        "id": episode.id,
-        "group_id": episode.group_id,
+        **about,
         "task_id": task.id,
         "task_kind": task.kind,
-        "env": episode.env,
         "model": model,
         "phase": selected.phase,
         "step": selected.step,
-        "seed": episode.seed,
-        "outcome": str(episode.outcome),
-        "error": episode.error,
-        "ended_by": episode.ended_by,
-        "reward": episode.reward,
         "rewards": [{"name": name, "value": value} for name, value in episode.rewards.items()],
-        "success": episode.success,
         "messages": [_message(with_weight(each)) for part in conversations(episode) for each in part],
         "tools": _json(tools) if tools else None,
         "target": None if task.target is None else _json(task.target),
         "metadata": _json(task.metadata) if task.metadata else None,
         "info": _json(episode.info) if episode.info else None,
-        "lineage": _json([asdict(row) for row in episode.lineage]) if episode.lineage else None,
+        "lineage": _json(lineage) if lineage else None,
         "turns": len(episode.work),
         "sampled_tokens": episode.num_sampled,
     }
-    if tokens:
-        row["token_ids"] = [r.token_ids.tolist() for r in episode.rows]
-        row["loss_mask"] = [r.loss_mask.tolist() for r in episode.rows]
-        row["logprobs"] = [r.generator_logprobs.tolist() for r in episode.rows]
-        row["versions"] = [r.versions.tolist() for r in episode.rows]
+    for name in _TOKENS if tokens else ():
+        attribute = "generator_logprobs" if name == "logprobs" else name
+        row[name] = [getattr(of_model, attribute).tolist() for of_model in episode.rows]
     return row
 
 

@@ -45,8 +45,8 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
         end = start + len(turn.token_ids)
         facts = _facts_of(turn)
         if not number:
-            facts["episode"] = _header(selected)
-        metadata: dict[str, Any] = {**_graph(lineage.get(number), node_ids), OURS: facts}
+            facts["episode"] = {**outcome_of(episode), "tail": list(episode.tail), "info": dict(episode.info)}
+            facts["episode"] |= {"phase": selected.phase, "step": selected.step}
         turns.append(
             {
                 "node_id": node_ids[number],
@@ -59,7 +59,7 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
                     "choices": [{"message": answer.message, "finish_reason": turn.finish_reason}],
                     **({"model": model} if model else {}),
                 },
-                "metadata": metadata,
+                "metadata": {**_graph(lineage.get(number), node_ids), OURS: facts},
             }
         )
     return {"schema_version": VERSION, "turns": turns} if _is_taken(episode) else REFUSED
@@ -88,17 +88,6 @@ def _facts_of(turn: Turn) -> dict[str, Any]:
     if (turn.logprobs > 0).any():  # a rounding of the engine, which OpenEnv refuses
         facts["logprobs"] = turn.logprobs.tolist()
     return facts
-
-
-def _header(selected: Selected) -> dict[str, Any]:
-    episode = selected.episode
-    return {
-        **outcome_of(episode),
-        "tail": list(episode.tail),
-        "info": dict(episode.info),
-        "phase": selected.phase,
-        "step": selected.step,
-    }
 
 
 def _is_taken(episode: Episode) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def _line(
         raise UserError(f"{place}: {error}") from None
     count = ids[episode.id] = ids.get(episode.id, 0) + 1
     if count > 1:
-        object.__setattr__(episode, "id", f"{episode.id}#{count}")
+        episode = replace(episode, id=f"{episode.id}#{count}")
     result.episodes += 1
     result.defaulted += log.about.get("reward") is None and episode.reward is not None
     result.unversioned += log.unversioned

@@ -11,8 +11,7 @@ import pytest
 
 from agents.scripted import scripted_agent
 from agents.token_agent import TokenAgent
-from contrib.records.audit import audit, model_of
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, model_of, open_decoder
 from envs.math import Math
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode

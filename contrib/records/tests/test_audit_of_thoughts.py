@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agents.renderer.rendering import Renderer
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from tests.agents.test_thought_budget import CALL, TASK, Writer, play, renderer  # noqa: F401 (a fixture)
 
 
