@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from contrib.apis.answers import same_answer
-from contrib.apis.call_tasks import call_expert, call_in_question
+from contrib.apis.call_tasks import call_expert, call_in_question, call_tasks
 from contrib.apis.services import Services
 from contrib.apis.shop.expert import expert as shop_expert
 from contrib.apis.shop.tasks import score as shop_score
 from contrib.apis.shop.tasks import shop_of
-from contrib.apis.tasks import SHOP, make_tasks, source_target
+from contrib.apis.tasks import SHOP, checked_sources, file_tasks, functions_of, source_target, tasks_of_operations
 from forge_env.core.env import StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.tools import Tool, reward
@@ -70,7 +70,12 @@ class ToolApi(ToolEnv):
             operations: of the shop; only tasks that can be solved with them are drawn.
             data: a file of tasks.
         """
-        return make_tasks(split, count=count, seed=seed, tools=tools, level=level, operations=operations, data=data)
+        sources = checked_sources(tools, data=data)
+        if data:
+            return file_tasks(data, split, count=count, seed=seed)
+        if SHOP in sources:
+            return tasks_of_operations(split, count=count, seed=seed, level=level, operations=operations)
+        return call_tasks(functions_of(sources), split, count=count, seed=seed, level=level)
 
     @classmethod
     def limits(cls, *, level: int = 1) -> Mapping[str, float]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from contrib.apis.call_tasks import call_tasks
 from contrib.apis.shop.operations import OPERATIONS
 from contrib.apis.shop.task_kinds import KINDS
 from contrib.apis.shop.tasks import LEVELS, shop_tasks
@@ -41,19 +39,6 @@ _NEEDED: Mapping[str, Sequence[str]] = {
 """Kind of shop task -> the operations that can solve it."""
 _SHORT = ("cancel", "restock")
 """The kinds of level 1 with short episodes."""
-
-
-def make_tasks(
-    split: str, *, count: int, seed: int, tools: Sequence[str], level: int, operations: Sequence[str], data: str
-) -> list[Task]:
-    sources = checked_sources(tools, data=data)
-    if data:
-        file = find_file(data, split)
-        source = file.name if file else data
-        return data_tasks(data, split, count=count, seed=seed, make=partial(_file_task, source))
-    if SHOP in sources:
-        return tasks_of_operations(split, count=count, seed=seed, level=level, operations=operations)
-    return call_tasks(_functions(sources), split, count=count, seed=seed, level=level)
 
 
 def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
@@ -111,7 +96,7 @@ def _kinds(level: int) -> list[str]:
     return [name for name, kind in KINDS.items() if kind.level == level]
 
 
-def _functions(sources: Sequence[str]) -> dict[str, Tool]:
+def functions_of(sources: Sequence[str]) -> dict[str, Tool]:
     tools_by_name: dict[str, Tool] = {}
     names = ToolNames()
     for source in sources:
@@ -125,9 +110,15 @@ def _functions(sources: Sequence[str]) -> dict[str, Tool]:
     return tools_by_name
 
 
-def _file_task(source: str, values: Mapping[str, Any]) -> Task:
-    question = next((values[name] for name in _QUESTIONS if values.get(name)), None)
-    answer = next((values[name] for name in _ANSWERS if values.get(name) not in (None, "")), None)
-    if question is None or answer is None:
-        raise BadRow('it is no task: a row has columns like {"prompt": "What is 2 + 2?", "answer": "4"}')
-    return Task(prompt=message_prompt(question), target=answer, metadata={"source": source}, kind=kind_of_row(values))
+def file_tasks(data: str, split: str, *, count: int, seed: int) -> list[Task]:
+    file = find_file(data, split)
+    source = {"source": file.name if file else data}
+
+    def make(values: Mapping[str, Any]) -> Task:
+        question = next((values[name] for name in _QUESTIONS if values.get(name)), None)
+        answer = next((values[name] for name in _ANSWERS if values.get(name) not in (None, "")), None)
+        if question is None or answer is None:
+            raise BadRow('it is no task: a row has columns like {"prompt": "What is 2 + 2?", "answer": "4"}')
+        return Task(prompt=message_prompt(question), target=answer, metadata=source, kind=kind_of_row(values))
+
+    return data_tasks(data, split, count=count, seed=seed, make=make)

@@ -90,7 +90,6 @@ class ChatAgent:
 
     @property
     def usage(self) -> Usage:
-        """Tokens and requests so far."""
         return self.client.usage
 
     async def compare_rendering(self, prompt: Sequence[Message], tools: Sequence[ToolSpec], *, like: str = "") -> str:
@@ -135,7 +134,6 @@ class ChatAgent:
         return [_sent(message, thoughts=self.sends_thoughts) for message in messages]
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop."""
         await self.client.aclose()
 
     async def __aenter__(self) -> Self:

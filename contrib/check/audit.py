@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from contrib.check.report import AuditReport, TaskReport
 from contrib.check.strategies import Strategy, StrategyAgent, actions_in_order, as_action, follow_expert
@@ -62,7 +63,8 @@ async def run_audit(
             try:
                 done[number] = await _audit(factory, plan, seed)
             except ForgeError as error:  # of this task; the others can be audited
-                done[number] = _not_played(plan, error)
+                about: dict[str, Any] = {"needs_network": bool(plan.fetches), "verifier_limit": plan.verifier_limit}
+                done[number] = TaskReport(name=plan.name, problems=(f"it cannot be played: {error}",), **about)
         progress(plan.name, len(done))
 
     async with factory:
@@ -119,15 +121,6 @@ async def play_task(factory: EnvFactory, task: Task, strategy: Strategy, seed: i
     """Play a task by a strategy, within the limits that the environment declares."""
     limits = factory.episode_limits()
     return await run_episode(factory, StrategyAgent(strategy), task, seed=seed, episode_id="audit", limits=limits)
-
-
-def _not_played(plan: TaskAudit, error: ForgeError) -> TaskReport:
-    return TaskReport(
-        name=plan.name,
-        needs_network=bool(plan.fetches),
-        verifier_limit=plan.verifier_limit,
-        problems=(f"it cannot be played: {error}",),
-    )
 
 
 def _is_same(episodes: Sequence[Episode]) -> bool:

@@ -17,8 +17,6 @@ BEAT_SECONDS = 0.005
 
 
 class Heartbeat:
-    """Measures how long the event loop was blocked."""
-
     longest = 0.0
     """Seconds of the longest block since it was last set to 0."""
 

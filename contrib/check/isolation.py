@@ -20,12 +20,11 @@ async def isolation(context: CheckContext) -> str:
     for name, shared in context.factory.shared.items():
         if (enforced := await _enforced(shared)) is not None:
             context.isolation[name] = enforced
-    unisolated = [name for name, enforced in context.isolation.items() if _is_unisolated(enforced)]
-    if unisolated:
-        raise CheckFailed(
-            f"{unisolated[0]} isolates nothing: {'; '.join(context.isolation[unisolated[0]]['missing'])}; use it "
-            "only for code that you trust"
-        )
+    for name, enforced in context.isolation.items():
+        # A sandbox that enforces nothing. A worker has no mount namespace to report, and may do so.
+        if enforced.get("seccomp") is False and enforced.get("mount_namespace") is False:
+            problems = "; ".join(enforced["missing"])
+            raise CheckFailed(f"{name} isolates nothing: {problems}; use it only for code that you trust")
     if not context.isolation:
         return "the episodes share no sandbox and no worker, so nothing is to be enforced"
     return ". ".join(f"{name}: {sentence(enforced)}" for name, enforced in context.isolation.items())
@@ -38,11 +37,6 @@ async def _enforced(shared: Any) -> dict[str, Any] | None:
     method = getattr(shared, "enforced", None)
     enforced = await invoke(method) if callable(method) else None
     return dict(enforced) if isinstance(enforced, Mapping) else None
-
-
-def _is_unisolated(enforced: Mapping[str, Any]) -> bool:
-    """Whether it is a sandbox that enforces nothing. A worker has no mount namespace to report, and may do so."""
-    return enforced.get("seccomp") is False and enforced.get("mount_namespace") is False
 
 
 def sentence(enforced: Mapping[str, Any]) -> str:

@@ -8,9 +8,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from contrib.check.context import LIMITS, CheckContext, CheckFailed
 from contrib.check.direct_calls import cancel, fresh_instance, play_directly, reset, step
 from contrib.check.strategies import StrategyAgent, actions_in_order, tool_calls, try_every_tool
 from contrib.check.threads import advice
+from contrib.common.guard import descendants, parents_of_processes
 from forge_env.core.episode import Turn
 from forge_env.core.errors import ForgeError, PolicyError
 from forge_env.core.protocols import Agent, Conversation
@@ -38,7 +38,10 @@ async def leaks(context: CheckContext) -> str:
 
     What is opened once and kept for the whole process is not a leak, so only what grows in two rounds fails the check.
     """
-    with private_temp_folder() as folder:
+    # Within the block, this process and its children keep temporary files in a new folder, which is then deleted.
+    temporary = tempfile.TemporaryDirectory(prefix="forge_check_", ignore_cleanup_errors=True)
+    with temporary as name, temporary_files_in(name):
+        folder = Path(name)
         if await _leaked(context, folder) and (leaked := await _leaked(context, folder)):
             raise CheckFailed(f"after all episodes and the environment are closed there are {'; '.join(leaked)}")
     return "nothing is left after episodes that ended, faulted or were cancelled"
@@ -46,11 +49,11 @@ async def leaks(context: CheckContext) -> str:
 
 async def _leaked(context: CheckContext, folder: Path) -> list[str]:
     """Play one round of episodes; returns what there is more of than before, one phrase for each kind."""
-    before = Resources.now(folder)
+    before = _resources(folder)
     async with context.factory:
         await _play_round(context)
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (leaked := Resources.now(folder).more_than(before)) and time.monotonic() < deadline:
+    while (leaked := _more(_resources(folder), before)) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_SECONDS)
     return leaked
 
@@ -82,8 +85,6 @@ class FailingAgent:
 
 
 class HangingAgent:
-    """An agent that never answers."""
-
     def __init__(self) -> None:
         self.reached = asyncio.Event()  # set when it is asked
 
@@ -152,52 +153,38 @@ POOL_PREFIXES = ("forge_env", "asyncio_", "AnyIO worker thread")
 MAX_NAMED = 4  # how many leaked items a phrase names
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """A snapshot: for each kind of resource, a mapping from identity to display name."""
-
-    descriptors: Mapping[object, str]
-    threads: Mapping[object, str]
-    tasks: Mapping[object, str]
-    processes: Mapping[object, str]
-    files: Mapping[object, str]
-
-    @classmethod
-    def now(cls, folder: Path) -> Resources:
-        """Take a snapshot; a process with the folder's path in its environment was started by this one."""
-        gc.collect()  # an object without references is not a leak, even if it has not been collected yet
-        return cls(
-            descriptors=_descriptors(),
-            threads={t: t.name for t in threading.enumerate() if not t.name.startswith(POOL_PREFIXES)},
-            tasks={t: getattr(t.get_coro(), "__qualname__", t.get_name()) for t in asyncio.all_tasks()},
-            processes=_processes(str(folder)),
-            files={path: str(path.relative_to(folder)) for path in folder.rglob("*")},
-        )
-
-    def more_than(self, before: Resources) -> list[str]:
-        """Return what there is more of than before, one phrase for each kind, with the remedy."""
-        kinds = (
-            ("file descriptors", "close them in close()", self.descriptors, before.descriptors),
-            ("threads", "end and join them in close()", self.threads, before.threads),
-            ("asyncio tasks", "cancel and await them in close()", self.tasks, before.tasks),
-            ("child processes", "end and await them in close()", self.processes, before.processes),
-            ("temporary files", "delete them in close()", self.files, before.files),
-        )
-        return [_more(kind, remedy, now, then) for kind, remedy, now, then in kinds if len(now) > len(then)]
+REMEDIES = {
+    "file descriptors": "close them in close()",
+    "threads": "end and join them in close()",
+    "asyncio tasks": "cancel and await them in close()",
+    "child processes": "end and await them in close()",
+    "temporary files": "delete them in close()",
+}
+Resources = Mapping[str, Mapping[object, str]]
+"""A snapshot: for each kind of `REMEDIES`, a mapping from identity to display name."""
 
 
-@contextmanager
-def private_temp_folder() -> Iterator[Path]:
-    """Within the block, this process and its children keep temporary files in a new folder, which is then deleted."""
-    temporary = tempfile.TemporaryDirectory(prefix="forge_check_", ignore_cleanup_errors=True)
-    with temporary as folder, temporary_files_in(folder):
-        yield Path(folder)
+def _resources(folder: Path) -> Resources:
+    """Take a snapshot; a process with the folder's path in its environment was started by this one."""
+    gc.collect()  # an object without references is not a leak, even if it has not been collected yet
+    return {
+        "file descriptors": _descriptors(),
+        "threads": {t: t.name for t in threading.enumerate() if not t.name.startswith(POOL_PREFIXES)},
+        "asyncio tasks": {t: getattr(t.get_coro(), "__qualname__", t.get_name()) for t in asyncio.all_tasks()},
+        "child processes": _processes(str(folder)),
+        "temporary files": {path: str(path.relative_to(folder)) for path in folder.rglob("*")},
+    }
 
 
-def _more(kind: str, remedy: str, now: Mapping[object, str], then: Mapping[object, str]) -> str:
-    names = sorted(name for key, name in now.items() if key not in then)
-    more = ", ..." if len(names) > MAX_NAMED else ""
-    return f"{len(now) - len(then)} more {kind} ({', '.join(names[:MAX_NAMED])}{more}): {remedy}"
+def _more(now: Resources, before: Resources) -> list[str]:
+    """Return what there is more of than before, one phrase for each kind, with the remedy."""
+    phrases = []
+    for kind, remedy in REMEDIES.items():
+        if (count := len(now[kind]) - len(before[kind])) > 0:
+            names = sorted(name for key, name in now[kind].items() if key not in before[kind])
+            more = ", ..." if len(names) > MAX_NAMED else ""
+            phrases.append(f"{count} more {kind} ({', '.join(names[:MAX_NAMED])}{more}): {remedy}")
+    return phrases
 
 
 def _descriptors() -> dict[object, str]:
@@ -213,25 +200,11 @@ def _descriptors() -> dict[object, str]:
 
 def _processes(mark: str) -> dict[object, str]:
     """Return the descendants of this process, and orphans that have `mark` in their environment, by process id."""
-    parents: dict[int, int] = {}
-    names: dict[int, str] = {}
-    marked: set[int] = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            name, _, rest = entry.joinpath("stat").read_text(errors="replace").rpartition(")")
-            pid = int(entry.name)
-            names[pid] = name.partition("(")[2]
-            parents[pid] = int(rest.split()[1])
-            if mark.encode() in entry.joinpath("environ").read_bytes():
-                marked.add(pid)
-        except OSError:  # it has ended, or belongs to another user
-            continue
-    me = os.getpid()
-    descendants = {pid for pid in parents if me in _ancestors(pid, parents)}
-    return {pid: f"{names[pid]} {pid}" for pid in (descendants | marked) - {me}}
-
-
-def _ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    while pid in parents and pid != 0:
-        pid = parents[pid]
-        yield pid
+    names: dict[object, str] = {}
+    below = descendants()
+    for pid in parents_of_processes():
+        with suppress(OSError):  # it has ended, or belongs to another user
+            is_ours = pid in below or mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            if is_ours and pid != os.getpid():
+                names[pid] = f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} {pid}"
+    return names

@@ -49,7 +49,6 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every task was audited, and can be trusted."""
         return not self.not_audited and all(task.ok for task in self.tasks)
 
     @property

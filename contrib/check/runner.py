@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from contrib.check.constant_answers import constant_answers
@@ -194,40 +195,39 @@ class _Runner:
         self.rows.append(replace(row, detail=detail, seconds=seconds))
 
     async def _row(self, check: Check) -> CheckRow:
+        row = partial(CheckRow, name=check.name)
         left = self._deadline - time.monotonic()
         share = max(left / max(self._remaining, 1), left * MIN_SHARE)
         if share <= 0:
             why = f"the budget of {self._budget:g} s is used up: raise it with --seconds, or select checks with --only"
-            return CheckRow(name=check.name, ok=None, detail=why, unfinished=True)
+            return row(ok=None, detail=why, unfinished=True)
         self._context.deadline = time.monotonic() + share
         played_before = self._context.episodes_played
         limit = min(share, MAX_CHECK_SECONDS)
         try:
-            detail = await with_timeout("the check", _catch_exits(check.function(self._context)), limit)
-            return CheckRow(name=check.name, ok=True, detail=detail)
+            return row(
+                ok=True, detail=await with_timeout("the check", _catch_exits(check.function(self._context)), limit)
+            )
         except CheckFailed as failure:
-            return CheckRow(name=check.name, ok=False, detail=str(failure))
+            return row(ok=False, detail=str(failure))
         except CheckWarning as warning:
-            return CheckRow(name=check.name, ok=True, detail=str(warning), is_warning=True)
+            return row(ok=True, detail=str(warning), is_warning=True)
         except CheckSkipped as reason:
-            return CheckRow(name=check.name, ok=None, detail=str(reason))
+            return row(ok=None, detail=str(reason))
         except EnvTimeout as error:
             if limit == MAX_CHECK_SECONDS or time.monotonic() < self._context.deadline:
-                detail = f"{error}: find the call that hangs, or check fewer tasks"
-                return CheckRow(name=check.name, ok=False, detail=detail)
+                return row(ok=False, detail=f"{error}: find the call that hangs, or check fewer tasks")
             played = self._context.episodes_played - played_before
-            detail = (
-                f"not finished within its {share:.3g} s of the budget of {self._budget:g} s, after {played} episodes"
-            )
+            detail = f"not finished within its {share:.3g} s of the budget of {self._budget:g} s"
+            detail += f", after {played} episodes"
             patience = max(HANG_SECONDS, 100 * self._context.slowest)
             if not played and (check.name in (FIRST.name, CONTRACT) or share >= patience):
-                detail = f"{detail}: find the call that hangs, or raise the budget with --seconds"
-                return CheckRow(name=check.name, ok=False, detail=detail)
-            detail = f"{detail} without a failure: raise it with --seconds, or check fewer --tasks"
-            return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
+                remedy = "find the call that hangs, or raise the budget with --seconds"
+                return row(ok=False, detail=f"{detail}: {remedy}")
+            remedy = "raise it with --seconds, or check fewer --tasks"
+            return row(ok=None, detail=f"{detail} without a failure: {remedy}", unfinished=True)
         except Exception as error:
-            detail = f"the environment raised {_error_with_type(error)}{advice(str(error))}"
-            return CheckRow(name=check.name, ok=False, detail=detail)
+            return row(ok=False, detail=f"the environment raised {_error_with_type(error)}{advice(str(error))}")
 
 
 async def _catch_exits(work: Coroutine[Any, Any, T]) -> T:

@@ -55,10 +55,6 @@ def advice(text: str) -> str:
     """Return ": " and a remedy where the text of an error tells its cause, else ""."""
     if is_thread_error(text):
         return f": {_THREAD_ADVICE}"
-    if is_timeout(text):
+    if any(words in text.lower() for words in _TIMEOUT_WORDS):
         return ": it is too slow here; give its tools a longer timeout, let fewer run at once, or make them faster"
     return ""
-
-
-def is_timeout(text: str) -> bool:
-    return any(words in text.lower() for words in _TIMEOUT_WORDS)

@@ -41,7 +41,6 @@ class Attack:
 
     @property
     def texts(self) -> set[str]:
-        """The text arguments of its calls."""
         return {text for action in self.actions for text in _texts(action.tool_calls)}
 
 
@@ -144,6 +143,5 @@ class TaskAuditor:
 
 
 def _texts(calls: Sequence[ToolCall]) -> Iterator[str]:
-    """The text arguments of calls."""
     for call in calls:
         yield from (value for value in (call.arguments or {}).values() if isinstance(value, str))

@@ -94,7 +94,7 @@ def _kill_descendants() -> None:
                 continue
         except ChildProcessError:
             return
-        for process in _descendants():
+        for process in descendants():
             try:
                 os.kill(process, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -102,19 +102,23 @@ def _kill_descendants() -> None:
         signal.sigtimedwait({signal.SIGCHLD}, 0.02)
 
 
-def _descendants() -> list[int]:
+def parents_of_processes() -> dict[int, int]:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
+                with open(f"/proc/{name}/stat", "rb") as file:  # the name in parentheses may hold anything
                     parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue  # it has ended meanwhile
-    family = {os.getpid()}
+    return parents
+
+
+def descendants() -> set[int]:
+    parents, family = parents_of_processes(), {os.getpid()}
     while children := {process for process, parent in parents.items() if parent in family} - family:
         family |= children
-    return [*(family - {os.getpid()})]
+    return family - {os.getpid()}
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ def ssl_context() -> ssl.SSLContext:
 
 
 def connection(url: str) -> dict[str, Any]:
-    """The settings of an httpx client that calls one server."""
     return {"verify": ssl_context(), "trust_env": False, "proxy": proxy_of(url)}
 
 

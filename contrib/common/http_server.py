@@ -56,8 +56,6 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs."""
-
     url: str
     """Such as http://127.0.0.1:40123."""
     port: int
@@ -132,7 +130,6 @@ async def open_server(app: App, host: str, port: int = 0, **settings: Any) -> As
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio sets TCP_NODELAY only then, and without it a small response waits for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -165,7 +162,6 @@ def base_url(host: str, port: int) -> str:
 
 
 def bearer_token(headers: Mapping[bytes, bytes]) -> str:
-    """Return the bearer token of a request; empty if it has none."""
     scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
@@ -253,7 +249,6 @@ async def read_object(
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """Send a response in one piece."""
     sized = [JSON_TYPE, *headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": sized})
     await send({"type": "http.response.body", "body": body})

@@ -47,7 +47,6 @@ class Medium:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the content."""
         digits = self._digits
         try:
             content = base64.b64decode(digits + "=" * (-len(digits) % 4))

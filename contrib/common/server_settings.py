@@ -20,8 +20,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what a bearer token may hold, RFC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """Settings that all servers share."""
-
     token: str
     """Every request needs it, as ``Authorization: Bearer TOKEN``."""
     host: str = "127.0.0.1"
@@ -44,7 +42,6 @@ class ServeSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only processes of this machine can connect."""
         if self.host == "localhost":
             return True
         try:

@@ -95,7 +95,6 @@ class Agent:
         self._session: Session | None = None
 
     async def serve(self, requests: int) -> None:
-        """Answer requests until the input ends."""
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(requests, "rb", buffering=0))

@@ -55,7 +55,6 @@ class Container:
 
     @classmethod
     async def start(cls, engine: Engine, recipe: Recipe, limits: Limits) -> Container:
-        """Start a container and wait until its agent accepts requests."""
         identity = await owner.created(engine, create(engine, recipe, limits))
         container = cls(engine, identity, memory_bytes=memory_needed(limits), tmp_bytes=limits.tmp_bytes)
         try:

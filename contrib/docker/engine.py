@@ -63,7 +63,6 @@ class Engine:
         )
 
     def is_not_there(self, error: SandboxError) -> bool:
-        """Whether the engine reported that the object does not exist."""
         return isinstance(error.__cause__, self._errors.NotFound)
 
     def has_just_ended(self, error: SandboxError) -> bool:

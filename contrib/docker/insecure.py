@@ -56,8 +56,6 @@ async def open_insecure(
 
 
 class InsecureSpawner(Spawner):
-    """Gives every snippet and session a folder of its own."""
-
     def __init__(self) -> None:
         super().__init__(str(GUEST_PLAIN), str(GUEST))
 

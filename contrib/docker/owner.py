@@ -108,7 +108,6 @@ async def remove_whole(engine: Engine, container: str) -> None:
 
 
 async def is_there(engine: Engine, container: str) -> bool:
-    """Whether the engine has a container. Raises SandboxError."""
     try:
         await engine.call(engine.client.api.inspect_container, container)
     except SandboxError as error:

@@ -63,7 +63,6 @@ class Spawner:
         """See `open_helper`."""
 
     async def close(self) -> None:
-        """End every process and wait for it."""
         self.alive = False
         waiting = tuple(self._ended.values())
         self.kill_all()

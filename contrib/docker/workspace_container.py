@@ -42,8 +42,6 @@ _FOLDERS = "forge_env-link-"
 
 
 class ContainerKeeper:
-    """The `Keeper` of a container."""
-
     end_s = 120.0
 
     def __init__(self, engine: Engine, container: str, group: ContainerSlot | None) -> None:
@@ -101,7 +99,6 @@ async def start_container(
 
 
 def reap_folders() -> None:
-    """Remove the folders of sockets of dead owners."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
         name = folder.name.removeprefix(_FOLDERS).rpartition("-")[0]
         namespace, pid, _ = name.split("-") if name.count("-") == 2 else ("", "0", "")

@@ -24,7 +24,6 @@ from forge_env.rollout.episode_run import MAX_FULL_PROMPTS, End, EpisodeRun, Lim
 
 
 async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, seed: int) -> End:
-    """Play an episode to its end."""
     await run.reset(env, task, seed)
     turns = _ConcurrentTurns(run, env)
     try:

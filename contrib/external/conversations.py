@@ -110,7 +110,6 @@ class ProgramConversations:
         return conversation, observation
 
     def before(self, conversation: ProgramConversation) -> Sequence[ProgramConversation]:
-        """Return the conversations that began before one."""
         return self._all[: conversation.number]
 
     def refused(self, conversation: ProgramConversation) -> None:
@@ -118,7 +117,6 @@ class ProgramConversations:
         conversation.asked = None
 
     def answered(self, conversation: ProgramConversation, request: ProgramRequest, reply: Message) -> None:
-        """Add a response, as the program receives it."""
         question, conversation.asked = conversation.asked or (), None
         if isinstance(request.prompt, str):
             conversation.text = request.prompt + reply["content"]

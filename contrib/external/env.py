@@ -272,7 +272,6 @@ class External(ConcurrentEnv):
     # what does not
 
     async def _exit_code(self) -> int:
-        """Wait for the end of the player; return its exit code."""
         assert self._player is not None and self._record is not None
         try:
             return await self._player.ended()

@@ -100,7 +100,6 @@ class Gateway:
         await server.start_serving()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -135,7 +134,6 @@ class Gateway:
     async def _queue_request(
         self, session: ProgramSession, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive
     ) -> PendingRequest:
-        """Read a request and queue it in the session."""
         if path not in DIALECTS:
             paths = ", ".join(["/v1/models", *DIALECTS])
             raise RequestRefused(404, f"there is no {path}; there are {paths}", code="not_found")
@@ -254,13 +252,11 @@ async def is_disconnected(hangup: asyncio.Task[None]) -> bool:
 
 
 async def until_disconnected(receive: Receive) -> None:
-    """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_json(send: Send, status: int, value: Any, *headers: tuple[bytes, bytes]) -> None:
-    """Send a response."""
     await _start(send, status, b"application/json", *headers)
     await send({"type": "http.response.body", "body": dump(value)})
 

@@ -72,7 +72,6 @@ class GrammarTrials:
         )
 
     async def close(self) -> None:
-        """End the process, if there is one."""
         self._is_closed = True
         if self._process is not None:
             await asyncio.to_thread(self._process.end)

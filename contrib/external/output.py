@@ -25,7 +25,6 @@ class ProgramOutput:
         self._tails = {"stdout": bytearray(), "stderr": bytearray()}
 
     def note(self, name: str, data: bytes) -> None:
-        """Add to "stdout" or "stderr"."""
         self._tails[name] += data
         del self._tails[name][:-TAIL_BYTES]
 
@@ -34,7 +33,6 @@ class ProgramOutput:
         return self._tails[name].decode("utf-8", "replace")
 
     def ending(self, code: int) -> str:
-        """Return how it ended, as the verb of a sentence."""
         return how_it_ended(code)
 
     def facts(self) -> dict[str, Any]:

@@ -44,8 +44,6 @@ def command_of(text: str, *, is_inside: bool = False) -> list[str]:
 
 
 class Program(ProgramOutput):
-    """A running program. `Program.start` makes one."""
-
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         super().__init__()
         self.folder = folder

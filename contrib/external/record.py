@@ -24,11 +24,9 @@ class PlayerRecord:
 
     @property
     def silence(self) -> str:
-        """A clause about a player that sent no request to the model."""
         return "was answered nothing" if self._session.refusals.counts else "asked the model nothing"
 
     def info(self) -> dict[str, Any]:
-        """Return the info of the episode."""
         facts = self._player.facts()
         if self.note:
             facts["note"] = self.note

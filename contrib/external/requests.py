@@ -18,8 +18,6 @@ def whole_number(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """One request of a program."""
-
     model: str
     """As the program calls it; all names mean the same model."""
     messages: tuple[Message, ...] = ()

@@ -53,7 +53,6 @@ def is_inside(tasks: str, image: str) -> bool:
 
 
 def task_factory(tasks: str, *, data: str, image: str, task_options: Options) -> EnvFactory:
-    """The environment of the tasks, with its options."""
     own = json_object(task_options, "task_options", '{"network": "declared"}')
     options: Mapping[str, str] = {"data": data, "image": image if has_workspaces(tasks) else ""}
     return make(tasks, **own, **{name: value for name, value in options.items() if value and name not in own})

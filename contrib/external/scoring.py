@@ -74,7 +74,6 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a result file on this machine."""
     try:
         # No link, which could lead out of a sandbox, and no pipe, which would block.
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
@@ -111,7 +110,6 @@ class Scorer:
     async def score(
         self, task: Task, messages: Sequence[Message], result: Result, *, seed: int, limits: EpisodeLimits
     ) -> tuple[float, dict[str, float]]:
-        """Return the reward and its breakdown."""
         if self.part is not None:
             return await score([self.part], task, messages, result.answer)
         if self.env is not None:

@@ -122,7 +122,6 @@ class ProgramSession:
         return pending
 
     async def next(self) -> PendingRequest:
-        """Wait for the next request that still has a connection."""
         while True:
             while self._queue:
                 pending = self._queue.popleft()
@@ -133,7 +132,6 @@ class ProgramSession:
             await self._arrival.wait()
 
     def delivered(self, pending: PendingRequest) -> None:
-        """Note that a response was delivered."""
         if not pending.delivered:
             pending.delivered = True
             self._deliveries.append(pending)
@@ -159,7 +157,6 @@ class ProgramSession:
 
     @property
     def has_waiting_request(self) -> bool:
-        """Whether a request waits for its response."""
         return any(not pending.reply.done() for pending in self._open)
 
     def close(self, why: str = "", code: str = "") -> None:

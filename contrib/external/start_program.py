@@ -20,7 +20,6 @@ TASK, _PROMPT = "task.json", "prompt.txt"
 
 
 async def start_program(setup: ProgramSetup, session: ProgramSession, task: Task, seed: int) -> Program:
-    """Start the program of one episode."""
     folder = new_folder()
     try:
         prompt = prompt_of(task.prompt)

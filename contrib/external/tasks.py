@@ -19,7 +19,6 @@ _PROMPTS, _TARGETS = ("prompt", "question", "messages"), ("target", "answer")
 def make_tasks(
     split: str, *, count: int, seed: int, tasks: str, data: str, image: str = "", task_options: Options = ""
 ) -> Sequence[Task]:
-    """Return the tasks that these options of external ask for."""
     if tasks and data and not has_workspaces(tasks):
         raise UserError(
             f"tasks is {tasks!r} and data is {data!r}: the tasks come from one of them, leave the other out"

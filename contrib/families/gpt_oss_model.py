@@ -324,8 +324,6 @@ def _rename(name: str, names: Mapping[str, str]) -> str:
 
 
 class GptOssBuilder(Builder):
-    """Builds gpt-oss."""
-
     model = Replayed.Config
     block = Block.Config
     adapter = Names

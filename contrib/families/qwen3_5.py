@@ -74,7 +74,6 @@ class Qwen35(Family):
         return []
 
     def layer_types(self, config: Mapping[str, Any]) -> list[str]:
-        """Which attention each layer has."""
         every = config.get("full_attention_interval") or _EVERY
         layers = range(1, config["num_hidden_layers"] + 1)
         return config.get("layer_types") or [
@@ -88,7 +87,6 @@ class Qwen35(Family):
         return {**rope_parameters(config), "partial_rotary_factor": factor}
 
     def linear(self, config: Mapping[str, Any]) -> LinearAttention:
-        """The sizes of the layers with a gated delta rule."""
         settings = {**_SIZES, **config}
         return LinearAttention(
             layers=self.layer_types(config).count("linear_attention"),

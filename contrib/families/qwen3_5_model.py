@@ -165,8 +165,6 @@ class HybridBlock(TransformerBlock):
 
 
 class HybridModel(ReplayedModel):
-    """A decoder that tells its blocks the rows."""
-
     @dataclass(kw_only=True, slots=True)
     class Config(ReplayedModel.Config):
         pass
@@ -178,8 +176,6 @@ class HybridModel(ReplayedModel):
 
 
 class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
-    """Names of Qwen3.5."""
-
     def __init__(self, model_config: Decoder.Config, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
         for letter in "qkv":
@@ -195,8 +191,6 @@ class Qwen35StateDictAdapter(Qwen3StateDictAdapter):
 
 
 class Qwen35Builder(Builder):
-    """Builds Qwen3.5."""
-
     model = HybridModel.Config
     block = HybridBlock.Config
     adapter = Qwen35StateDictAdapter
@@ -278,5 +272,4 @@ class Qwen35Builder(Builder):
 
 
 def linear(inputs: int, outputs: int) -> Linear.Config:
-    """A matrix that is loaded after construction."""
     return Linear.Config(in_features=inputs, out_features=outputs, param_init=SKIP)

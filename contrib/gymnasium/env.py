@@ -130,7 +130,6 @@ class SyncEnv(gymnasium.Env[str, str]):
         return self._result(step)
 
     def render(self) -> str | None:
-        """Return the conversation so far, with `render_mode="ansi"`."""
         return _text(self._transcript) if self.render_mode == "ansi" else None
 
     def close(self) -> None:

@@ -27,8 +27,6 @@ CLOSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """The result of a `reset` or `step`."""
-
     messages: Sequence[Message] = ()
     reward: float = 0.0
     terminated: bool = False
@@ -72,7 +70,6 @@ class EnvRunner:
             return StepOutcome(messages=messages, info=info)
 
     async def step(self, action: Action) -> StepOutcome:
-        """Take one action; a fault of the environment is an outcome."""
         async with self._turn:
             assert self._env is not None
             try:

@@ -226,8 +226,6 @@ class Config(_Section):
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A task folder that has been read and checked."""
-
     folder: Path
     config: Config
     digest: str

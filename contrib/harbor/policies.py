@@ -43,7 +43,6 @@ class Consent:
 
 
 def read_consent(network: str, mirrors: str) -> Consent:
-    """Read the options `network` and `mirrors`. Raises UserError."""
     words = [word.strip().lower() for word in network.split(",") if word.strip()]
     hosts = tuple(word for word in words if word not in ("off", "declared"))
     if not words or ("off" in words and len(words) > 1):

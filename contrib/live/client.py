@@ -69,7 +69,6 @@ class LiveClient:
         return self._is_closed
 
     def look(self) -> dict[str, Any]:
-        """Return what the run does now, see `contrib.live.state`."""
         state: dict[str, Any] = self._ask({"do": "look"})["state"]
         return state
 
@@ -82,7 +81,6 @@ class LiveClient:
         return str(self._ask({"do": action, "value": value})["text"])
 
     def release(self) -> None:
-        """Let others act on the run."""
         self._ask({"do": "release"})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

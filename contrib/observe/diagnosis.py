@@ -39,13 +39,10 @@ class Finding:
 
     @property
     def steps(self) -> str:
-        """The steps in which it was true, for people."""
         return f"steps {self.step} to {self.last_step}" if self.last_step > self.step else f"step {self.step}"
 
 
 class Diagnosis:
-    """Looks for reasons why a run does not learn."""
-
     def __init__(self, facts: RunFacts, tell: Callable[[Finding], None] = lambda finding: None) -> None:
         self.facts = facts
         self._tell = tell

@@ -53,17 +53,8 @@ CHEATS = "cheats/rewarded"
 
 Values = Mapping[str, float]
 KEPT = (
-    "loss",
-    "skipped",
-    "success",
-    "tokens",
-    "training_reward",
-    "training_reward_std",
-    "episodes",
-    "entropy",
-    "ess",
-    "clipped_low",
-    "clipped_high",
+    *("loss", "skipped", "success", "tokens", "training_reward", "training_reward_std"),
+    *("episodes", "entropy", "ess", "clipped_low", "clipped_high"),
 )
 PREFIXES = ("signal/", "ended_by/", CHEATS)
 
@@ -139,7 +130,6 @@ class History:
                 self.best = max(self.best, _mean(self.last(FEW), "training_reward"))
 
     def last(self, count: int = WINDOW) -> list[Values]:
-        """The last steps."""
         return list(self.recent)[-count:]
 
     def evaluated(self, values: Values) -> None:
@@ -337,20 +327,16 @@ def _truncated(history: History, facts: RunFacts) -> Case | None:
     if episodes < LEAST_GROUPS:
         return None
     limits = {"max_turn_tokens": facts.max_turn_tokens, "max_tokens": facts.max_tokens}
-    ended = {
-        name: sum(record.get(f"ended_by/{name}", 0.0) * record.get("episodes", 0.0) for record in steps)
-        for name in limits
-    }
-    if sum(ended.values()) < TRUNCATED * episodes:
+    counts = [sum(r.get(f"ended_by/{name}", 0.0) * r.get("episodes", 0.0) for r in steps) for name in limits]
+    if sum(counts) < TRUNCATED * episodes:
         return None
-    by_limit = ", ".join(f"{count:,.0f} by {name} ({limits[name]})" for name, count in ended.items() if count >= 0.5)
+    ended = {name: count for name, count in zip(limits, counts, strict=True) if count >= 0.5}
+    by_limit = ", ".join(f"{count:,.0f} by {name} ({limits[name]})" for name, count in ended.items())
     return Case(
         "truncated",
         f"of {episodes:,.0f} episodes of the last {len(steps)} steps a limit on tokens ended {by_limit}",
         "the model is cut off before it can answer",
-        "a higher "
-        + " or ".join(f"--env.{name}" for name, count in ended.items() if count >= 0.5)
-        + ", or a prompt or a warm-up that shows short answers",
+        f"a higher {' or '.join(f'--env.{name}' for name in ended)}, or a prompt or a warm-up that shows short answers",
     )
 
 

@@ -40,20 +40,20 @@ class SpanSender:
     the first time and at the end.
 
     Args:
-        folder: of the run; nothing is written.
-        config: of the run or the evaluation; it says what acts in the episodes.
         mode: "messages", or "" to send no texts.
-        say: told what goes wrong, from any thread.
-        backlog: episodes that may wait.
         close_seconds: how long `close` waits at most, for a collector that has answered so far.
     """
 
     @classmethod
     def check(cls, mode: str) -> None:
-        """Check that spans can be sent."""
         if mode not in ("", "messages"):
             raise UserError(f"the mode is {mode}; it is messages, or none")
-        if not _is_installed():
+        try:
+            names = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+            is_installed = all(importlib.util.find_spec(name) is not None for name in names)
+        except ModuleNotFoundError:
+            is_installed = False
+        if not is_installed:
             raise UserError(
                 "it needs OpenTelemetry's SDK and its exporter: pip install 'forge-env[otel]', or "
                 "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
@@ -88,7 +88,6 @@ class SpanSender:
         """Spans hold no metrics."""
 
     def episode(self, episode: Episode, phase: str) -> None:
-        """Send the spans of an episode that has ended."""
         self.added += 1
         try:
             self._queue.put_nowait((episode, phase, time.time()))
@@ -225,13 +224,8 @@ def _emit(tracer: Any, spans: Iterable[Span]) -> None:
     context: Any = None
     started = []
     for span in spans:
-        made = tracer.start_span(
-            span.name,
-            context=context,
-            kind=kinds[span.kind],
-            attributes=span.attributes,
-            start_time=round(span.start * 1e9),
-        )
+        about = {"kind": kinds[span.kind], "attributes": span.attributes, "start_time": round(span.start * 1e9)}
+        made = tracer.start_span(span.name, context=context, **about)
         context = context or set_span_in_context(made)
         end = round((span.start + span.seconds) * 1e9)
         for name, attributes in span.events:
@@ -241,11 +235,3 @@ def _emit(tracer: Any, spans: Iterable[Span]) -> None:
         started.append((made, end))
     for made, end in started:
         made.end(end_time=end)
-
-
-def _is_installed() -> bool:
-    try:
-        names = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
-        return all(importlib.util.find_spec(name) is not None for name in names)
-    except ModuleNotFoundError:
-        return False

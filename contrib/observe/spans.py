@@ -72,14 +72,9 @@ def source_of(config: Mapping[str, Any]) -> Source:
 def episode_spans(
     episode: Episode, source: Source, *, recorded: float, phase: str = "", messages: bool = False
 ) -> list[Span]:
-    """Return the spans of an episode, its own first.
+    """Return the spans of an episode, its own first, with the texts of messages, arguments and results if asked for.
 
-    Args:
-        episode: the record of it.
-        source: what acted.
-        recorded: when it was recorded, seconds since 1970: its end, if the record does not say when it began.
-        phase: of a training run.
-        messages: whether to add the texts of messages, arguments and results.
+    It ended when it was `recorded`, in seconds since 1970, if its record does not say when it began.
     """
     worked = sum(_seconds(turn.policy_seconds) + _seconds(turn.env_seconds) for turn in episode.turns)
     total = max(worked, _seconds(episode.info.get("seconds")))
@@ -145,8 +140,7 @@ def _turn(episode: Episode, number: int, turn: Turn, source: Source, start: floa
     if messages:
         shown = [_message(message) for message in turn.observation]
         written = {**_message(turn.message), "finish_reason": finish}
-        attributes["gen_ai.input.messages"] = json.dumps(portable(shown), ensure_ascii=False)
-        attributes["gen_ai.output.messages"] = json.dumps([portable(written)], ensure_ascii=False)
+        attributes |= {"gen_ai.input.messages": _json(shown), "gen_ai.output.messages": _json([written])}
     return Span(
         name=portable(f"chat {source.model}".strip()),
         kind="client",
@@ -174,24 +168,14 @@ def _tools(episode: Episode, turn: Turn, start: float, after: Sequence[Message] 
             call = calls[number]
             attributes["gen_ai.tool.call.id"] = call.id
             if after is not None:
-                written = (
-                    call.raw if call.arguments is None else json.dumps(portable(call.arguments), ensure_ascii=False)
-                )
-                attributes["gen_ai.tool.call.arguments"] = written
+                text = call.raw if call.arguments is None else _json(call.arguments)
+                attributes["gen_ai.tool.call.arguments"] = text
                 attributes["gen_ai.tool.call.result"] = results.get(call.id)
         if use.error:
             attributes["error.type"] = use.error
-        seconds = _seconds(use.seconds)
-        spans.append(
-            Span(
-                name=portable(f"execute_tool {name}"),
-                kind="internal",
-                start=start,
-                seconds=seconds,
-                attributes=_sent(attributes),
-                error=portable(use.error),
-            )
-        )
+        seconds, named = _seconds(use.seconds), portable(f"execute_tool {name}")
+        about = {"attributes": _sent(attributes), "error": portable(use.error)}
+        spans.append(Span(name=named, kind="internal", start=start, seconds=seconds, **about))
         start += 0.0 if at_once else seconds
     return spans
 
@@ -232,6 +216,10 @@ def _message(message: Message) -> dict[str, Any]:
         named = {"id": call.get("id"), "name": function.get("name")}
         parts.append({"type": "tool_call", **named, "arguments": function.get("arguments")})
     return {"role": message["role"], "parts": parts}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(portable(value), ensure_ascii=False)
 
 
 def _sent(attributes: Mapping[str, Any]) -> dict[str, Any]:

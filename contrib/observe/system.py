@@ -28,19 +28,16 @@ from typing import Any
 
 import psutil
 
+from contrib.common.guard import parents_of_processes
 from trainers.metrics.gpus import Gpus
 from trainers.metrics.observer import Observer
 from trainers.run.run import Run
 
+Say = Callable[[str], None]
+
 
 class SystemMetrics:
-    """Measures this machine and the descendants of this process.
-
-    Args:
-        folder: of the run.
-        services: the process ids of each replica; other descendants belong to the controller.
-        gpus: numbers of the run's GPUs on this machine.
-    """
+    """Measures this machine and the descendants of this process; those of no service belong to the controller."""
 
     def __init__(self, folder: Path, services: Callable[[], Mapping[str, Sequence[int]]], gpus: Sequence[int]) -> None:
         self._folder = folder
@@ -93,7 +90,7 @@ class SystemMetrics:
         # Replicas are NAME_0, NAME_1 and so on, and one service.
         services = {pid: re.sub(r"_\d+$", "", name) for name, pids in self._services().items() for pid in pids}
         services[os.getpid()] = "controller"
-        parents = _parents()
+        parents = parents_of_processes()
         known = {os.getpid(): "controller"}
 
         def service_of(pid: int) -> str:
@@ -119,16 +116,9 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        metrics: SystemMetrics,
-        interval: float,
-        take: Callable[[Mapping[str, float]], None],
-        say: Callable[[str], None],
+        self, metrics: SystemMetrics, interval: float, take: Callable[[Mapping[str, float]], None], say: Say
     ) -> None:
-        self._metrics = metrics
-        self._interval = interval
-        self._take = take
-        self._say = say
+        self._metrics, self._interval, self._take, self._say = metrics, interval, take, say
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
         self._thread.start()
@@ -194,19 +184,6 @@ def _by_service(on_gpus: Mapping[int, Mapping[int, float]], services: Mapping[in
     return dict(sorted(found.items()))
 
 
-def _parents() -> dict[int, int]:
-    parents = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                with open(f"/proc/{entry.name}/stat", "rb") as file:
-                    # The name in parentheses may hold anything; the state and then the parent follow it.
-                    parents[int(entry.name)] = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue  # it has just ended
-    return parents
-
-
 class MeasuredGpus(Gpus):
     """Measures the GPUs with these numbers."""
 
@@ -236,6 +213,7 @@ class MeasuredGpus(Gpus):
 
     def _readings(self, handle: Any) -> list[tuple[tuple[str, ...], Any]]:
         nvml = self.nvml
+        celsius = nvml.NVML_TEMPERATURE_GPU
 
         def memory() -> tuple[float, float]:
             info = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -245,8 +223,5 @@ class MeasuredGpus(Gpus):
             (("utilization_percent",), lambda: (float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),)),
             (("memory_used_bytes", "memory_total_bytes"), memory),
             (("power_watts",), lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,)),
-            (
-                ("temperature_celsius",),
-                lambda: (float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),),
-            ),
+            (("temperature_celsius",), lambda: (float(nvml.nvmlDeviceGetTemperature(handle, celsius)),)),
         ]

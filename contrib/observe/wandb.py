@@ -34,17 +34,10 @@ class WandbError(RuntimeError):
 
 
 class Wandb:
-    """Hands each record to the process; the first record starts it.
-
-    Args:
-        folder: of the run.
-        config: of the run, for its page at W&B.
-        mode: "offline", "online", or "" for that of WANDB_MODE, or else online.
-    """
+    """Hands each record to the process, which the first one starts. The mode "" is that of WANDB_MODE, or else online."""
 
     @classmethod
     def check(cls, mode: str) -> None:
-        """Check that the package and its key are there."""
         mode = _mode(mode)
         if mode not in ("offline", "online"):
             raise UserError(f"the mode is {mode}; it is offline or online")

@@ -7,6 +7,7 @@ bounded time.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -25,7 +26,8 @@ def main() -> int:
     threading.Thread(target=_read, args=(lines, options["finish_seconds"]), daemon=True).start()
     run = _begin(options)
     _take(run, lines)
-    _finish(run)
+    run.finish()
+    importlib.import_module("wandb").teardown()
     return 0
 
 
@@ -52,17 +54,9 @@ def _begin(options: dict[str, Any]) -> Any:
         x_disable_meta=True,
         x_disable_stats=True,  # the run measures its machine itself
     )
-    is_online = options["mode"] == "online"
-    return wandb.init(
-        mode=options["mode"],
-        project=options["project"],
-        name=options["name"],
-        id=options["id"],
-        resume="allow" if is_online else None,
-        dir=options["dir"],
-        config=options["config"],
-        settings=settings,
-    )
+    resume = "allow" if options["mode"] == "online" else None
+    given = {name: options[name] for name in ("mode", "project", "name", "id", "dir", "config")}
+    return wandb.init(**given, resume=resume, settings=settings)
 
 
 def _take(run: Any, lines: Lines) -> None:
@@ -73,13 +67,6 @@ def _take(run: Any, lines: Lines) -> None:
             known.add(phase)
             run.define_metric(f"{phase}/*", step_metric=axis)
         run.log({axis: record["step"], **{f"{phase}/{name}": value for name, value in record["values"].items()}})
-
-
-def _finish(run: Any) -> None:
-    import wandb
-
-    run.finish()
-    wandb.teardown()
 
 
 def _give_up() -> None:

@@ -31,7 +31,6 @@ _IMAGE = re.compile(
 
 
 def is_image(source: str) -> bool:
-    """Whether a source is the name of an image, and no URL."""
     return "://" not in source and _IMAGE.fullmatch(source) is not None
 
 
@@ -52,7 +51,6 @@ class Container:
             raise ServiceError(f"the container of the OpenEnv image ended; it wrote: {last_words(self.tail)}")
 
     async def close(self) -> None:
-        """Remove it. May be called again."""
         try:
             await stop(self._process, _STOP_SECONDS)
         finally:

@@ -92,7 +92,6 @@ class Session:
         return tools if are_listed else None
 
     async def close(self) -> None:
-        """End the session. May be called again."""
         from websockets.exceptions import ConnectionClosed
 
         with contextlib.suppress(ConnectionClosed, OSError, TimeoutError):

@@ -31,8 +31,6 @@ FAULTED = "faults"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run, as far as its folder records them."""
-
     env: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the environment."""

@@ -44,8 +44,6 @@ TRAIN = Path("episodes") / "train.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """What an episode does in the step."""
-
     episode: str
     env: str
     reward: float
@@ -70,8 +68,6 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAgain:
-    """A step, trained again."""
-
     step: int
     weights_step: int
     """The optimizer steps of the weights; the step itself began with those of `step` - 1."""
@@ -204,7 +200,6 @@ def _plan(run: Path, checkpoint: Checkpoint) -> RunPlan:
 
 
 def _model(run: Path, plan: RunPlan) -> Path:
-    """The folder of the model that the run began with."""
     from agents.model_folder import INITIAL, find_model
 
     own = run / INITIAL
@@ -213,7 +208,6 @@ def _model(run: Path, plan: RunPlan) -> Path:
 
 @contextmanager
 def _trainer(run: Path, plan: RunPlan, checkpoint: Checkpoint, weights_step: int) -> Iterator[Any]:
-    """A trainer of one process with the weights."""
     from trainers.titan.checkpoint import load_weights
     from trainers.titan.settings import TitanSettings
     from trainers.titan.trainer import TitanTrainer
@@ -273,7 +267,6 @@ class _Measured:
         return [dict(zip(("sequences", "length", "trained"), shape, strict=True)) for shape in shapes]
 
     def step(self) -> dict[str, float]:
-        """The metrics of the whole step."""
         metrics: dict[str, float] = self._trainer.train_step(self._samples, self._objective.loss, **self._options)
         return metrics
 

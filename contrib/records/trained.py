@@ -13,8 +13,6 @@ TRAINED = "trained.jsonl"
 
 
 class Trained(NamedTuple):
-    """A line of the file."""
-
     step: int
     episode: str
     advantages: tuple[float, ...]

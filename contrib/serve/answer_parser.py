@@ -168,15 +168,12 @@ class AnswerParser(Parser):
         return more
 
     def _read(self, text: str, request: Any, token_ids: Sequence[int]) -> Answer:
-        return self._form.read(text, tools=_tools(request), is_cut=self._is_cut(token_ids, request))
-
-    def _is_cut(self, token_ids: Sequence[int], request: Any) -> bool:
         ids = list(token_ids)
         ends = {*self.renderer.stop_token_ids, *(getattr(request, "stop_token_ids", None) or ())}
-        if not ids or ids[-1] in ends:
-            return False
-        stops = _stops(request)
-        return not stops or not any(stop in self.renderer.decode(ids) for stop in stops)
+        is_cut = bool(ids) and ids[-1] not in ends
+        if is_cut and (stops := _stops(request)):
+            is_cut = not any(stop in self.renderer.decode(ids) for stop in stops)
+        return self._form.read(text, tools=_tools(request), is_cut=is_cut)
 
 
 def install(renderer: Renderer) -> None:

@@ -61,17 +61,6 @@ class Chosen:
 
 
 class Desk:
-    """Begins episodes, and records them.
-
-    Args:
-        factory: of the environment, open.
-        settings: of the server.
-        options: of the episodes.
-        tasks: of the server's own split.
-        tools: that an instance has before its first episode.
-        folder: of the records, if there are any.
-    """
-
     def __init__(
         self,
         factory: EnvFactory,
@@ -83,7 +72,7 @@ class Desk:
     ) -> None:
         self.factory = factory
         self.settings = settings
-        self.tools = tools
+        self.tools = tools  # that an instance has before its first episode
         self.limits = _limits(factory, options)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has the exception that ends the server."""
@@ -107,7 +96,6 @@ class Desk:
             return self._tasks[split]
 
     async def splits(self) -> list[str]:
-        """Return the splits that have tasks."""
         found = []
         for split in dict.fromkeys((*SPLITS, self._options.split)):
             try:
@@ -144,7 +132,6 @@ class Desk:
         return Chosen(split=name, index=index, task=tasks[index], seed=seed)
 
     def begin(self, chosen: Chosen) -> ClientEpisode:
-        """Begin the episode of a task."""
         number = self._attempts[chosen.task.id]
         self._attempts[chosen.task.id] += 1
         started, clock = time.time(), time.perf_counter()
@@ -166,7 +153,6 @@ class Desk:
         return episode
 
     async def close(self) -> None:
-        """End the open episodes as faults."""
         ends = [episode.end("the server was stopped before the end of the episode") for episode in self._open]
         await asyncio.gather(*ends, return_exceptions=True)
 

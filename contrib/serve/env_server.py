@@ -52,15 +52,7 @@ async def serve_env(
     settings: ServeSettings,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve an environment until this coroutine is cancelled, or the server fails.
-
-    Args:
-        opener: the `open_app` of a protocol, of (factory, settings).
-        env: name of the environment.
-        options: of the environment.
-        settings: of the server.
-        announce: called with the URL once the server listens.
-    """
+    """Serve an environment by the `open_app` of a protocol until this coroutine is cancelled, or the server fails."""
     if env_class(env)._episode_player is not None:
         raise UserError(
             f"the environment {env} has turns that run at once, which this protocol does not carry: run it where its "
@@ -89,12 +81,12 @@ async def open_app(factory: EnvFactory, settings: ServeSettings) -> AsyncIterato
 
 
 def about(factory: EnvFactory) -> About:
-    """Return the facts that the class of an environment declares."""
     cls = factory.env_class
     facts: dict[str, Any] = {
         "name": factory.name,
         "tools": list(cls.tools) if not isinstance(cls.tools, property) else [],
-        "truncation_reward": _declared(cls, "truncation_reward"),
+        # An instance tells its own where a property stands.
+        "truncation_reward": (Env if isinstance(cls.truncation_reward, property) else cls).truncation_reward,
         "time_spent_by": cls.time_spent_by,
         "limits": factory.declared_limits(),
         "effects": factory.effects(),
@@ -105,12 +97,6 @@ def about(factory: EnvFactory) -> About:
         "has_on_limit": cls.on_limit is not Env.on_limit,
     }
     return About(id=value_digest(facts), **facts)
-
-
-def _declared(cls: type[Env], name: str) -> Any:
-    """Return a class attribute, or Env's where a property stands in its place: an instance tells its own."""
-    value = getattr(cls, name)
-    return getattr(Env, name) if isinstance(value, property) else value
 
 
 class EnvApp:
@@ -129,7 +115,6 @@ class EnvApp:
         self._tasks_lock = asyncio.Lock()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         try:
@@ -147,7 +132,6 @@ class EnvApp:
             await self._end(idle)
 
     async def close(self) -> None:
-        """Close all sessions."""
         await self._end(dict(self._sessions))
 
     async def _end(self, sessions: Mapping[str, Session]) -> None:
@@ -208,18 +192,13 @@ class EnvApp:
         if not _SESSION_ID.fullmatch(name):
             raise RequestRefused(400, "the name of a session is 32 digits of 0-9 and a-f")
         if request.get("number") != 1 or request.get("call") != "reset":
-            raise RequestRefused(
-                410,
-                f"there is no such session: the server was restarted, or had no request of it for "
-                f"{self._settings.idle_seconds:g} s",
-            )
+            why = f"the server was restarted, or had no request of it for {self._settings.idle_seconds:g} s"
+            raise RequestRefused(410, f"there is no such session: {why}")
         if request.get("about") != self._about.id:
             raise RequestRefused(410, f"the server now serves another environment or version, of {self._about.name}")
         if len(self._sessions) >= self._settings.max_sessions:
-            raise RequestRefused(
-                503,
-                f"all {self._settings.max_sessions} sessions are in use: --max-sessions of the server sets how many",
-            )
+            most = self._settings.max_sessions
+            raise RequestRefused(503, f"all {most} sessions are in use: --max-sessions of the server sets how many")
         session = self._sessions[name] = Session(self._factory, max_seconds=self._settings.idle_seconds)
         return session
 

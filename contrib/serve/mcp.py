@@ -82,7 +82,6 @@ class Sessions:
         """Of a session with tools that differ from the common ones."""
 
     async def list_tools(self, context: Any, params: Any) -> Any:
-        """Answer "tools/list"."""
         import mcp_types
 
         tools = self._tools_of(_session_id(context))
@@ -90,7 +89,6 @@ class Sessions:
         return mcp_types.ListToolsResult(tools=[mcp_types.Tool(**tool) for tool in (start, *tool_list(tools))])
 
     async def call_tool(self, context: Any, params: Any) -> Any:
-        """Answer "tools/call"."""
         session, name, arguments = _session_id(context), params.name, dict(params.arguments or {})
         tools = self._tools_of(session)
         try:
@@ -112,7 +110,6 @@ class Sessions:
         return _shown_result(shown)
 
     async def end(self, session: str) -> None:
-        """End the episode of a session that its client has closed."""
         self._tools.pop(session, None)
         self._starting.discard(session)
         if (episode := self._episodes.get(session)) is not None:
@@ -157,7 +154,6 @@ class McpApp:
         self._versions, self._other_version = HANDSHAKE_PROTOCOL_VERSIONS, UNSUPPORTED_PROTOCOL_VERSION
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         headers = {name.lower(): value for name, value in scope["headers"]}

@@ -49,8 +49,6 @@ _CPU_OPTIONS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(4 * 2**
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServer:
-    """A model to serve, and its address."""
-
     run: str
     """Weights of a training run, see `run_weights`; the folder of a model or of an adapter; or a hub id."""
     adapters: Sequence[str] = ()
@@ -62,7 +60,6 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """The URL at which this machine reaches it."""
         return base_url(ANY_ADDRESS.get(self.host, self.host), self.port)
 
     def command(self) -> tuple[str, dict[str, str], list[str]]:
@@ -116,19 +113,12 @@ class ModelServer:
 
 
 def open_renderer(settings: Mapping[str, Any]) -> Renderer:
-    """The renderer of a served model, from `ModelServer.command`."""
     template = settings.get("template")
     return Renderer(settings["model"], thinking=settings["thinking"], template=Path(template) if template else None)
 
 
 async def serve_model(server: ModelServer, token: str, announce: Callable[[str, str, list[str]], None]) -> None:
-    """Serve a model until cancelled.
-
-    Args:
-        server: the model and its address.
-        token: every request needs it.
-        announce: called with the model's name, the URL and vLLM's options when the server answers.
-    """
+    """Serve a model until cancelled; `announce` gets its name, the URL and vLLM's options when the server answers."""
     name, settings, options = server.command()
     environ = {**({} if _on_gpu() else _CPU_ENVIRON), **ENVIRON, **os.environ, "VLLM_API_KEY": token}
     child = await asyncio.create_subprocess_exec(

@@ -62,7 +62,6 @@ class OpenEnvApp:
         self._name = desk.factory.name
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, or serve one session."""
         if scope["type"] not in ("http", "websocket"):
             return
         path = self._admitted(scope)
@@ -80,7 +79,6 @@ class OpenEnvApp:
         await send_json(send, status, json.dumps(answer).encode())
 
     def open_session(self) -> OpenEnvSession:
-        """Open a session."""
         most = self.settings.max_sessions
         if len(self.sessions) >= most:
             raise Refused(
@@ -91,7 +89,6 @@ class OpenEnvApp:
         return session
 
     async def end_session(self, session: OpenEnvSession, why: str) -> None:
-        """End a session and its episode."""
         try:
             await session.end(why)
         finally:
@@ -143,9 +140,8 @@ class OpenEnvApp:
         return f"/{self._name}/{question}"
 
     async def _ask_tasks(self, path: str, body: Mapping[str, Any]) -> Any:
-        questions = ("num_tasks", "task", "tasks", "task_range")
-        question = next((name for name in questions if path == self._place(name)), "")
-        if not question:
+        question = path.removeprefix(self._place(""))
+        if question not in ("num_tasks", "task", "tasks", "task_range"):
             raise RequestRefused(404, f"there is no {path!r:.80}: episodes are played over the WebSocket at /ws")
         try:
             tasks = await self.desk.tasks(str(body.get("split") or ""))

@@ -29,8 +29,6 @@ class Refused(Exception):
 
 
 class OpenEnvSession:
-    """A session; it has one episode at a time."""
-
     def __init__(self, desk: Desk) -> None:
         self.id = secrets.token_hex(16)
         self.last_use = time.monotonic()
@@ -61,7 +59,6 @@ class OpenEnvSession:
         return self._data(shown, {"messages": list(shown.messages)}, reward=None)
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Take an action."""
         kind = data.get("type")
         if kind == "list_tools":
             return {"observation": {"tools": tool_list(self.tools)}, "reward": None, "done": False}
@@ -85,7 +82,6 @@ class OpenEnvSession:
         return self._data(shown, {"tool_name": name, "result": result, "error": None}, reward=shown.reward)
 
     def state(self) -> dict[str, Any]:
-        """Return what is known of the episode, without its solution."""
         episode = self._episode
         steps = 0 if episode is None else episode.steps
         return {"episode_id": None if episode is None else episode.id, "step_count": steps, **self._facts}
@@ -131,7 +127,6 @@ def fault_code(fault: EpisodeFault) -> str:
 
 
 def read_action(data: Mapping[str, Any]) -> Action:
-    """Return the assistant message that an action is."""
     content, calls = data.get("content"), data.get("tool_calls") or []
     unknown = sorted(data.keys() - {"content", "tool_calls", "metadata", "type"})
     if unknown:

@@ -24,15 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_socket(app: OpenEnvApp, path: str | None, session_id: str, receive: Receive, send: Send) -> None:
-    """Serve one connection to its end.
-
-    Args:
-        app: the server.
-        path: without the token; None where the token was wrong, which refuses the handshake.
-        session_id: of a session that was opened over HTTP, or "".
-        receive: of ASGI.
-        send: of ASGI.
-    """
+    """Serve one connection to its end. The path is None where the token was wrong; the session may be one of HTTP."""
     await receive()  # websocket.connect
     if path != "/ws":
         await send({"type": "websocket.close", "code": _POLICY})  # before it is accepted: 403
@@ -44,9 +36,9 @@ async def serve_socket(app: OpenEnvApp, path: str | None, session_id: str, recei
         await _refuse(refusal, receive, send)
         return
     session.has_socket = True
-    lines = _Lines(receive)
-    reading = asyncio.create_task(lines.read())
-    serving = asyncio.create_task(_serve(app, session, lines, send))
+    frames: asyncio.Queue[str] = asyncio.Queue()
+    reading = asyncio.create_task(_read(receive, frames))
+    serving = asyncio.create_task(_serve(app, session, frames, send))
     try:
         await asyncio.wait({reading, serving}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done() and not reading.done():
@@ -85,32 +77,22 @@ def _session(app: OpenEnvApp, session_id: str) -> OpenEnvSession:
     return session
 
 
-class _Lines:
-    """The frames that a client has sent. They are read while a step runs too, to notice at once that it has gone."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._waiting: asyncio.Queue[str] = asyncio.Queue()
-
-    async def read(self) -> None:
-        """Read until the client has gone, or sends too much ahead."""
-        while self._waiting.qsize() < MAX_WAITING:
-            event = await self._receive()
-            if event["type"] == "websocket.disconnect":
-                return
-            text = event.get("text")
-            await self._waiting.put(text if text is not None else (event.get("bytes") or b"").decode(errors="replace"))
-
-    async def next(self) -> str:
-        return await self._waiting.get()
+async def _read(receive: Receive, frames: asyncio.Queue[str]) -> None:
+    """Read, while a step runs too, until the client has gone, or sends too much ahead."""
+    while frames.qsize() < MAX_WAITING:
+        event = await receive()
+        if event["type"] == "websocket.disconnect":
+            return
+        text = event.get("text")
+        await frames.put(text if text is not None else (event.get("bytes") or b"").decode(errors="replace"))
 
 
-async def _serve(app: OpenEnvApp, session: OpenEnvSession, lines: _Lines, send: Send) -> int:
+async def _serve(app: OpenEnvApp, session: OpenEnvSession, frames: asyncio.Queue[str], send: Send) -> int:
     """Answer frames until the client ends the session; returns the code to close with."""
     while True:
         try:
             async with asyncio.timeout(app.settings.idle_seconds):
-                text = await lines.next()
+                text = await frames.get()
         except TimeoutError:
             return _GOING_AWAY
         try:

@@ -35,12 +35,7 @@ STATE = ("tools", "truncation_reward", "time_spent_by")
 
 
 class Session:
-    """One instance of an environment.
-
-    Args:
-        factory: of the environment, open.
-        max_seconds: time limit of a call if the client sets none.
-    """
+    """One instance of an environment. A call without a time limit of the client has `max_seconds`."""
 
     def __init__(self, factory: EnvFactory, *, max_seconds: float) -> None:
         self._factory = factory
@@ -76,7 +71,7 @@ class Session:
             await asyncio.wait({self._running})
         if self._env is not None and not self.is_closed:
             self.is_closed = True
-            await self._answer("close", seconds, _nothing, close_instance, self._env)
+            await self._answer("close", seconds, lambda result: None, close_instance, self._env)
 
     async def _run(self, call: _Call, request: Mapping[str, Any], previous: asyncio.Task[bytes] | None) -> bytes:
         if previous is not None and not previous.done():
@@ -117,22 +112,21 @@ class Session:
                 self._env = await self._factory.construct(seconds=self._seconds(request))
             except (EnvError, InfraError, UserError) as error:
                 return Answer(fault=wire.fault_data(error))
-        reset = self._env.reset
 
         def read(result: Any) -> Any:
             checked = read_reset(result)
             return wire.reset_data(checked.observation, checked.info, checked.next_turn)
 
-        return await self._answer(
-            "reset", self._seconds(request), read, reset, seed=request.get("seed"), options=options
-        )
+        seconds, seed = self._seconds(request), request.get("seed")
+        return await self._answer("reset", seconds, read, self._env.reset, seed=seed, options=options)
 
     async def _step(self, request: Mapping[str, Any]) -> Answer:
         action = wire.action_from(request["action"])
-        env = self._reset_env()
-        return await self._answer(
-            "step", self._seconds(request), lambda r: wire.step_data(read_step(r)), env.step, action
-        )
+
+        def read(result: Any) -> Any:
+            return wire.step_data(read_step(result))
+
+        return await self._answer("step", self._seconds(request), read, self._reset_env().step, action)
 
     async def _on_limit(self, request: Mapping[str, Any]) -> Answer:
         limit, reason = request["limit"], request.get("reason", "")
@@ -150,7 +144,7 @@ class Session:
         self.is_closed = True
         if self._env is None:
             return Answer(result={})
-        answer = await self._answer("close", self._seconds(request), _nothing, close_instance, self._env)
+        answer = await self._answer("close", self._seconds(request), lambda result: None, close_instance, self._env)
         env, rewards = self._env, request.get("rewards", [])
         seconds = self._seconds(request)
         verdicts = [await _value(success_of(env, reward, seconds)) for reward in rewards]
@@ -199,10 +193,6 @@ _CALLS: Mapping[str, _Call] = {
     "on_limit": Session._on_limit,
     "close": Session._close,
 }
-
-
-def _nothing(result: Any) -> None:
-    """Read the result of a method that returns none."""
 
 
 async def _value(call: Awaitable[Any]) -> dict[str, Any]:

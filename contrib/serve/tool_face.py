@@ -61,5 +61,4 @@ def action_of(name: str, arguments: Mapping[str, Any], tools: Sequence[ToolSpec]
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """Return the texts of messages."""
     return "\n\n".join(message["content"] for message in messages if message["content"])

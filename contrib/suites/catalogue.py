@@ -27,8 +27,6 @@ print(json.dumps({"python": list(sys.version_info[:2]), "version": version, "fol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """A suite: its package, and what `install` puts into its environment."""
-
     name: str
     package: str
     module: str
@@ -40,8 +38,6 @@ class Suite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """A suite in an interpreter."""
-
     suite: Suite
     python: str
     version: str

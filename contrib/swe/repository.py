@@ -39,7 +39,6 @@ BASE = "refs/forge-env/base"
 
 
 def by_script(name: str, *arguments: str) -> list[str]:
-    """Return the command that runs a script of repository.sh."""
     return ["sh", "-c", _SCRIPTS[name], "sh", *arguments]
 
 

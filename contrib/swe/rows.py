@@ -114,5 +114,4 @@ def read_instance(values: Mapping[str, Any], folder: Path) -> Task:
 
 
 def instance_of(task: Task) -> Instance:
-    """Return the instance of a task that `read_instance` made."""
     return Instance.model_validate({"problem_statement": task.prompt[-1]["content"], **task.metadata, **task.target})

@@ -22,8 +22,6 @@ class Canary(pytest.Item):
 
 
 class Outcomes:
-    """A plugin that notes how each test ended."""
-
     def __init__(self, canary: str) -> None:
         self.canary = canary
         self.by_id: dict = {}

@@ -131,8 +131,6 @@ class Library:
 
 
 class Game:
-    """One game, and the random numbers that it goes on with."""
-
     def __init__(self, env: Any, request: Request) -> None:
         self._env = env
         self.seat, self.opponent = request["seat"], request["opponent"]

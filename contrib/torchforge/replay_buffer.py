@@ -42,7 +42,6 @@ class ReplayBuffer(ForgeActor):
 
     @concurrent_endpoint
     async def add(self, episode: Episode) -> None:
-        """Add an episode; waits while the buffer is full."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self._episodes) < self._capacity)
             self._episodes.append(episode)
@@ -59,5 +58,4 @@ class ReplayBuffer(ForgeActor):
 
     @concurrent_endpoint
     async def waiting(self) -> int:
-        """Episodes that wait."""
         return len(self._episodes)

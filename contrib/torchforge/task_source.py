@@ -41,14 +41,12 @@ class TaskSource(ForgeActor):
 
     @concurrent_endpoint
     async def task(self) -> Task:
-        """Return the next task."""
         task = self._tasks[self._next % len(self._tasks)]
         self._next += 1
         return task
 
     @concurrent_endpoint
     async def sample(self) -> tuple[str, Any]:
-        """Return the next task as the text of its prompt and its target."""
         task = self._tasks[self._next % len(self._tasks)]
         self._next += 1
         return "\n\n".join(str(message.get("content") or "") for message in task.prompt), task.target

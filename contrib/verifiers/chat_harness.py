@@ -85,8 +85,6 @@ async def _converse(
 
 
 class _Tools:
-    """The tools of one rollout."""
-
     def __init__(
         self,
         client: httpx.AsyncClient,

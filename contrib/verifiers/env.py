@@ -47,7 +47,6 @@ class Verifiers(External):
     setup: VerifiersSetup
 
     def __init__(self, *, success_reward: float = 1.0) -> None:
-        """Make an instance."""
         super().__init__()
         self._success_reward = success_reward
 

@@ -39,7 +39,6 @@ class Settings:
     runtime: str
 
     def command(self, what: str, **more: Any) -> list[str]:
-        """The command line of the worker."""
         settings = {
             "id": self.id,
             "config": json.loads(self.config),
@@ -51,7 +50,6 @@ class Settings:
 
 
 def make_settings(id_: str, *, python: str, config: str, harness: str, runtime: str) -> Settings:
-    """Check options."""
     return Settings(
         id=id_, python=_interpreter(python), config=configuration(config, "config"), harness=harness, runtime=runtime
     )
@@ -89,7 +87,6 @@ def describe(settings: Settings, most: int) -> Mapping[str, Any]:
 
 
 def read_line(line: bytes, settings: Settings, stderr: str) -> Mapping[str, Any]:
-    """Parse the first line of the worker."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -48,7 +48,6 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The guard of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     async def close(self) -> None:
@@ -58,7 +57,6 @@ class Worker:
             await self._stop()
 
     async def start(self) -> _Process:
-        """Start the process, if there is none."""
         async with self._starting:
             if self._is_closed:
                 raise ServiceError("the process of verifiers was closed")
@@ -111,7 +109,6 @@ class Rollout(ProgramOutput):
         return Result(answer=last_words)
 
     async def close(self) -> None:
-        """Cancel it. May be called again."""
         if not self._done.done():
             await self._process.cancel(self._number)
             with contextlib.suppress(TimeoutError):

@@ -42,7 +42,6 @@ def episode_from(data: Any) -> dict[str, Any]:
 
 
 def episode_row(line: bytes, offset: int) -> Row:
-    """The row of an episode's line, in the order of `COLUMNS`."""
     try:
         return _row(parse_json(line), offset, len(line))
     except (KeyError, TypeError, AttributeError, OverflowError) as error:

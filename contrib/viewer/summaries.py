@@ -126,7 +126,6 @@ def samples(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def _is_longer(file: sqlite3.Row) -> bool:
-    """Whether a file has more than its part in the index."""
     try:
         return bool(Path(file["path"]).stat().st_size > file["done"])
     except OSError:

@@ -82,7 +82,6 @@ class Cassette:
         return responses[min(position, len(responses) - 1)]
 
     def add(self, recording: Recording, cursor: dict[str, int]) -> None:
-        """Append a response, which its client has received already."""
         self._responses.setdefault(recording.key, []).append(recording)
         cursor[recording.key] = cursor.get(recording.key, 0) + 1
         self._write(json.dumps(asdict(recording), ensure_ascii=False) + "\n", mode="a")

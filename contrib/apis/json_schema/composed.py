@@ -117,5 +117,4 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def is_read_only(schema: Any) -> bool:
-    """Whether only the service sets a property."""
     return isinstance(schema, dict) and schema.get("readOnly") is True

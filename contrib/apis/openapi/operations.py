@@ -84,8 +84,6 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An operation in the document that is not read yet."""
-
     name: str
     method: str
     path: str

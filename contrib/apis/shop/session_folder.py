@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _PREFIX = "forge_env_shop_"
@@ -33,17 +34,9 @@ class SessionFolder:
 
 def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*"):
-        try:
+        with suppress(OSError), ExitStack() as stack:  # another start has removed it, or its server runs
             if path.stat().st_uid == os.getuid() and time.time() - path.stat().st_mtime > _GRACE:
-                _remove_unlocked(path)
-        except OSError:  # another start has removed it, or its server runs
-            continue
-
-
-def _remove_unlocked(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)

@@ -61,10 +61,9 @@ def info(as_json: Json = False) -> None:
         emit({"backends": measured.pop("sandbox"), **measured})
         return
     for kind, backends in measured.items():
-        capabilities = [
-            name for name in next((c for c in backends.values() if "missing" in c), {}) if name != "missing"
-        ]
-        rows = [[name, *(_cell(backends[backend].get(name)) for backend in backends)] for name in capabilities]
+        measures = next((found for found in backends.values() if "missing" in found), {})
+        capabilities = [name for name in measures if name != "missing"]
+        rows = [[name, *(_cell(found.get(name)) for found in backends.values())] for name in capabilities]
         if rows:
             show_table((kind, *backends), rows)
     for kind, backends in measured.items():
@@ -86,16 +85,12 @@ async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str
         for _ in range(repeat):
             result = await sandbox.run(request)
             all_ok = all_ok and result.status == "ok"
-            emit(_as_data(result))
+            data = asdict(result)
+            data["peak_mem"] = data.pop("peak_memory_bytes")
+            del data["value"], data["state_lost"]  # these belong to calls and sessions
+            emit(data)
             sys.stdout.flush()
     return 0 if all_ok else 1
-
-
-def _as_data(result: Any) -> dict[str, Any]:
-    data = asdict(result)
-    data["peak_mem"] = data.pop("peak_memory_bytes")
-    del data["value"], data["state_lost"]  # these belong to calls and sessions
-    return data
 
 
 async def measure() -> dict[str, dict[str, dict[str, Any]]]:

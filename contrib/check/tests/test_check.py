@@ -107,20 +107,6 @@ class EditsWhatItKeeps(Good):
             task.metadata["played"] = task.metadata.get("played", 0) + 1  # type: ignore[index]
 
 
-class PartsDoNotAdd(Good):
-    async def step(self, action: Action) -> Any:
-        *result, info = await super().step(action)
-        return *result, info | ({"rewards": {"right": 0.5, "brief": 0.25}} if "rewards" in info else {})
-
-
-class PartTwice(Good):
-    """Names a part as the rubric's own, with another value."""
-
-    async def step(self, action: Action) -> Any:
-        *result, info = await super().step(action)
-        return *result, info | ({"rewards": dict.fromkeys(info["rewards"], 0.25)} if "rewards" in info else {})
-
-
 class Plain(Env):
     """Without tools, expert and cheats; sync methods."""
 
@@ -188,42 +174,42 @@ class IgnoresSeed(Good):
         return await super().reset(seed=7, options=options)
 
 
-class OneSeed(NothingDrawn):
-    @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return Good.tasks(split, count=count)
+def changed(change: Callable[..., Any]) -> type[Env]:
+    """A Good whose last step returns something else."""
+
+    class Changed(Good):
+        async def step(self, action: Action) -> Any:
+            result = await super().step(action)
+            return change(*result) if result[2] else result
+
+    return Changed
 
 
-class Changed(Good):
-    """A Good whose step returns something else at the end of an episode."""
+def scored(score: Callable[[str, str], float]) -> type[Env]:
+    """A Good that scores an answer, beside the target, in another way."""
 
-    @staticmethod
-    def change(result: tuple[Any, ...]) -> Any:
-        return result
+    class Scored(Good):
+        @reward
+        def right(self, answer: str) -> float:
+            return float(score(answer, self.task.target))
 
-    async def step(self, action: Action) -> Any:
-        result = await super().step(action)
-        return self.change(result) if result[2] else result
-
-
-class NoNumber(Changed):
-    change = staticmethod(lambda result: (result[0], float("nan"), *result[2:]))
+    return Scored
 
 
-class FourTuple(Changed):
-    change = staticmethod(lambda result: (result[0], result[1], result[2], result[4]))
+def drawn(draw: Callable[[str, int, int], Sequence[Task]], base: type[Good] = Good) -> type[Env]:
+    """A Good with other tasks."""
+
+    class Drawn(base):  # type: ignore[misc,valid-type]
+        @classmethod
+        def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+            return draw(split, count, seed)
+
+    return Drawn
 
 
-class NoFlag(Changed):
-    change = staticmethod(lambda result: (*result[:2], 1, *result[3:]))
-
-
-class EchoesTheAction(Changed):
-    change = staticmethod(lambda result: ([{"role": "assistant", "content": "?"}], *result[1:]))
-
-
-class BadOutcome(Changed):
-    change = staticmethod(lambda result: (*result[:4], {"outcome": "won"}))
+def advised(expert: Callable[[list[Message]], Any]) -> type[Env]:
+    """A Good with another expert."""
+    return type("Advised", (Good,), {"expert": staticmethod(expert)})
 
 
 class Unanswered(Good):
@@ -250,18 +236,8 @@ class StepsWithoutReset(Plain):
         return [], float(self.task is not None and action.text == self.task.target), True, False, {}
 
 
-class WrongExpert(Good):
-    expert = staticmethod(lambda messages: {"role": "assistant", "content": "1"})
-
-
-class BrokenExpert(Good):
-    expert = staticmethod(lambda messages: messages[99])
-
-
-class ExitingExpert(Good):
-    @staticmethod
-    def expert(messages: list[Message]) -> Message:
-        raise SystemExit("no expert today")
+def exit_today(messages: list[Message]) -> Message:
+    raise SystemExit("no expert today")
 
 
 class AwaitedExpert(Good):
@@ -273,48 +249,12 @@ class AwaitedExpert(Good):
         return Good.expert(messages)
 
 
-class EmptyScores(Good):
-    @reward
-    def right(self, answer: str) -> float:
-        return float(answer in ("", self.task.target))
-
-
-class PromptScores(Good):
-    @reward
-    def right(self, answer: str) -> float:
-        return float(answer == self.task.target or "squared" in answer)
-
-
-class AnyNumberScores(Good):
-    @reward
-    def right(self, answer: str) -> float:
-        return float(answer.isdecimal() and 3 < len(answer) < 10)
-
-
-class CheatScores(Good):
-    @reward
-    def right(self, answer: str) -> float:
-        return float(self.task.target in answer)
-
-
 class TurnsScore(Good):
     """Going on is worth more than being right."""
 
     async def step(self, action: Action) -> Any:
         messages, value, *rest = await super().step(action)
         return messages, value + (0.3 if messages else 0.0), *rest
-
-
-class ConstantScores(Good):
-    @reward
-    def right(self, answer: str) -> float:
-        return float(answer in ("nan", self.task.target))
-
-
-class ConstantPays(Good):
-    @reward
-    def right(self, answer: str) -> float:
-        return float(answer == self.task.target) or 0.85 * (answer == "0")
 
 
 class EchoScores(Plain):
@@ -371,18 +311,6 @@ class BreaksOnMalformed(Good):
         return await super().step(action)
 
 
-class Overlap(Good):
-    @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return Good.tasks("train", count=count, seed=seed)
-
-
-class OverlapUnderOtherIds(Good):
-    @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return [replace(task, id=f"{split}-{task.id}") for task in Good.tasks("train", count=count, seed=seed)]
-
-
 class OneQuestionManyTables(Good):
     """Every task asks the same of another table, which is its state."""
 
@@ -393,24 +321,6 @@ class OneQuestionManyTables(Good):
         prompt: tuple[Message, ...] = ({"role": "user", "content": "How many rows has the table?"},)
         drawn = Good.tasks(split, count=count, seed=seed)
         return [Task(prompt=prompt, target=task.target, metadata={"table": [task.target]}) for task in drawn]
-
-
-class OtherTasksEachTime(Good):
-    @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return Good.tasks(split, count=count, seed=time.monotonic_ns())
-
-
-class TooFewTasks(Good):
-    @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return Good.tasks(split, count=1, seed=seed)
-
-
-class NoJson(Good):
-    @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return [replace(task, metadata={"even": {True}}) for task in Good.tasks(split, count=count, seed=seed)]
 
 
 class ClosesOnce(Good):
@@ -594,16 +504,8 @@ class AddressTool(Good):
 class EndlessSchema(Plain):
     """Its hand-written schema is no JSON."""
 
-    tools = (
-        {
-            "type": "function",
-            "function": {
-                "name": "far",
-                "description": "Go.",
-                "parameters": {"type": "object", "properties": {"x": {"type": "number", "default": float("inf")}}},
-            },
-        },
-    )
+    parameters: ClassVar = {"type": "object", "properties": {"x": {"type": "number", "default": float("inf")}}}
+    tools = ({"type": "function", "function": {"name": "far", "description": "Go.", "parameters": parameters}},)
 
 
 BROKEN: dict[type[Env], tuple[str, str]] = {
@@ -614,41 +516,73 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     SeededGlobalRandom: ("same seed", "among 64 at once"),
     SharedState: ("same seed", "among 64 at once"),
     EditsWhatItKeeps: ("same seed", "an episode edits in place what the class or a module keeps"),
-    PartsDoNotAdd: ("breakdown", "the parts of the reward add up to 0.75, and the reward is 1"),
-    PartTwice: ("breakdown", "add up to 0.25, and the reward is 1"),
+    changed(lambda *r: (*r[:4], {**r[4], "rewards": {"right": 0.5, "brief": 0.25}})): (
+        "breakdown",
+        "the parts of the reward add up to 0.75, and the reward is 1",
+    ),
+    changed(lambda *r: (*r[:4], {**r[4], "rewards": dict.fromkeys(r[4]["rewards"], 0.25)})): (
+        "breakdown",
+        "add up to 0.25, and the reward is 1",
+    ),
     NeverFresh: ("same seed", "set all of its state in reset()"),
     IgnoresSeed: ("two seeds", "call self.seed(seed) first"),
-    OneSeed: ("two seeds", "the same tasks in the same order"),
-    NoNumber: ("contract", "the reward nan"),
-    FourTuple: ("contract", "return (messages, reward, terminated, truncated, info)"),
-    NoFlag: ("contract", "terminated=1"),
-    EchoesTheAction: ("contract", "return only the new messages"),
-    BadOutcome: ("contract", "info['outcome']='won'"),
+    drawn(lambda split, count, seed: Good.tasks(split, count=count), NothingDrawn): (
+        "two seeds",
+        "the same tasks in the same order",
+    ),
+    changed(lambda *r: (r[0], float("nan"), *r[2:])): ("contract", "the reward nan"),
+    changed(lambda *r: (*r[:3], r[4])): ("contract", "return (messages, reward, terminated, truncated, info)"),
+    changed(lambda *r: (*r[:2], 1, *r[3:])): ("contract", "terminated=1"),
+    changed(lambda *r: ([{"role": "assistant", "content": "?"}], *r[1:])): ("contract", "return only the new messages"),
+    changed(lambda *r: (*r[:4], {"outcome": "won"})): ("contract", "info['outcome']='won'"),
     Unanswered: ("contract", "left the call square unanswered"),
     BadSchema: ("contract", "draft 2020-12"),
     TextOnly: ("contract", "message 0 is a str"),
     StepsWithoutReset: ("reset before step", "raise forge_env.EnvError"),
-    WrongExpert: ("gold answers", "the expert scores 0"),
-    BrokenExpert: ("gold answers", "expert (contrib/check/tests/test_check.py:"),
-    ExitingExpert: ("gold answers", "SystemExit: no expert today"),
-    EmptyScores: ("wrong answers", "an empty answer scores 1"),
-    PromptScores: ("wrong answers", "the prompt itself scores 1"),
-    AnyNumberScores: ("wrong answers", "another task's gold answer scores 1"),
-    ConstantScores: ("constants", "the constant 'nan' scores 1 on the task"),
-    ConstantPays: ("constants", "the constant '0' scores 0.85 on average over 2 tasks"),
+    advised(lambda messages: {"role": "assistant", "content": "1"}): ("gold answers", "the expert scores 0"),
+    advised(lambda messages: messages[99]): ("gold answers", "expert (contrib/check/tests/test_check.py:"),
+    advised(exit_today): ("gold answers", "SystemExit: no expert today"),
+    scored(lambda answer, target: answer in ("", target)): ("wrong answers", "an empty answer scores 1"),
+    scored(lambda answer, target: answer == target or "squared" in answer): (
+        "wrong answers",
+        "the prompt itself scores 1",
+    ),
+    scored(lambda answer, target: answer.isdecimal() and 3 < len(answer) < 10): (
+        "wrong answers",
+        "another task's gold answer scores 1",
+    ),
+    scored(lambda answer, target: answer in ("nan", target)): ("constants", "the constant 'nan' scores 1 on the task"),
+    scored(lambda answer, target: (answer == target) or 0.85 * (answer == "0")): (
+        "constants",
+        "the constant '0' scores 0.85 on average over 2 tasks",
+    ),
     EchoScores: ("wrong answers", "the last line of the question scores 1"),
     AnyTargetScores: ("wrong answers", "another task's target scores 1"),
     SeedOverwritten: ("contract", "sets self.seed to 7, and Env.seed is a method"),
     NoReward: ("reward", "nothing is ever rewarded"),
     TooMany: ("same seed", "timed out'): it is too slow here"),
-    CheatScores: ("cheats", "the cheat 0"),
+    scored(lambda answer, target: target in answer): ("cheats", "the cheat 0"),
     TurnsScore: ("limits", "an agent that never stops scores 1.5"),
     BreaksOnMalformed: ("malformed actions", "whose arguments are not JSON ends the episode"),
-    Overlap: ("tasks", "train and test share 2 tasks"),
-    OverlapUnderOtherIds: ("tasks", "has the prompt of a train task"),
-    OtherTasksEachTime: ("tasks", "returned other tasks when called again"),
-    TooFewTasks: ("tasks", "returned 1 tasks"),
-    NoJson: ("tasks", "its metadata cannot be written as JSON"),
+    drawn(lambda split, count, seed: Good.tasks("train", count=count, seed=seed)): (
+        "tasks",
+        "train and test share 2 tasks",
+    ),
+    drawn(
+        lambda split, count, seed: [
+            replace(t, id=f"{split}-{t.id}") for t in Good.tasks("train", count=count, seed=seed)
+        ]
+    ): ("tasks", "has the prompt of a train task"),
+    drawn(lambda split, count, seed: Good.tasks(split, count=count, seed=time.monotonic_ns())): (
+        "tasks",
+        "returned other tasks when called again",
+    ),
+    drawn(lambda split, count, seed: Good.tasks(split, count=1, seed=seed)): ("tasks", "returned 1 tasks"),
+    drawn(
+        lambda split, count, seed: [
+            replace(t, metadata={"even": {True}}) for t in Good.tasks(split, count=count, seed=seed)
+        ]
+    ): ("tasks", "its metadata cannot be written as JSON"),
     ClosesOnce: ("close", "called twice: close ("),
     BlocksTheLoop: ("event loop", "step() blocks the event loop"),
     HoldsOn: ("leaks", "does not end: let asyncio.CancelledError pass"),
@@ -828,18 +762,13 @@ async def test_a_part_that_needs_no_work_is_a_warning_with_what_it_pays(
 
 
 async def test_what_steps_pay_is_a_warning_too() -> None:
-    class StepPays(Good):
-        async def step(self, action: Action) -> Any:
-            messages, value, *rest = await super().step(action)
-            return messages, value + (0.3 if messages else 0.0), *rest
-
     class AnyAnswerPays(Plain):
         def step(self, action: Action) -> Any:
             messages, value, *rest = super().step(action)
             return messages, value or 0.25, *rest
 
     for env, words in {
-        StepPays: "one call of square and the answer '0' earns 0.3 of the rewards of steps on average",
+        TurnsScore: "one call of square and the answer '0' earns 0.3 of the rewards of steps on average",
         AnyAnswerPays: "the constant '0' earns 0.25 of the reward on average, on 2 of 2 tasks whose answer it is not",
     }.items():
         report = await run_checks(EnvFactory(env), tasks=2, only=["partial credit"])
@@ -848,7 +777,7 @@ async def test_what_steps_pay_is_a_warning_too() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "whole"])
-@pytest.mark.parametrize("env", BROKEN, ids=lambda env: env.__name__)
+@pytest.mark.parametrize("env", BROKEN, ids=[f"{name}: {says:.40}" for name, says in BROKEN.values()])
 async def test_a_broken_environment_fails_exactly_its_check(
     env: type[Env], is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,8 +33,6 @@ CODE_S = 0.5
 
 
 class HostWatch(Actor):
-    """Watches the processes of one run on one host."""
-
     def __init__(self, *, lease_s: float, controller_pid: int, job_folder: str) -> None:
         """
         Args:
@@ -80,7 +78,6 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def watch(self, pid: int) -> None:
-        """Report the death of this process from now on."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -108,7 +105,6 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def kill(self, pid: int) -> None:
-        """End a process that is watched, and wait for its end."""
         if pid in self._watched:
             await asyncio.to_thread(end_processes, [pid])
 

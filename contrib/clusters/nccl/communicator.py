@@ -106,7 +106,6 @@ class PairCommunicator:
         self._group: Any = self._wait(_InThread(lambda: self._connect(store, address)))
 
     def allocate(self, size: int) -> Tensor:
-        """Allocate memory to receive into, (size,) uint8."""
         import torch
 
         # On the stream that writes to it: memory that another stream has freed may be in use by queued kernels.

@@ -43,7 +43,6 @@ class Connection:
 
     @classmethod
     def to(cls, address: str, port: int, seconds: float) -> Connection:
-        """Connect."""
         return cls(socket.create_connection((address, port), seconds), seconds)
 
     def authenticate(self, token: str, *, role: str, to: str) -> None:
@@ -56,7 +55,6 @@ class Connection:
         self._max_bytes = _MAX_BYTES
 
     def send(self, **message: Any) -> None:
-        """Send a message."""
         text = json.dumps(message).encode()
         self._socket.settimeout(self._seconds)
         self._socket.sendall(_LENGTH.pack(len(text)) + text)

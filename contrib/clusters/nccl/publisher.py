@@ -126,7 +126,6 @@ class Publisher:
     # ---- pullers ----
 
     def close(self) -> None:
-        """End all threads and connections, and forget all versions."""
         with self._lock:
             self._is_closed = True
             threads = [*self._serving.values(), *filter(None, [self._accepting])]

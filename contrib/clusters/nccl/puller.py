@@ -123,7 +123,6 @@ class Puller:
         link.close()
 
     def close(self) -> None:
-        """End all connections; fetches in progress fail."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

@@ -27,7 +27,6 @@ class Dialect(ABC):
     """The values that a header may have, by the header's name."""
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check the headers of a request."""
         for name, versions in self.versions.items():
             if (version := headers.get(name, versions[0])) not in versions:
                 shown, names = version.decode("latin-1"), " or ".join(value.decode() for value in versions)
@@ -65,5 +64,4 @@ def dump(value: Any) -> bytes:
 
 
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + dump(data) + b"\n\n"

@@ -83,14 +83,12 @@ def check_kind(part: Mapping[str, Any], name: str, kind: str = "") -> Any:
 
 
 def refuse(body: Mapping[str, Any], name: str, wrong: Any, reason: str) -> None:
-    """Refuse a field, if anything is wrong."""
     if wrong:
         value = json.dumps(body.get(name))[:80]
         raise RequestRefused(400, f"{name} is {value}, which is not offered, for {reason}: leave it out", param=name)
 
 
 def listed_tools(tools: Any) -> list[dict[str, Any]]:
-    """The tools of a request."""
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise RequestRefused(400, f"tools is {json.dumps(tools)[:80]}; it is a list of objects", param="tools")
     return tools or []

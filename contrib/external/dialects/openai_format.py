@@ -26,7 +26,6 @@ def checked(body: Any, fields: Fields) -> dict[str, Any]:
 
 
 def common(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `ProgramRequest` that both APIs have."""
     options = body.get("stream_options") or {}
     return {
         "model": str(body.get("model") or ""),

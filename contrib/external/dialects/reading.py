@@ -124,7 +124,6 @@ def _medium_fields(part: Any) -> Mapping[str, Any] | None:
 
 
 def call_of(id_: Any, name: str, arguments: Any) -> dict[str, Any]:
-    """A call of an earlier turn, in the form of a `Message`."""
     text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
     return {
         "id": id_ if isinstance(id_, str) else "",

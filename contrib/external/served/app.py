@@ -39,7 +39,6 @@ class ServedApp:
         self._waiting = 0
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         path = scope.get("path", "").rstrip("/")
         if scope["type"] != "http" or not (path == "/sessions" or path.startswith("/sessions/")):
             await self._gateway(scope, receive, send)

@@ -54,7 +54,6 @@ class Desk:
         return secrets.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
 
     def find(self, session_id: str) -> Visit | None:
-        """Return a session that was taken, by its id."""
         return self._open.get(session_id) or self._past.get(session_id)
 
     def visit(self, session: ProgramSession, task: Task, seed: int, limits: EpisodeLimits) -> Visit:
@@ -63,7 +62,6 @@ class Desk:
 
     @property
     def open_sessions(self) -> tuple[Visit, ...]:
-        """The sessions that were taken and have not ended."""
         return tuple(self._open.values())
 
     async def offer(self, visit: Visit) -> None:

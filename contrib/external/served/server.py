@@ -110,7 +110,6 @@ class _Server:
             self._note(Attempt.of(episode))
 
     async def begin(self, body: Mapping[str, Any]) -> Visit:
-        """Begin an episode for an agent; returns its session."""
         wish = read_wish(body, self._plan.limits)
         task = self._task_of(wish)
         if self._desk.is_closed:

@@ -117,7 +117,6 @@ class Visit:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the episode has ended."""
         return self._summary.done()
 
     def admits(self, token: str) -> bool:
@@ -125,11 +124,9 @@ class Visit:
         return secrets.compare_digest(token.encode("utf-8", "replace"), self.session.token.encode())
 
     def shown_limits(self) -> dict[str, Any]:
-        """Return the limits of the episode, as JSON data."""
         return asdict(self.limits)
 
     def state(self) -> dict[str, Any]:
-        """Return what is known of the session, as JSON data."""
         name = "ended" if self.has_ended else "finished" if self.finish_digest else "open"
         summary = self._summary.result() if self.has_ended else {}
         return {"id": self.id, "state": name, "requests": self.session.count, **summary}

@@ -77,7 +77,6 @@ class GymnasiumText(Env):
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:
-        """A turn for each step that Gymnasium allows."""
         return {} if cls.max_steps is None else {"max_turns": cls.max_steps}
 
     def success(self, reward: float) -> bool:

@@ -31,7 +31,6 @@ class SharedEndpoint:
 
     @property
     def name(self) -> str:
-        """The model's name, without making the agent."""
         return str(self._settings["model"] if self._agent is None else self._agent.client.model)
 
     async def ask(

@@ -232,7 +232,6 @@ class RunFacts:
         return name if isinstance(name, str) else self._model
 
     def tools(self, episode: Episode) -> list[Any]:
-        """Return the tools of an episode's environment, in OpenAI's shape."""
         specs = imported_facts(episode).get("tools")
         if isinstance(specs, list):
             return specs

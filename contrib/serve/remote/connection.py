@@ -26,6 +26,7 @@ from forge_env.core.errors import ServiceError, UserError
 CONNECT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _VERSION = wire.HEADER.encode()
+_LOST = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
 
 class Connections:
@@ -46,7 +47,6 @@ class Connections:
         self._all: list[Connection] = []
 
     def take(self, server: ServerAddress) -> Connection:
-        """Return a connection that no session uses."""
         if idle := self._idle[server]:
             return idle.pop()
         connection = Connection(self, server)
@@ -58,7 +58,6 @@ class Connections:
         self._idle[connection.server].append(connection)
 
     async def close(self) -> None:
-        """Close all connections."""
         for connection in self._all:
             await connection.close()
 
@@ -69,8 +68,11 @@ class Connection:
     def __init__(self, owner: Connections, server: ServerAddress) -> None:
         self.server = server
         self._owner = owner
+        proxy = httpx.Proxy(address) if (address := proxy_of(server.url)) else None  # it takes the password out
         self._http = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context(), max_connections=1, proxy=_proxy(proxy_of(server.url))
+            ssl_context=ssl_context(),
+            max_connections=1,
+            proxy=httpcore.Proxy(str(proxy.url), auth=proxy.raw_auth) if proxy else None,
         )
         url = httpcore.URL(server.url)
         self._headers: dict[str | bytes, str | bytes] = {
@@ -87,13 +89,7 @@ class Connection:
         while True:
             try:
                 return await self._once(session, body)
-            except (
-                httpcore.NetworkError,
-                httpcore.ProtocolError,
-                httpcore.TimeoutException,
-                Busy,
-                ValueError,
-            ) as error:
+            except (*_LOST, Busy, ValueError) as error:
                 if (pause := retries.pause()) is None:
                     raise ServiceError(
                         f"the environment's server {self.server.url} was lost in {request['call']}: {describe(error)}"
@@ -119,16 +115,8 @@ class Connection:
         await self._http.aclose()
 
 
-def _proxy(url: str | None) -> httpcore.Proxy | None:
-    if url is None:
-        return None
-    proxy = httpx.Proxy(url)  # it takes the password out
-    return httpcore.Proxy(str(proxy.url), auth=proxy.raw_auth)
-
-
 @asynccontextmanager
 async def open_connections(*, retry_seconds: float = 30.0, silence_seconds: float = 30.0) -> AsyncIterator[Connections]:
-    """Open the connections that all episodes of a process share."""
     if retry_seconds < 0 or not silence_seconds > wire.BEAT_SECONDS:
         raise UserError(
             f"retry_seconds={retry_seconds:g} and silence_seconds={silence_seconds:g}: they are at least 0, and above "

@@ -10,6 +10,7 @@ import asyncio
 import math
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from contrib.common.usage import set_usage
@@ -18,7 +19,7 @@ from contrib.serve.remote.server_address import ServerAddress, result_of
 from contrib.serve.remote.wire import About, Answer
 from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, ForgeError, InfraError
-from forge_env.core.types import Action, EpisodeLimits, Message, Task
+from forge_env.core.types import Action, EpisodeLimits, Task
 from forge_env.utils.deadlines import queued, seconds_left, spend
 
 if TYPE_CHECKING:
@@ -26,12 +27,10 @@ if TYPE_CHECKING:
 
 
 def resolve_http(rest: str) -> type[RemoteEnv]:
-    """Return the class of "http:" and the rest of an address."""
     return remote_class(f"http:{rest}")
 
 
 def resolve_https(rest: str) -> type[RemoteEnv]:
-    """Return the class of "https:" and the rest of an address."""
     return remote_class(f"https:{rest}")
 
 
@@ -48,27 +47,10 @@ def remote_class(name: str) -> type[RemoteEnv]:
         "time_spent_by": about.time_spent_by,
     }
     if about.has_expert:
-        members["expert"] = staticmethod(_expert_of(server))
+        members["expert"] = staticmethod(lambda messages: server.ask("expert", messages=messages))
     if about.has_cheats:
-        members["cheats"] = staticmethod(_cheats_of(server))
+        members["cheats"] = staticmethod(lambda task: server.ask("cheats", task=wire.task_data(task)))
     return type("RemoteEnv", (RemoteEnv,), {**members, "__module__": __name__})
-
-
-def _expert_of(server: ServerAddress) -> Any:
-    def expert(messages: list[Message]) -> Message:
-        message: Message = server.ask("expert", messages=messages)
-        return message
-
-    return expert
-
-
-def _cheats_of(server: ServerAddress) -> Any:
-    def cheats(task: Task) -> Sequence[str]:
-        """Return the answers that the environment lists as cheats."""
-        answers: list[str] = server.ask("cheats", task=wire.task_data(task))
-        return answers
-
-    return cheats
 
 
 class RemoteEnv(Env):
@@ -119,7 +101,7 @@ class RemoteEnv(Env):
             about=self.about.id,
             seed=seed,
             task=None if task is None else wire.task_data(task),
-            limits=None if limits is None else wire.limits_data(limits),
+            limits=None if limits is None else asdict(limits),
         )
         return wire.reset_from(result)
 
@@ -132,8 +114,7 @@ class RemoteEnv(Env):
     async def on_limit(self, limit: str, reason: str = "") -> StepResult | None:
         if not (self.about.has_on_limit and self._session):
             return None
-        result = await self._call("on_limit", limit=limit, reason=reason)
-        if result is None:
+        if (result := await self._call("on_limit", limit=limit, reason=reason)) is None:
             return None
         step = wire.step_from(result)
         if self._turn_rewards:

@@ -62,7 +62,6 @@ class ServerAddress:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request."""
         token = os.environ.get(self.token_env, "").strip()
         if not token:
             raise UserError(
@@ -74,7 +73,6 @@ class ServerAddress:
         return {"authorization": f"Bearer {token}", wire.HEADER: str(wire.PROTOCOL)}
 
     def about(self) -> About:
-        """Ask what the server serves."""
         try:
             with _client(self.url, ABOUT_SECONDS) as client:
                 response = client.get(f"{self.url}{wire.PATH}", headers=self.headers)
@@ -101,7 +99,6 @@ class ServerAddress:
 
 
 def check_response(url: str, status: int, version: str, content: bytes) -> None:
-    """Check the version and the status of a response."""
     if status == 200 and version == _SPOKEN:
         return
     if status in (408, 429, 502, 503, 504):
@@ -117,7 +114,6 @@ def check_response(url: str, status: int, version: str, content: bytes) -> None:
 
 
 def result_of(answer: Answer) -> Any:
-    """Return the result of an answer."""
     if answer.fault is not None:
         raise wire.fault_error(answer.fault)
     return answer.result

@@ -23,7 +23,7 @@ from typing import Any
 from forge_env.core import errors
 from forge_env.core.errors import EnvError, ForgeError, InfraError, UserError
 from forge_env.core.protocols import NextTurn, RowBegan
-from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall, ToolUse
+from forge_env.core.types import Action, Task, ToolCall, ToolUse
 from forge_env.rollout.env_calls import StepResult
 
 PROTOCOL = 1
@@ -78,7 +78,6 @@ class Answer:
 
     @classmethod
     def load(cls, data: bytes) -> Answer:
-        """Read what `dump` wrote."""
         values = json.loads(data)
         if not isinstance(values, dict) or not values.keys() <= set(cls.__slots__):
             raise ValueError("it is no answer")
@@ -117,10 +116,6 @@ def task_from(data: Mapping[str, Any]) -> Task:
     return Task(**{**data, "prompt": tuple(data["prompt"])})
 
 
-def limits_data(limits: EpisodeLimits) -> dict[str, float]:
-    return dataclasses.asdict(limits)
-
-
 def action_data(action: Action) -> dict[str, Any]:
     calls = [{f: getattr(call, f) for f in ToolCall.__slots__} for call in action.tool_calls]  # type: ignore[attr-defined]
     data = {"message": action.message, "tool_calls": calls, "finish_reason": action.finish_reason}
@@ -132,7 +127,6 @@ def action_from(data: Mapping[str, Any]) -> Action:
 
 
 def step_data(step: StepResult) -> dict[str, Any]:
-    """Return a checked result of `step` as JSON data."""
     data: dict[str, Any] = {"messages": step.observation, "reward": step.reward}
     info = dict(step.info)
     if step.rewards:
@@ -146,7 +140,6 @@ def step_data(step: StepResult) -> dict[str, Any]:
 
 
 def step_from(data: Mapping[str, Any]) -> tuple[list[Any], float, bool, bool, dict[str, Any]]:
-    """Return what `Env.step` returns."""
     info = _info_from(data["info"])
     if "tools" in info:
         info["tools"] = [ToolUse(**use) for use in info["tools"]]
@@ -154,12 +147,10 @@ def step_from(data: Mapping[str, Any]) -> tuple[list[Any], float, bool, bool, di
 
 
 def reset_data(messages: Any, info: Mapping[str, Any], next_turn: NextTurn | None) -> dict[str, Any]:
-    """Return a checked result of `reset` as JSON data."""
     return {"messages": messages, "info": _with_next(dict(info), next_turn)}
 
 
 def reset_from(data: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return what `Env.reset` returns."""
     return data["messages"], _info_from(data["info"])
 
 

@@ -195,27 +195,17 @@ def _tasks_of(suite: str, attack: _Attack, version: str, where: Installed) -> li
     name, model = attack
     request = {"do": "tasks", "suite": suite, "attack": name, "model": model, "version": version}
     response = process_of(library.__file__, where).ask(request)
-    paid = response["paid"]
-    return [
-        _task(row, suite, attack, version, where, is_sound=row["user_task"] not in paid) for row in response["tasks"]
-    ]
+    about = {"package": where.label, "suite": suite, "version": version}
+    of_attack = {"attack": name, "model": model} if name else {}
+    tasks = response["tasks"]
+    return [_task(row, about, of_attack, is_sound=row["user_task"] not in response["paid"]) for row in tasks]
 
 
-def _task(
-    row: Mapping[str, Any], suite: str, attack: _Attack, version: str, where: Installed, *, is_sound: bool
-) -> Task:
-    name, model = attack
+def _task(row: Mapping[str, Any], about: Mapping[str, str], of_attack: Mapping[str, str], *, is_sound: bool) -> Task:
+    suite, name = about["suite"], of_attack.get("attack", "")
     parts = [suite, row["user_task"], *([row["injection_task"], name] if name else [])]
-    metadata = {
-        "package": where.label,
-        "suite": suite,
-        "version": version,
-        "user_task": row["user_task"],
-        "injection_task": row["injection_task"],
-        "injections": row["injections"],
-        "injection_calls": row["injection_calls"],
-        **({"attack": name, "model": model} if name else {}),
-    }
+    of_row = ("user_task", "injection_task", "injections", "injection_calls")
+    metadata: dict[str, Any] = {**about, **{field: row[field] for field in of_row}, **of_attack}
     if not is_sound:
         metadata[UNSOUND] = "the suite gives its utility, without a call, for an empty answer or a row of digits"
     return Task(
@@ -228,12 +218,11 @@ def _task(
 
 
 def script_of(task: Task) -> Script:
-    """Return the suite's solution of a user task: a function of the conversation that gives the next message."""
+    """Return the suite's solution of a user task, whose calls come one after another as far as the turns allow."""
     return script_of_calls(task.target["calls"], task.target["output"])
 
 
 def script_of_calls(calls: Sequence[Mapping[str, Any]], output: str) -> Script:
-    """Return a script that makes calls, one after another as far as the turns allow, and then answers."""
     size = -(-len(calls) // (MAX_TURNS - 1)) or 1
     written = tool_calls(calls)
 

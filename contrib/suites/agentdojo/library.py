@@ -148,17 +148,11 @@ class Library:
         return self._solutions[suite.name, task]
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters.model_json_schema(),
-                },
-            }
-            for tool in self._suite(request).tools
-        ]
+        tools = []
+        for tool in self._suite(request).tools:
+            function = {"name": tool.name, "description": tool.description}
+            function["parameters"] = tool.parameters.model_json_schema()
+            tools.append({"type": "function", "function": function})
         return {"tools": tools, "system": self._pipeline.load_system_message(None)}
 
     def _act(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from envs.messages import say
 from forge_env.core.env import Env, StepResult, after_reset, task_of
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Action, Message, Task, ToolUse
+from forge_env.tool_env.tool_env import answer_to
 
 MAX_STEPS = 20
 """Steps of one user turn that the suite allows, `MAXIMUM_STEP_LIMIT`; one more ends the conversation without marks."""
@@ -110,23 +111,17 @@ class Bfcl(Env):
         info: dict[str, Any] = {}
         if calls:
             results, seconds = await self._execute(calls)
-            observation = [
-                _answer(call.id, call.name, text) for call, text in zip(action.tool_calls, results, strict=True)
-            ]
-            info["tools"] = [
-                ToolUse(
-                    name=call["name"],
-                    seconds=seconds / len(calls),
-                    error="raised" if text.startswith("Error during execution") else "",
-                )
-                for call, text in zip(calls, results, strict=True)
-            ]
+            info["tools"] = []
+            for call, text in zip(action.tool_calls, results, strict=True):
+                observation.append(answer_to(call, text))
+                error = "raised" if text.startswith("Error during execution") else ""
+                info["tools"].append(ToolUse(name=call.name, seconds=seconds / len(calls), error=error))
             self._steps += 1
             if self._steps > MAX_STEPS:
                 return observation, 0.0, True, False, {**info, **_verdict(False, "multi_turn:force_terminated")}
             return observation, 0.0, False, False, info
         for call in action.tool_calls:  # arguments that are not JSON: the suite takes no call of such a message
-            observation.append(_answer(call.id, call.name, "Error: the arguments of a call are no JSON object."))
+            observation.append(answer_to(call, "Error: the arguments of a call are no JSON object."))
         return await self._next_user_turn(observation)
 
     async def _next_user_turn(self, observation: list[Message]) -> StepResult:
@@ -171,10 +166,6 @@ def _read(action: Action) -> list[Call] | None:
     if not action.tool_calls or any(call.arguments is None for call in action.tool_calls):
         return None
     return [{"name": call.name, "arguments": copy.deepcopy(call.arguments)} for call in action.tool_calls]
-
-
-def _answer(call_id: str, name: str, text: str) -> Message:
-    return {"role": "tool", "content": text, "tool_call_id": call_id, "name": name}
 
 
 def _verdict(is_valid: bool, error_type: str) -> dict[str, Any]:

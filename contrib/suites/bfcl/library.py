@@ -172,7 +172,9 @@ class Library:
             if "calls" in request:
                 verdict = self._grade_calls(entry, category, request["calls"])
             else:
-                verdict = self._grade_turns(entry, category, request["turns"])
+                written = [[self._written(entry, step) for step in turn] for turn in request["turns"]]
+                answer = self._answers(category)[entry["id"]]
+                verdict = self._multi_turn.multi_turn_checker(written, answer, entry, category, MODEL)
             write({"valid": bool(verdict["valid"]), "error_type": str(verdict.get("error_type", ""))})
 
         return self._forked(work, request)
@@ -190,12 +192,6 @@ class Library:
         verdict: dict[str, Any] = self._ast.ast_checker(
             entry["function"], decoded, answer, language or languages.PYTHON, category, MODEL
         )
-        return verdict
-
-    def _grade_turns(self, entry: dict[str, Any], category: str, turns: list[list[list[Call]]]) -> dict[str, Any]:
-        written = [[self._written(entry, step) for step in turn] for turn in turns]
-        answer = self._answers(category)[entry["id"]]
-        verdict: dict[str, Any] = self._multi_turn.multi_turn_checker(written, answer, entry, category, MODEL)
         return verdict
 
     def _written(self, entry: dict[str, Any], step: list[Call]) -> list[str]:

@@ -55,7 +55,6 @@ class RunData:
 
     @property
     def why_incomplete(self) -> str:
-        """What ended the run before its end; "" for a complete one."""
         if self.is_complete:
             return ""
         last = self.console[-1] if self.console else {}
@@ -66,7 +65,6 @@ class RunData:
         return (self.summary or {}).get(name, self.facts.get(name))
 
     def series(self, phase: str, name: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric, if it is a number."""
         return [
             (record["step"], float(record[name]))
             for record in self.phases.get(phase, ())

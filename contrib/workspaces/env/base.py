@@ -194,7 +194,6 @@ class WorkspaceEnv(ToolEnv):
             await workspace.close()
 
     async def open(self) -> Workspace:
-        """Return the agent's workspace, opened the first time."""
         if self._workspace is None:
             network = replace(self.agent_network, listeners=self.listeners)
             workspace = await self.open_fresh(network=network)

@@ -46,5 +46,4 @@ def named_cheats(files: Sequence[str] = ()) -> Mapping[str, Sequence[Message]]:
 
 
 def workspace_cheats(files: Sequence[str] = ()) -> list[Sequence[Message]]:
-    """Return `named_cheats` without names."""
     return list(named_cheats(files).values())

@@ -68,8 +68,6 @@ class _Client(DXF):
 
 
 class RegistryImage:
-    """An image in a registry (`Source`). Created by `registry_image`."""
-
     def __init__(self, client: _Client, reference: Reference) -> None:
         self.what = f"the image {reference}"
         self.names: Sequence[str] = (str(reference),)

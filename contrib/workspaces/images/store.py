@@ -84,7 +84,6 @@ def add_image(
 
 
 def stored_images() -> list[StoredImage]:
-    """Return the images in the cache, by id."""
     return [load(folder) for folder in sorted((images_folder() / "images").glob("[0-9a-f]*"))]
 
 

@@ -34,8 +34,6 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackLimits:
-    """Limits of one layer."""
-
     bytes: int = 32 * 2**30
     """Of its files, holes included; about as many bytes of the stream are read."""
     files: int = 2_000_000

@@ -189,7 +189,6 @@ class Box:
                 raise SandboxError(f"the workspace cannot be told: {error.strerror}") from error
 
     def _receive_rest(self) -> None:
-        """Read the answers that came before the end."""
         while self._is_open and self._receive():
             pass
 

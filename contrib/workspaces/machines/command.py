@@ -118,7 +118,6 @@ class Outputs:
         self.stderr.close()
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a result."""
         return {
             "stdout": self.stdout.text(),
             "stderr": self.stderr.text(),

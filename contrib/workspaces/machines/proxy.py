@@ -79,7 +79,6 @@ def _matches(rule: tuple[str, tuple[int, ...]], host: str, port: int) -> bool:
 
 
 def names_private(entry: str) -> bool:
-    """Whether an entry is a private address."""
     with contextlib.suppress(ValueError):
         return not _is_public(_rule(entry, "")[0])
     return False
@@ -335,7 +334,6 @@ def read_mirrors(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Return host and port."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 

@@ -101,8 +101,6 @@ class Shell:
 
 
 class _Process:
-    """One process of the shell."""
-
     def __init__(
         self, box: Box, request: dict[str, Any], limits: WorkspaceLimits, on_output: OnOutput | None = None
     ) -> None:

@@ -1,8 +1,5 @@
 """A tar archive of certain files."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import tarfile
 
 import judge

@@ -4,7 +4,6 @@ import json
 
 
 def read(path):
-    """Return the text of a submitted file; "" if there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(2**20)
@@ -13,6 +12,5 @@ def read(path):
 
 
 def reward(value, **more):
-    """Write the reward as JSON."""
     with open("/logs/verifier/reward.json", "w") as file:
         json.dump({"reward": float(value), **more}, file)

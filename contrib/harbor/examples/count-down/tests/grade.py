@@ -1,8 +1,5 @@
 """A shell script with an argument."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import judge
 import programs
 

@@ -1,8 +1,5 @@
 """A function that merges nested objects."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import calls
 import judge
 

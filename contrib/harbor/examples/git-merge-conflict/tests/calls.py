@@ -5,18 +5,15 @@ import json
 from programs import run
 
 _CALLS = """
-import importlib.util, json, os, sys
+import json, os, runpy, sys
 out = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 path, name = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(path))
-spec = importlib.util.spec_from_file_location("submitted", path)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-values = []
+module, values = runpy.run_path(path), []
 for arguments in json.load(sys.stdin):
     try:
-        values.append([getattr(module, name)(*arguments)])
+        values.append([module[name](*arguments)])
     except BaseException:
         values.append([])
 os.write(out, json.dumps(values).encode())
@@ -26,11 +23,10 @@ os._exit(0)
 
 def call(path, name, arguments):
     """Return what a function of a file returns for each list of arguments, each value in a list; [] where it fails."""
-    _, output = run("python3", "-I", "-S", "-c", _CALLS, path, name, stdin=json.dumps(arguments))
     try:
-        values = json.loads(output)
+        values = json.loads(run("python3", "-I", "-S", "-c", _CALLS, path, name, stdin=json.dumps(arguments))[1])
     except ValueError:
-        return [[]] * len(arguments)
+        values = None
     return values if isinstance(values, list) and len(values) == len(arguments) else [[]] * len(arguments)
 
 

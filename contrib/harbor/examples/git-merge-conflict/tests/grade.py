@@ -1,8 +1,5 @@
 """A merge with a conflict."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import calls
 import judge
 

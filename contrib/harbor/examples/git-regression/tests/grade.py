@@ -1,8 +1,5 @@
 """A regression in a repository."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import calls
 import judge
 

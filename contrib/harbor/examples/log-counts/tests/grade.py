@@ -1,8 +1,5 @@
 """Counts of status codes in a log."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import collections
 import json
 

@@ -1,8 +1,5 @@
 """A server on the loopback."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import subprocess
 import time
 import urllib.error

@@ -1,8 +1,5 @@
 """Hosts for the agent, none for the verifier."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import calls
 import judge
 

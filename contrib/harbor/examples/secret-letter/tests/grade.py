@@ -1,8 +1,5 @@
 """A text in cipher."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import judge
 
 judge.reward(

@@ -1,8 +1,5 @@
 """A shared verifier that cannot be forged."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import calls
 import judge
 

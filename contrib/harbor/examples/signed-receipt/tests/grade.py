@@ -1,8 +1,5 @@
 """A solution that is given a key."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import hmac
 
 import judge

@@ -1,8 +1,5 @@
 """Tests that tell right from wrong."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import os
 import tempfile
 

@@ -1,8 +1,5 @@
 """A verifier with an image of its own."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import judge
 
 primes = [number for number in range(2, 200) if all(number % divisor for divisor in range(2, number))]

@@ -1,8 +1,5 @@
 """Days of work between two dates."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import calls
 import judge
 

@@ -1,8 +1,5 @@
 """The command."""
 
-import sys
-
-sys.path.insert(0, "/tests")
 import judge
 import programs
 
