@@ -34,7 +34,7 @@ class WandbError(RuntimeError):
 
 
 class Wandb:
-    """Hands each record to the process, which the first one starts. The mode "" is that of WANDB_MODE, or else online."""
+    """Hands each record to the process; the first one starts it. The mode "" is WANDB_MODE's, or else online."""
 
     @classmethod
     def check(cls, mode: str) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from contrib.viewer.lenient_json import parse_json
+from contrib.viewer.lenient_json import json_lines
 from contrib.viewer.stored_runs import StoredRun
 
 TAIL_BYTES = 256 << 10
@@ -28,9 +28,9 @@ class ConsoleFiles:
         """{"lines": [{"time", "kind", "text"}, ...], "logs": [{"name", "bytes"}, ...], "log": the end of one log}."""
         logs = self._list_logs()
         is_known = any(log["name"] == log_name for log in logs)  # so no name leads out of the folder
-        lines = [_console_line(line) for line in _read_tail(self._console).splitlines()]
+        lines = json_lines(_read_tail(self._console))
         return {
-            "lines": [line for line in lines if line is not None],
+            "lines": [_console_line(line) for line in lines if isinstance(line.get("text"), str)],
             "logs": logs,
             "log": _read_tail(self._logs / log_name).decode("utf-8", "replace") if is_known else "",
         }
@@ -43,14 +43,8 @@ class ConsoleFiles:
         return [{"name": path.name, "bytes": _size(path)} for path in paths[:MAX_LOGS]]
 
 
-def _console_line(line: bytes) -> dict[str, Any] | None:
-    """Seconds since the start, kind and text of a line of console.jsonl; None for any other line."""
-    try:
-        record = parse_json(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        return None
+def _console_line(record: dict[str, Any]) -> dict[str, Any]:
+    """Seconds since the start, kind and text."""
     time, kind = record.get("time"), record.get("kind")
     seconds = float(time) if isinstance(time, int | float) and abs(time) < 1e12 else None
     return {"time": seconds, "kind": kind if kind in ("warning", "error") else "said", "text": record["text"]}

@@ -19,6 +19,18 @@ def parse_json(line: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_lines(data: bytes) -> list[dict[str, Any]]:
+    """The objects of JSON lines; other lines are left out, such as the last one of a killed run."""
+    objects = []
+    for line in data.splitlines():
+        try:
+            value = parse_json(line)
+        except ValueError:
+            continue
+        objects += [value] if isinstance(value, dict) else []
+    return objects
+
+
 def encodable(text: Any) -> str:
     """A text that UTF-8 and SQLite can store: lone surrogates are written as escapes, other values as JSON."""
     text = text if isinstance(text, str) else json.dumps(text)

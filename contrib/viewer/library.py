@@ -92,7 +92,7 @@ class Library:
         return f"#/{names[0]}/compare?other={names[-1]}" if len(names) <= 2 else ""
 
     def check_comparable(self) -> None:
-        """Refuse two runs without a common task, if they are all that is shown."""
+        """Refuse two runs without a common task."""
         if len(self._runs) == 2:
             check_common(sides_of(self._runs[0], self._runs[1], {}))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
 from contrib.live.client import LiveClient
+from contrib.viewer.lenient_json import json_lines
 from forge_env.core.errors import ForgeError
 
 WHO = "forge-env view"
@@ -53,16 +53,8 @@ class LiveRun:
     def _actions(self) -> list[dict[str, Any]]:
         """The last actions, the newest first; a line that is half written is left out."""
         try:
-            lines = (self._folder / "actions.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+            entries = json_lines((self._folder / "actions.jsonl").read_bytes())
         except OSError:
             return []
-        actions = []
-        for line in reversed(lines[-MOST_ACTIONS:]):
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(entry, dict):
-                names = ("time", "step", "who", "action", "value", "text")
-                actions.append({name: entry.get(name, "") for name in names})
-        return actions
+        names = ("time", "step", "who", "action", "value", "text")
+        return [{name: entry.get(name, "") for name in names} for entry in reversed(entries[-MOST_ACTIONS:])]

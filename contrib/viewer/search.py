@@ -9,6 +9,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ class Search:
                 if self._stopped.is_set() or len(self.numbers) >= MAX_RESULTS:
                     return
                 self.share = (bytes_before + row["offset"]) / total
-                if _contains(line, text):
-                    self.numbers.append(row["n"])
+                with suppress(ValueError):
+                    if any(text in shown.lower() for shown in _texts(episode_from(parse_json(line)))):
+                        self.numbers.append(row["n"])
             bytes_before += file["done"]
 
 
@@ -89,14 +91,6 @@ def _lines_with(path: Path, needle: bytes, rows: list[sqlite3.Row]) -> Iterator[
                 line = data[start : start + row["length"]]
                 if needle in line.lower():
                     yield row, line
-
-
-def _contains(line: bytes, text: str) -> bool:
-    try:
-        episode = episode_from(parse_json(line))
-    except ValueError:
-        return False
-    return any(text in shown.lower() for shown in _texts(episode))
 
 
 def _texts(episode: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,6 @@ import socket
 import threading
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -75,9 +74,7 @@ class ViewServer(http.server.ThreadingHTTPServer):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.shutdown()
         self.server_close()
 
@@ -138,7 +135,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(403, "text/plain", _NO_KEY)
         if not url.path.startswith("/api/"):
             return self._send(404, "text/plain", "there is no such page\n")
-        self._answer(url.path.removeprefix("/api/"), params)
+        self._reply(lambda: self.server.library.answer(url.path.removeprefix("/api/"), params))
 
     do_HEAD = do_GET
 
@@ -154,9 +151,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(413, "text/plain", f"an action has at most {MOST_BYTES} bytes\n")
         data = self.rfile.read(int(size))
         self._reply(lambda: self.server.act(self.path.removeprefix("/api/"), data))
-
-    def _answer(self, path: str, params: dict[str, str]) -> None:
-        self._reply(lambda: self.server.library.answer(path, params))
 
     def _reply(self, ask: Callable[[], Any]) -> None:
         try:

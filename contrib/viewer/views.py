@@ -11,18 +11,9 @@ from contrib.live.client import goes_on
 from contrib.viewer import query, summaries
 from contrib.viewer.comparison import differences, list_tasks, sides_of
 from contrib.viewer.episode_detail import read_detail
+from contrib.viewer.report import tables
 from contrib.viewer.report.kind_tables import kind_table, part_tables
 from contrib.viewer.report.run_data import read_run
-from contrib.viewer.report.tables import (
-    actions,
-    change_text,
-    evaluation_title,
-    headline,
-    outcomes,
-    startup,
-    tools,
-    warnings,
-)
 from contrib.viewer.viewed_run import ViewedRun
 from forge_env.core.errors import UserError
 
@@ -61,7 +52,7 @@ def _overview(run: ViewedRun, params: Params) -> Any:
     summary = run.summary()
     facts = {**run.run.read_json("run.json"), **run.run.read_json("summary.json")}
     for evaluation in measured:
-        evaluation["title"] = evaluation_title(facts, evaluation["phase"])
+        evaluation["title"] = tables.evaluation_title(facts, evaluation["phase"])
     for evaluation in measured if not summary["complete"] else ():
         evaluation |= run.unfinished(evaluation["phase"], evaluation["step"])
     documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
@@ -82,22 +73,16 @@ def _report(run: ViewedRun, params: Params) -> Any:
         return {}
     try:
         data = read_run(run.run.path)
-        listed = (
-            warnings(data),
-            actions(data),
-            kind_table(data),
-            *part_tables(data),
-            startup(data),
-            tools(data),
-            outcomes(data),
-        )
-        report = {"why_incomplete": data.why_incomplete, "figures": headline(data), "change": change_text(data)}
+        listed = [tables.warnings(data), tables.actions(data), kind_table(data), *part_tables(data)]
+        listed += [tables.startup(data), tables.tools(data), tables.outcomes(data)]
+        report = {"why_incomplete": data.why_incomplete, "figures": tables.headline(data)}
+        report["change"] = tables.change_text(data)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # no such run wrote it
         return {"why_incomplete": f"its figures cannot be read ({type(error).__name__}: {error})"}
     with run.index.reading() as db:
         samples = summaries.samples(db)
-    tables = [asdict(table) | {"columns": [*table.columns.items()]} for table in listed if table is not None]
-    return {**report, "tables": tables, "samples": samples}
+    shown = [asdict(table) | {"columns": [*table.columns.items()]} for table in listed if table is not None]
+    return {**report, "tables": shown, "samples": samples}
 
 
 def _curves(run: ViewedRun, params: Params) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contrib.viewer.lenient_json import json_lines
 from contrib.viewer.stored_runs import StoredRun
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
@@ -139,16 +139,7 @@ def _read_phases(path: Path) -> dict[str, list[Values]]:
 
 
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
-    records = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the last line of a killed run
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+    return json_lines(path.read_bytes()) if path.is_file() else []
 
 
 def _read_episodes(path: Path) -> tuple[list[Episode], bool]:
