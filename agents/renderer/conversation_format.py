@@ -233,8 +233,8 @@ class _Learner:
         special = self._tokens(template)
         end_tokens = [self._own.token("eos_token"), *map(self._tokenizer.token_text, _saved_ends(self._folder))]
         end_tokens = [token for token in dict.fromkeys(end_tokens) if token and token in special]
-        places = [(after.index(token), -len(token), token) for token in special if token and token in after]
-        end = min(places)[2] if places else after.strip()
+        ends = [(after.index(token), -len(token), token) for token in special if token and token in after]
+        end = min(ends)[2] if ends else after.strip()
         if not end:  # some templates end only those answers that something follows
             more = [*self._question, {"role": "assistant", "content": _MARK}, _USER]
             after = template.render(more, add_generation_prompt=True).partition(_MARK)[2].lstrip()

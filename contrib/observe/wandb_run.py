@@ -7,7 +7,6 @@ bounded time.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import queue
@@ -26,8 +25,7 @@ def main() -> int:
     threading.Thread(target=_read, args=(lines, options["finish_seconds"]), daemon=True).start()
     run = _begin(options)
     _take(run, lines)
-    run.finish()
-    importlib.import_module("wandb").teardown()
+    _finish(run)
     return 0
 
 
@@ -54,9 +52,17 @@ def _begin(options: dict[str, Any]) -> Any:
         x_disable_meta=True,
         x_disable_stats=True,  # the run measures its machine itself
     )
-    resume = "allow" if options["mode"] == "online" else None
-    given = {name: options[name] for name in ("mode", "project", "name", "id", "dir", "config")}
-    return wandb.init(**given, resume=resume, settings=settings)
+    is_online = options["mode"] == "online"
+    return wandb.init(
+        mode=options["mode"],
+        project=options["project"],
+        name=options["name"],
+        id=options["id"],
+        resume="allow" if is_online else None,
+        dir=options["dir"],
+        config=options["config"],
+        settings=settings,
+    )
 
 
 def _take(run: Any, lines: Lines) -> None:
@@ -67,6 +73,13 @@ def _take(run: Any, lines: Lines) -> None:
             known.add(phase)
             run.define_metric(f"{phase}/*", step_metric=axis)
         run.log({axis: record["step"], **{f"{phase}/{name}": value for name, value in record["values"].items()}})
+
+
+def _finish(run: Any) -> None:
+    import wandb
+
+    run.finish()
+    wandb.teardown()
 
 
 def _give_up() -> None:

@@ -76,7 +76,7 @@ def _add(steps: list[dict[str, Any]], part: Said, context: list[int], tokens: bo
 
 
 def _add_result(steps: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
-    step = steps[-1] if steps else {"source": ""}
+    step: dict[str, Any] = steps[-1] if steps else {"source": ""}
     has_only_results = step["source"] == "system" and not step["message"] and "observation" in step
     if step["source"] != "agent" and not has_only_results:  # results that no call asked for
         step = {"source": "system", "message": ""}
