@@ -138,7 +138,8 @@ class Report:
                 try:
                     page = row.load()(self.folder)
                 except Exception as failure:  # the result is safe, and the page can be written later
-                    self.warn(f"warning: {row.name} was not written: {type(failure).__name__}: {failure}")
+                    kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
+                    self.warn(f"warning: {row.name} was not written: {kind}{failure}")
                 else:
                     if error is None:
                         self.say(f"report {page}")

@@ -54,4 +54,5 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pyte
     (tmp_path / "report.html").mkdir()
     with Report(tmp_path) as report:
         write_steps(report, 1)
-    assert "warning: report.html was not written: IsADirectoryError" in capsys.readouterr().out
+    reason = f"{tmp_path / 'report.html'} cannot be written: Is a directory"
+    assert f"warning: report.html was not written: {reason}" in capsys.readouterr().out
