@@ -46,8 +46,10 @@ def draw_tasks(
     """Draw `count` distinct tasks of a split.
 
     A content is held out when its pair of operation and constant is, or by its own hash. Half of the "test" tasks have
-    pairs that are not in training, the other half new combinations of known parts. `by_pair_only` holds out nothing by
-    its own hash, so that all "test" tasks have pairs that are not in training.
+    pairs that are not in training, the other half new combinations of known parts.
+
+    Args:
+        by_pair_only: hold out nothing by its own hash, so that all "test" tasks have pairs that are not in training.
     """
     check_split(split)
     rng = random.Random(f"{split}/{seed}")
@@ -72,6 +74,10 @@ def draw_tasks(
 
 
 def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
-    """Return the `Task.kind` of a row: its value in `column`, see `field_of`, by default in "kind", if it has one."""
+    """Return the `Task.kind` of a row: its value in `column`, as a text; by default in "kind", if there is that column.
+
+    Args:
+        column: name of the column, or of a field as `field_of` has it; "" is "kind", which a row may lack.
+    """
     kind = field_of(row, column, what="kind") if column else row.get("kind")
     return "" if kind is None else str(kind).strip()

@@ -72,9 +72,14 @@ def source_of(config: Mapping[str, Any]) -> Source:
 def episode_spans(
     episode: Episode, source: Source, *, recorded: float, phase: str = "", messages: bool = False
 ) -> list[Span]:
-    """Return the spans of an episode, its own first, with the texts of messages, arguments and results if asked for.
+    """Return the spans of an episode, its own first.
 
-    It ended when it was `recorded`, in seconds since 1970, if its record does not say when it began.
+    Args:
+        episode: the record of it.
+        source: what acted.
+        recorded: when it was recorded, seconds since 1970: its end, if the record does not say when it began.
+        phase: of a training run.
+        messages: whether to add the texts of messages, arguments and results.
     """
     worked = sum(_seconds(turn.policy_seconds) + _seconds(turn.env_seconds) for turn in episode.turns)
     total = max(worked, _seconds(episode.info.get("seconds")))

@@ -37,7 +37,13 @@ Say = Callable[[str], None]
 
 
 class SystemMetrics:
-    """Measures this machine and the descendants of this process; those of no service belong to the controller."""
+    """Measures this machine and the descendants of this process.
+
+    Args:
+        folder: of the run.
+        services: the process ids of each replica; other descendants belong to the controller.
+        gpus: numbers of the run's GPUs on this machine.
+    """
 
     def __init__(self, folder: Path, services: Callable[[], Mapping[str, Sequence[int]]], gpus: Sequence[int]) -> None:
         self._folder = folder

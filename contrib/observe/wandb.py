@@ -34,7 +34,13 @@ class WandbError(RuntimeError):
 
 
 class Wandb:
-    """Hands each record to the process; the first one starts it. The mode "" is WANDB_MODE's, or else online."""
+    """Hands each record to the process; the first record starts it.
+
+    Args:
+        folder: of the run.
+        config: of the run, for its page at W&B.
+        mode: "offline", "online", or "" for that of WANDB_MODE, or else online.
+    """
 
     @classmethod
     def check(cls, mode: str) -> None:

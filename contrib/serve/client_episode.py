@@ -25,7 +25,12 @@ class EpisodeOver(Exception):
 
 
 class EpisodeFault(Exception):
-    """The episode has ended without a reward. `is_env`: its environment is to blame, and not the machinery."""
+    """The episode has ended without a reward.
+
+    Args:
+        reason: why, in one sentence.
+        is_env: whether its environment is to blame, and not the machinery.
+    """
 
     def __init__(self, reason: str, *, is_env: bool) -> None:
         super().__init__(reason)
@@ -89,7 +94,17 @@ class Client:
 
 
 class ClientEpisode:
-    """One episode; its messages are taken one after another. `on_end` gets the record, however it ends."""
+    """One episode; its messages are taken one after another.
+
+    Args:
+        factory: of the environment, open.
+        task: of the episode.
+        seed: of the episode.
+        episode_id: of the episode.
+        limits: of the episode.
+        idle_seconds: how long the client may take for a message.
+        on_end: called with the record, however the episode ends.
+    """
 
     def __init__(
         self,

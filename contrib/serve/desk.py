@@ -61,6 +61,17 @@ class Chosen:
 
 
 class Desk:
+    """Begins episodes, and records them.
+
+    Args:
+        factory: of the environment, open.
+        settings: of the server.
+        options: of the episodes.
+        tasks: of the server's own split.
+        tools: that an instance has before its first episode.
+        folder: of the records, if there are any.
+    """
+
     def __init__(
         self,
         factory: EnvFactory,

@@ -52,7 +52,15 @@ async def serve_env(
     settings: ServeSettings,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve an environment by the `open_app` of a protocol until this coroutine is cancelled, or the server fails."""
+    """Serve an environment until this coroutine is cancelled, or the server fails.
+
+    Args:
+        opener: the `open_app` of a protocol, of (factory, settings).
+        env: name of the environment.
+        options: of the environment.
+        settings: of the server.
+        announce: called with the URL once the server listens.
+    """
     if env_class(env)._episode_player is not None:
         raise UserError(
             f"the environment {env} has turns that run at once, which this protocol does not carry: run it where its "

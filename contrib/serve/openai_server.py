@@ -118,7 +118,13 @@ def open_renderer(settings: Mapping[str, Any]) -> Renderer:
 
 
 async def serve_model(server: ModelServer, token: str, announce: Callable[[str, str, list[str]], None]) -> None:
-    """Serve a model until cancelled; `announce` gets its name, the URL and vLLM's options when the server answers."""
+    """Serve a model until cancelled.
+
+    Args:
+        server: the model and its address.
+        token: every request needs it.
+        announce: called with the model's name, the URL and vLLM's options when the server answers.
+    """
     name, settings, options = server.command()
     environ = {**({} if _on_gpu() else _CPU_ENVIRON), **ENVIRON, **os.environ, "VLLM_API_KEY": token}
     child = await asyncio.create_subprocess_exec(

@@ -24,7 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_socket(app: OpenEnvApp, path: str | None, session_id: str, receive: Receive, send: Send) -> None:
-    """Serve one connection to its end. The path is None where the token was wrong; the session may be one of HTTP."""
+    """Serve one connection to its end.
+
+    Args:
+        app: the server.
+        path: without the token; None where the token was wrong, which refuses the handshake.
+        session_id: of a session that was opened over HTTP, or "".
+        receive: of ASGI.
+        send: of ASGI.
+    """
     await receive()  # websocket.connect
     if path != "/ws":
         await send({"type": "websocket.close", "code": _POLICY})  # before it is accepted: 403

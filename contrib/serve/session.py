@@ -35,7 +35,12 @@ STATE = ("tools", "truncation_reward", "time_spent_by")
 
 
 class Session:
-    """One instance of an environment. A call without a time limit of the client has `max_seconds`."""
+    """One instance of an environment.
+
+    Args:
+        factory: of the environment, open.
+        max_seconds: time limit of a call if the client sets none.
+    """
 
     def __init__(self, factory: EnvFactory, *, max_seconds: float) -> None:
         self._factory = factory

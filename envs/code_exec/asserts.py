@@ -46,7 +46,9 @@ def translate(statement: ast.stmt, names: Mapping[str, str] | None = None) -> Ca
 
     The forms are call == literal, tuple(call) == tuple(literal), the same with set, call is None / True / False, call,
     not call, abs(call - number) < number and math.isclose(call, number, ...). A call has only literals as arguments.
-    `names` are the functions that may be called, with their names in the answer; None stands for all functions.
+
+    Args:
+        names: functions that may be called -> their names in the answer; None for all functions.
     """
     if not isinstance(statement, ast.Assert):
         return None

@@ -55,7 +55,8 @@ async def grade(
 ) -> Verdict:
     """Run the tests of a target against a program, in random order and several at once.
 
-    With `all_or_nothing` the first failure ends them. One test then runs before the others: most wrong answers fail it.
+    Args:
+        all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
     """
     tests = tests_of(target)
     if not code.strip():

@@ -178,8 +178,11 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
     For a target that is a number the answer must be a number, equal exactly or within the relative `tolerance`. Words
     are compared as words. Everything else (expressions, sets, intervals, equations) is compared by math-verify in a
     helper process, and must have the form of the target: no equation where the target has none, and the same case of
-    symbols. A target that math-verify cannot read is compared as text. With `unevaluated` an answer may have operations
-    that the target does not have: \\sqrt{16} for 4.
+    symbols. A target that math-verify cannot read is compared as text.
+
+    Args:
+        tolerance: relative to the target.
+        unevaluated: whether an answer may have operations that the target does not have: \\sqrt{16} for 4.
     """
     number = parse_number(target)
     if number is not None:

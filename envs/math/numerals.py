@@ -286,7 +286,8 @@ def _recurring(match: re.Match[str]) -> tuple[int, int]:
 def parse_number(text: str, *, loose: bool = False) -> Number | None:
     """Parse a text that is one number, with an optional name before it ("x = ") and a unit after it; else None.
 
-    If it is `loose`, one letter behind a number may be a unit (5h); for answers to targets that are numbers.
+    Args:
+        loose: one letter behind a number may be a unit (5h); for answers to targets that are numbers.
 
     >>> parse_number(r"\\frac{3}{4}"), parse_number("3 or 4")
     (Number(value=Fraction(3, 4), unit='', percent=False), None)

@@ -51,7 +51,9 @@ class Verifier(HelperProcess):
     def compare(self, target: str, answer: str, tolerance: float = 0.0, unevaluated: bool = False) -> bool:
         """Tell whether two LaTeX expressions are equal. An answer that takes too much time or memory is not.
 
-        The relative `tolerance` counts for values only. `unevaluated` permits operations that the target does not have.
+        Args:
+            tolerance: relative; it counts for values only.
+            unevaluated: permits operations in an answer that the target does not have.
         """
         request = {"target": target, "answer": answer, "tolerance": tolerance, "unevaluated": unevaluated}
         return _verdict(self.ask(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)

@@ -34,7 +34,11 @@ END_SECONDS = 0.5  # from the end of its output to its own
 class HelperProcess:
     """Starts with the first request, serves all threads one after the other, and ends with its owner.
 
-    Its methods are thread-safe and block; each wait has a limit. The interpreter `python` is of Python 3.11 or newer.
+    Its methods are thread-safe and block; each wait has a limit.
+
+    Args:
+        environment: variables in addition to this process's.
+        python: the interpreter, of Python 3.11 or newer; by default this process's.
     """
 
     def __init__(
@@ -70,7 +74,8 @@ class HelperProcess:
     def request(self, request: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
         """Send a request, and return its response; "error" in it is what the library raised.
 
-        `seconds` are for the response, and for the rest of a request if its thread gave up.
+        Args:
+            seconds: for the response, and for the rest of a request if its thread gave up.
         """
         with self._turn():
             try:

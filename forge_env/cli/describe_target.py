@@ -26,10 +26,19 @@ from forge_env.utils.targets import load, split_target
 def describe(
     entry: Entry, kind: Literal["auto", "env", "tools"] = "auto", *, to_register: bool = False
 ) -> dict[str, Any]:
-    """Import the target of an entry and describe it: what it is and where, its tools, its options, and notes.
+    """Import the target of an entry and describe it.
 
-    A tool without a docstring, or with a parameter without a type, works: the model is told less, as the notes say.
-    Only a target that is to be registered is refused for it; it is for others as well.
+    A tool without a docstring, or with a parameter without a type, works: the model is told less. Only a target that is
+    to be registered is refused for it; it is for others as well.
+
+    Returns:
+        name: the entry's, or the default name of the target.
+        kind: "env" or "tools".
+        description: the first line of its docstring.
+        file, line: the place of its definition.
+        tools: name, description, parameters (JSON schema) and options of each tool.
+        options: of an environment: name, type and default of each.
+        notes: what the model is not told of the tools.
     """
     try:
         if source := tool_source(entry.target):

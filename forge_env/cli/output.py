@@ -46,7 +46,11 @@ def fail(sentence: str, *, as_json: bool) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[int] = ()) -> None:
-    """Print a table as wide as the terminal; long cells are wrapped, never cut. Columns in `whole` keep their width."""
+    """Print a table as wide as the terminal; long cells are wrapped, never cut.
+
+    Args:
+        whole: the columns that no narrow terminal may wrap, as they are narrow themselves.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -116,7 +116,8 @@ class Episode:
                 self._set(id=f"{self.task.id}/{uuid.uuid4().hex}")
         require(self.task is not None, "an episode has a task, or a prompt and a response")
         if self.outcome.is_valid:
-            if self.reward is None or not math.isfinite(self.reward):
+            is_finite = self.reward is not None and math.isfinite(self.reward)
+            if not is_finite:
                 raise violation(f"outcome {self.outcome} needs a finite reward, got {self.reward}")
         elif self.reward is not None:
             raise violation(f"outcome {self.outcome} has no reward, got {self.reward}")
@@ -139,6 +140,9 @@ class Episode:
 
         Args:
             logprobs: one for each token, at the sampling temperature.
+
+        Raises:
+            InvariantError: for several turns, or another number of logprobs.
         """
         require(len(self.turns) == 1, "logprobs are added to an episode of a single turn")
         turn = replace(
@@ -177,6 +181,7 @@ class Episode:
 
     @property
     def messages(self) -> list[Message]:
+        """The whole conversation."""
         whole = [m for turn in self.turns for m in (*turn.observation, turn.message)]
         return whole + list(self.tail)
 
@@ -220,7 +225,11 @@ class Episode:
 
     @classmethod
     def from_json(cls, line: str | Mapping[str, Any]) -> Episode:
-        """Read what `to_json` wrote, as text or as the object that it stands for."""
+        """Read what `to_json` wrote, as text or as the object that it stands for.
+
+        Raises:
+            UserError: when the line is not an Episode of a schema that this version reads.
+        """
         try:
             data = json.loads(line) if isinstance(line, str) else dict(line)
             version = data.pop("schema_version")
@@ -236,8 +245,10 @@ class Episode:
                 **data,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            text, reason = str(line)[:80], f"{type(error).__name__}: {error}"
-            raise UserError(f"not an Episode: {text!r} ({reason}); expected one JSON object per line") from None
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"not an Episode: {str(line)[:80]!r} ({reason}); expected one JSON object per line"
+            ) from None
 
 
 for _name in ("prompt_ids", "response_ids", "logprobs"):
@@ -292,15 +303,20 @@ def write_jsonl(path: Path, episodes: Iterable[Episode], *, routes: bool = True)
     """
     with path.open("ab") as file:
         for episode in episodes:
-            without = episode
-            if not routes and any(turn.routes for turn in episode.turns):
-                without = replace(episode, turns=tuple(replace(turn, routes=()) for turn in episode.turns))
-            file.write(without.line)
+            if routes or not any(turn.routes for turn in episode.turns):
+                file.write(episode.line)
+            else:
+                turns = tuple(replace(turn, routes=()) for turn in episode.turns)
+                file.write(replace(episode, turns=turns).line)
             vars(episode).pop("line", None)
 
 
 def read_jsonl(path: Path) -> Iterator[Episode]:
-    """Read episodes back, one at a time; a `UserError` names the line that is not an Episode."""
+    """Read episodes back, one at a time.
+
+    Raises:
+        UserError: with file and line, when a line is not an Episode.
+    """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -1,7 +1,22 @@
 """The exceptions of forge_env, named by the boundary that was crossed.
 
-A `UserError` is one sentence with exit code 2, and no stack trace. An `EnvError` ends its episode with the outcome
-ENV_FAULT, an `InfraError` with INFRA_FAULT. `NothingTrained` is exit code 3.
+ForgeError
+├── UserError                a mistake that the user can correct: one sentence, exit code 2, no stack trace
+│   ├── TooFewTasks          more tasks were asked for than there are
+│   └── TemplateError        a chat template cannot render some messages
+├── EnvError                 the environment's own code broke            -> Outcome.ENV_FAULT
+│   └── TurnRefused           the agent cannot do what the environment asks of a turn
+├── InfraError               the machinery of an episode broke           -> Outcome.INFRA_FAULT
+│   ├── SandboxError         the sandbox failed, not the code in it
+│   ├── SandboxUnavailable   this machine has no usable sandbox
+│   ├── PolicyError          the policy did not answer
+│   └── ServiceError         an actor or service died, or missed its deadline
+│       ├── MissedDeadline   no answer in time
+│       ├── ProcessDied      a process died that is not replaced
+│       ├── ReplicaDied      the replica died during a call that may have had an effect
+│       └── ReplicaBroken    the replica reports that it cannot work any more
+├── NothingTrained           no step of a run had a gradient: exit code 3
+└── InvariantError           internal data is wrong: a bug, so it always raises
 """
 
 from __future__ import annotations

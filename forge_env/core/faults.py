@@ -26,6 +26,9 @@ class FaultPolicy:
 
     "shrink" keeps the group if it has at least `min_valid` valid episodes; "refill" first runs a faulted episode again,
     with the same seed; "drop" discards the whole group after a single fault.
+
+    Raises:
+        UserError: for an unknown mode or a number out of range.
     """
 
     mode: Literal["refill", "shrink", "drop"] = "shrink"
@@ -52,6 +55,7 @@ class FaultPolicy:
         return not is_final and attempts < self.attempts
 
     def keeps(self, group: Group) -> bool:
+        """Whether a group can be trained on."""
         if self.mode == "drop" and len(group.valid) < len(group.episodes):
             return False
         return len(group.valid) >= min(self.min_valid, len(group.episodes))

@@ -30,7 +30,11 @@ class Routes:
 
     @staticmethod
     def of(start: int, experts: np.ndarray) -> Routes:
-        """Pack an array, (tokens, layers, active) uint8 or uint16."""
+        """Pack an array.
+
+        Args:
+            experts: (tokens, layers, active) uint8 or uint16.
+        """
         _, layers, active = experts.shape
         return Routes(start, layers, active, experts.itemsize, experts.tobytes())
 

@@ -84,7 +84,13 @@ class TokenRecord:
 
     def __post_init__(self) -> None:
         for name, kind in self.ARRAYS.items():
-            object.__setattr__(self, name, array_of(getattr(self, name), kind, name))
+            values = getattr(self, name)
+            # As `array_of` does: the call would take as long as the check, for several arrays of every turn.
+            if type(values) is _ARRAY and values.dtype is kind:
+                base = values.base
+                if type(base) is bytes and len(base) == values.nbytes:
+                    continue
+            object.__setattr__(self, name, array_of(values, kind, name))
 
     def __eq__(self, other: object) -> bool:
         cls: Any = type(self)

@@ -35,7 +35,11 @@ class BadCall(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOptions:
-    """How the calls of a tool run."""
+    """How the calls of a tool run.
+
+    Raises:
+        UserError: for a number out of range, and for retries of a tool that is not idempotent.
+    """
 
     timeout: float = 30.0
     """Time limit of a call in seconds, after which it is stopped; waiting for a free slot does not count."""
@@ -64,8 +68,9 @@ class ToolOptions:
         if self.max_output < 1 or self.retries < 0:
             raise UserError("a tool's max_output is 1 or more, and its retries are 0 or more")
         if self.retries and not self.idempotent:
-            what = f"has retries={self.retries} and is not idempotent"
-            raise UserError(f"a tool {what}: add idempotent=True or leave both")
+            raise UserError(
+                f"a tool has retries={self.retries} and is not idempotent: add idempotent=True or leave both"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,10 +105,15 @@ class Tool:
         }
 
     def validate(self, call: ToolCall) -> dict[str, Any]:
-        """Return the coerced arguments of a call. Raises BadCall, with the mistake and the schema."""
+        """Return the coerced arguments of a call.
+
+        Raises:
+            BadCall: with the mistake and the schema.
+        """
         if call.arguments is None:
-            problem = f"the arguments of {self.name} are not a JSON object. {call.error}".strip()
-            raise BadCall(self._error_message(problem))
+            raise BadCall(
+                self._error_message(f"the arguments of {self.name} are not a JSON object. {call.error}".strip())
+            )
         try:
             return self.arguments(call.arguments)
         except (ValueError, RecursionError) as error:
@@ -137,6 +147,9 @@ def tool(
     """Mark a function or method as a tool that the model may call; its docstring is the description for the model.
 
     The settings are fields of `ToolOptions`.
+
+    Raises:
+        UserError: for a setting that is out of range.
     """
     options = ToolOptions(
         timeout=timeout,
@@ -159,6 +172,9 @@ def reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
     """Mark a method as part of the reward, with a weight.
 
     Its parameters name the arguments that it gets: see `forge_env.tool_env.rubric`.
+
+    Raises:
+        UserError: for a weight that is not a number.
     """
     return _mark_weight("reward", function, weight)
 
@@ -168,6 +184,9 @@ def group_reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
 
     Its parameters name the arguments that it gets, and it returns one number for each sibling: see
     `forge_env.rollout.group_reward`.
+
+    Raises:
+        UserError: for a weight that is not a number.
     """
     return _mark_weight("group_reward", function, weight)
 
@@ -201,6 +220,7 @@ def without_self(what: str, parameters: Sequence[inspect.Parameter]) -> Sequence
 
 
 def is_tool(function: object) -> bool:
+    """Whether a function is marked with `@tool`."""
     return hasattr(function, _MARK)
 
 

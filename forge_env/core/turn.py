@@ -86,9 +86,13 @@ class Completion(TokenRecord):
         return join_arrays(IDS, self.prompt_ids, self.token_ids, array_of(inserted, IDS, "inserted"))
 
     def then(self, inserted: Sequence[int], rest: Completion) -> Completion:
-        """Return the completion of a turn that had two requests; nobody sampled the `inserted` tokens between them.
+        """Return the completion of a turn that had two requests.
 
-        Raises InvariantError when the engine has seen another prompt there than the tokens so far.
+        Args:
+            inserted: tokens that nobody sampled, between the two completions.
+
+        Raises:
+            InvariantError: when the engine has seen another prompt there than the tokens so far.
         """
         insertion: dict[str, Any] = {"token_ids": array_of(inserted, IDS, "inserted")}
         if not np.array_equal(self.with_inserted(inserted), rest.prompt_ids):
@@ -149,8 +153,11 @@ class Turn(TokenRecord):
     reward: float = 0.0
     """The environment's step reward for this turn, a part of `Episode.reward`."""
     policy_seconds: float = 0.0
+    """Duration of the model's answer."""
     env_seconds: float = 0.0
+    """Duration of the environment's step."""
     tool_uses: tuple[ToolUse, ...] = ()
+    """Results of the tool calls."""
     usage: Mapping[str, float] | None = None
     """Token counts reported by an external endpoint: "prompt_tokens", "completion_tokens"."""
     routes: tuple[Routes, ...] = ()
@@ -184,6 +191,8 @@ class Turn(TokenRecord):
             require(not len(self.logprobs) and not self.versions, "a demonstration has no logprobs and no versions")
             return
         require(len(self.logprobs) == sampled, "one logprob per sampled token")
+        if len(self.versions) == 1 and self.versions[0][1] == sampled:
+            return  # the usual case: one version sampled all tokens
         counts = [n for _, n in self.versions]
         require(sum(counts) == sampled, "version spans cover the sampled tokens")
         require(min(counts, default=1) > 0, "a version span is never empty")
@@ -267,6 +276,7 @@ def join(turns: Sequence[Turn]) -> Row:
 
 
 def first_versions(versions: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
+    """The spans (version, number of tokens) of the first `count` tokens."""
     spans: list[tuple[int, int]] = []
     for version, length in versions:
         if count > 0:

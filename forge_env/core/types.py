@@ -216,6 +216,8 @@ HOTTEST = 2.0
 
 @record
 class Sampling:
+    """Sampling parameters of a policy."""
+
     temperature: float = 1.0
     top_p: float = 1.0
     """Samples only from the likeliest tokens with this total probability; 1 is all. For evaluations only: the

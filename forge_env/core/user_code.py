@@ -36,6 +36,9 @@ def describe(part: str, error: BaseException) -> str:
 
     >>> describe("tool buy", KeyError("price"))
     "tool buy: KeyError: 'price'"
+
+    Args:
+        part: what was running: "reset", "step", "close", "success", "tool NAME", "reward NAME", "agent", "tasks".
     """
     return f"{_with_place(part, location_of(error))}: {type_and_text(error)}"
 
@@ -79,7 +82,13 @@ def fault(part: str, error: BaseException) -> EnvError | None:
 
 
 class guard:
-    """Turns exceptions of user code into faults of the episode, as in `with guard("reward correct"):`; see `fault`."""
+    """Turns exceptions of user code into faults of the episode; see `fault`.
+
+    Example::
+
+        with guard("reward correct"):
+            value = await invoke(function)
+    """
 
     __slots__ = ("_part",)
 

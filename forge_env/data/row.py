@@ -38,9 +38,13 @@ def text_problem(value: Any) -> str:
 
 
 def field_of(values: Mapping[str, Any], name: str, *, what: str = "") -> Any:
-    """The value of a column, whose name may have points, or of a field inside of one: "reward_model.ground_truth".
+    """Return the value of a column, or of a field inside of one: "reward_model.ground_truth".
 
-    A column that holds an object as JSON text is read as that object. Errors say `what` the value is wanted for.
+    A column that holds an object as JSON text is read as that object.
+
+    Args:
+        name: of a column, which may have points in it; or a column and the fields in it.
+        what: that the value is wanted for, for the error.
     """
     if name in values:
         return values[name]

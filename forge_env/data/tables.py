@@ -55,9 +55,12 @@ class _HubFile:
 
 
 def read_hub(name: str, *, split: str, streaming: bool, exact: bool = False) -> Iterator[Row]:
-    """Yield the rows of a dataset of the hub; with `streaming` they are downloaded as they are read.
+    """Yield the rows of a dataset of the hub.
 
     Files of JSON and CSV are read as local ones are: the package datasets would guess types, and make 7 of "007".
+
+    Args:
+        streaming: download rows as they are read, and not all of them at first.
     """
     try:
         import datasets

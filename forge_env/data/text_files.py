@@ -27,7 +27,8 @@ _LISTS = ("data", "rows", "examples", "items", "tasks")
 def read_json_lines(path: Path, *, exact: bool = False) -> Iterator[Row]:
     """Yield the rows of a file with one JSON object in each line; empty lines count, and are not rows.
 
-    With `exact`, numbers become `NumberText`, so that no digit is lost.
+    Args:
+        exact: numbers become `NumberText`, so that no digit is lost.
     """
     for number, line in enumerate(_lines(path), 1):
         if text := line.strip(_BLANK):

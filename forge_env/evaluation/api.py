@@ -76,7 +76,8 @@ class EvalResult:
     def compare(self, other: EvalResult | Path | str) -> list[Comparison]:
         """Compare this evaluation with another one on the same tasks: its figures minus the other's.
 
-        Raises a UserError when they have no attempt in common, or different tasks with the same id.
+        Raises:
+            UserError: when they have no attempt in common, or different tasks with the same id.
         """
         if not isinstance(other, EvalResult | Path | str):
             raise UserError(f"compare takes another result of evaluate, or its folder; this is {other!r:.80}")
@@ -217,7 +218,11 @@ def _float(value: float | None) -> float:
 
 
 def notes(result: Mapping[str, Any], out: Path | None, task_count: int = 0) -> Iterator[str]:
-    """Yield the sentences on a result; `out` is the folder, which the same call resumes, None for a temporary one."""
+    """Yield the sentences on a result.
+
+    Args:
+        out: the folder, which the same call resumes; None is a temporary one.
+    """
     if result["tasks"] < task_count:
         yield f"{task_count} tasks were requested, and {result['env']} has {result['tasks']} different ones"
     if counts := result.get("extended_from"):

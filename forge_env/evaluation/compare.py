@@ -97,7 +97,8 @@ _MEASURES: dict[str, Callable[[Result], float]] = {
 def compare(first: Path, second: Path) -> list[Comparison]:
     """Compare the success and the reward of two runs, phase by phase.
 
-    Raises a UserError when they have no attempt in common, or different tasks with the same id.
+    Raises:
+        UserError: when they have no attempt in common, or different tasks with the same id.
     """
     first_files, second_files = episode_files(first), episode_files(second)
     comparisons = []
@@ -113,7 +114,11 @@ def compare(first: Path, second: Path) -> list[Comparison]:
 def compare_results(
     first: tuple[str, Results], second: tuple[str, Results], *, phase: str = "", measures: Iterable[str] = _MEASURES
 ) -> list[Comparison]:
-    """Compare what two runs measured, of all tasks and then of each kind of task. Raises as `compare` does."""
+    """Compare what two runs measured, of all tasks and then of each kind of task.
+
+    Raises:
+        UserError: when they have no attempt in common, or different tasks with the same id.
+    """
     _check_tasks(first, second)
     comparisons = []
     for measure in measures:
@@ -129,7 +134,8 @@ def compare_results(
 def compare_all_success(runs: Sequence[tuple[Path, Path]], warn: Callable[[str], None]) -> list[Comparison | None]:
     """Compare the success of pairs of evaluations, with verdicts that hold for all of the pairs together.
 
-    A pair that cannot be compared has None in its place, and `warn` is told why.
+    Returns:
+        One for each pair; None for one that cannot be compared, and `warn` is told why.
     """
     read = functools.cache(lambda path: _read(path / EPISODES))
     pairs: dict[int, tuple[str, Results, Results]] = {}

@@ -39,7 +39,8 @@ def depends_on(
 ) -> dict[str, Any]:
     """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
-    `agent_object` is the function or the Agent itself, if Python's code has given it.
+    Args:
+        agent_object: the function or the Agent itself, if Python's code has given it.
     """
     kind, argument = split_agent(agent)
     if kind == "vllm":

@@ -32,9 +32,13 @@ RESULT = "eval.json"
 
 
 class EvalFolder:
-    """A context manager that opens the folder for a plan; one with faults only holds no result, and is started again.
+    """A context manager that opens the folder for a plan.
 
-    The folder may hold the results of `extends`, too, the plan with fewer tasks; they are kept.
+    A folder with faults only holds no result: another plan starts it again.
+
+    Args:
+        path: of the folder, which is created if it is missing.
+        extends: the plan with fewer tasks that the folder may hold, too; its results are kept.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any], extends: Mapping[str, Any] | None = None) -> None:

@@ -104,8 +104,11 @@ def unstopped_warnings(episodes: Iterable[Episode]) -> list[str]:
 def reward_parts(episodes: Iterable[Episode], *, by_task: bool = False) -> dict[str, dict[str, float]]:
     """Return the figures of each part of the reward, see `Episode.rewards`: {NAME: {"mean", "std", "episodes"}}.
 
-    They are over the episodes with a reward that have the part: an episode that a limit has ended may have none. Of
-    more than `MAX_PARTS`, the most frequent are returned. `by_task` gives all tasks equal weight in the mean.
+    The mean and the standard deviation are over the episodes with a reward that have the part, and "episodes" is their
+    number: an episode that a limit has ended may have none. Of more than `MAX_PARTS`, the most frequent are returned.
+
+    Args:
+        by_task: gives all tasks equal weight in the mean, as an `Evaluation` does.
     """
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:

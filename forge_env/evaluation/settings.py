@@ -78,7 +78,11 @@ class EvalSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Return settings of plain values, or raise a UserError; a limit of an episode is a setting, too."""
+        """Return settings of plain values; a limit of an episode is a setting, too.
+
+        Raises:
+            UserError: an unknown name, or a value of another type.
+        """
         limits = {name: kind for name, (kind, _) in kinds_of(EpisodeLimits).items()}
         kinds = {name: kind for name, (kind, _) in kinds_of(EvalSettings).items() if name != "limits"} | limits
         for name in options:

@@ -40,8 +40,10 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the result of `forge-env eval --json`; figures that were not measured are None.
 
-    The last fault of an attempt without an episode is counted by its class, all other `faults` as retried.
-    `why_no_score` says why the rewards of the episodes say nothing; "" if they do.
+    Args:
+        faults: the episodes that ended by a fault. The last fault of an attempt without an episode is counted by its
+            class, all other faults as retried.
+        why_no_score: why the rewards of the episodes say nothing; "" if they do.
     """
     by_attempt = {Attempt.of(episode): episode for episode in episodes}
     fault_episodes = list(faults)

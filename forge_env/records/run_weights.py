@@ -42,8 +42,11 @@ def run_of(name: str) -> Path | None:
 def run_weights(name: str) -> RunWeights:
     """Find the weights of a training run, which may be running, complete, stopped or killed.
 
-    `name` is the folder of a run, also with "@best", "@last" or "@STEP", or of a checkpoint. Without an @ it means the
-    last weights: the final model, or else the newest checkpoint.
+    A name without an @ means the last weights: the final model, or else the newest checkpoint. `best_step` says which
+    are the best.
+
+    Args:
+        name: the folder of a run, also with "@best", "@last" or "@STEP", or of a checkpoint.
     """
     folder, choice = _split(name)
     if (folder / MANIFEST).is_file():

@@ -64,7 +64,8 @@ Maker = Callable[[Path, Mapping[str, Any], Callable[[str], None]], Sink]
 def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
     """Return the class of a sink, and what makes it, after all checks that are possible before a run.
 
-    `entry` is a name of a table, "NAME" or "NAME:MODE", or a target.
+    Args:
+        entry: a name of a table, "NAME" or "NAME:MODE", or a target.
     """
     name, _, mode = entry.partition(":")
     table = rows("sinks")

@@ -109,7 +109,11 @@ def tool_source(target: str) -> Row | None:
 
 
 def _read(file: Path) -> Folder:
-    """Read a names.toml. Raises OSError or ValueError if it cannot be read, or is wrong."""
+    """Read a names.toml.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is wrong.
+    """
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     head: dict[str, Any] = {}
     for key, kind, default in (("about", str, None), ("needs", list, []), ("extra", str, "")):

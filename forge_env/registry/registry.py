@@ -77,7 +77,11 @@ def is_of_process(name: str) -> bool:
 
 
 def entries() -> list[Entry]:
-    """Return the entries of all names, sorted by name, without those that an earlier source hides."""
+    """Return the entries of all names, sorted by name, without those that an earlier source hides.
+
+    Raises:
+        UserError: when a registry file is malformed.
+    """
     visible: dict[tuple[str, Kind], Entry] = {}
     for source in _sources():
         for entry in source:
@@ -107,7 +111,11 @@ def tool_names() -> list[str]:
 
 
 def env_class(name: str) -> type[Env]:
-    """Return the class of a registered name, of a target such as "module:Class", or of a family's member."""
+    """Return the class of a registered name, of a target such as "module:Class", or of a family's member.
+
+    Raises:
+        UserError: for an unknown name, with the nearest one, or a target that is not an environment.
+    """
     target = load_entry(resolve(name, "env"))
     if not is_env(target):
         hint = "a function that makes a gymnasium.Env has the prefix gymnasium:"
@@ -121,6 +129,9 @@ def tools_of(name: str) -> list[Tool]:
     A function is one tool, with the registered name. A class gives its `@tool` methods, bound to a new instance; if
     none is marked, its public methods with a docstring and types. A limit on concurrency holds among the episodes that
     share the returned tools, so call this once in a process.
+
+    Raises:
+        UserError: for an unknown name, with the nearest one, or a target without tools.
     """
     entry = resolve(name, "tools")
     target = load_entry(entry)
@@ -160,7 +171,8 @@ def registration(name: str) -> dict[str, str]:
 def check_registered(name: str, registration: object) -> None:
     """Check that a name which a run recorded is known here.
 
-    `registration` is what it was when the run began, as the run's folder has it.
+    Args:
+        registration: what it was when the run began, as the run's folder has it.
     """
     if not isinstance(registration, Mapping) or not {"target", "file"} <= registration.keys():
         return

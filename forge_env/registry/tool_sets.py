@@ -16,9 +16,11 @@ from forge_env.core.tools import Tool, ToolOptions, is_tool, make_tool
 
 
 def derive_tools(source: Any, *, name: str = "", options: Mapping[str, Any]) -> list[Tool]:
-    """Return the tools of a function, a class (instantiated without arguments) or a `Tool`.
+    """Return the tools of an object.
 
-    `options` are fields of `ToolOptions` that override the marks.
+    Args:
+        source: a function, a class (instantiated without arguments) or a `Tool`.
+        options: fields of `ToolOptions` that override the marks.
     """
     if isinstance(source, Tool):
         tools = [source]

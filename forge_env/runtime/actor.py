@@ -57,10 +57,14 @@ class ForgeActor(Actor):
 
     @classmethod
     def options(cls, **options: Any) -> ActorOptions[Self]:
-        """How the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or `.as_actor(...)`.
+        """Options of how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or
+        `.as_actor(...)`.
 
         Args:
             **options: fields of `forge_env.runtime.service.ServiceOptions`: procs, num_replicas, with_gpus, ...
+
+        Raises:
+            UserError: an option is unknown, or a number out of range.
         """
         return ActorOptions(cls, make_options(options))
 

@@ -235,7 +235,9 @@ class Launcher:
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
 
-        Raises a ServiceError if it did not start in time, or died; or what the actor's own start raised.
+        Raises:
+            ServiceError: it did not start in time, or died.
+            ForgeError: raised by the actor's own start.
         """
         member = self._actors[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
@@ -249,7 +251,8 @@ class Launcher:
     def stop(self, name: str, *, seconds: float = 10.0) -> Coroutine[Any, Any, None]:
         """End one actor. Its name is free at once; when the coroutine returns, its processes are gone.
 
-        It has `seconds` to free what it holds; 0 ends it at once, as an actor that does not answer.
+        Args:
+            seconds: for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
         """
         member = self._actors.pop(name)
         member.on_death = lambda reason: None  # it is intended
@@ -276,7 +279,11 @@ class Launcher:
         self._closing.append(close)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends, or until a process dies that is not replaced: a ProcessDied names its actor."""
+        """Run `work` until it ends, or until a process dies that is not replaced.
+
+        Raises:
+            ProcessDied: names the actor that died.
+        """
         assert self._failure is not None
         return await unless_gone(work, self._failure)
 

@@ -107,13 +107,20 @@ class Service(ServiceHandle[A]):
         return len(self._keepers) > self.client.up
 
     async def start(self) -> None:
-        """Start all replicas at once, and wait until they are up. Raises a ServiceError, or what a start raised."""
+        """Start all replicas at once, and wait until they are up.
+
+        Raises:
+            ServiceError: a replica died, or did not start in time.
+            ForgeError: raised by a replica's own start.
+        """
         await self.scale(self.options.num_replicas)
 
     async def scale(self, num_replicas: int) -> None:
         """Start or end replicas until there are `num_replicas`; calls in flight end only on replicas that are ended.
 
-        Raises as `start` does, and a UserError for fewer than one.
+        Raises:
+            UserError: fewer than one is asked for.
+            ForgeError: see `start`.
         """
         replace(self.options, num_replicas=num_replicas)  # checks it
         slots = sorted(self._keepers)
@@ -236,8 +243,10 @@ class Service(ServiceHandle[A]):
     def _may_go_on(self, reason: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
         """Whether another replica is tried; if not, the guarded work ends.
 
-        `death` is that of a replica that was up. `is_hopeless` says that no replica has started for too long since
-        then.
+        Args:
+            reason: why a replica is gone, or did not start.
+            death: the death of a replica that was up.
+            is_hopeless: no replica has started for too long since the last one was up.
         """
         self.deaths.append(death or Death(reason, time.monotonic()))
         if not self.options.respawn:
@@ -297,7 +306,8 @@ class ActorOptions(Generic[A]):
     async def as_service(self, *, name: str = "", **arguments: Any) -> Service[A]:
         """Start the replicas in the open launcher, and wait until they are up.
 
-        `name` is for people, and of the log files; by default the class's name without "Actor".
+        Args:
+            name: for people, and of the log files; the class's name without "Actor" by default.
         """
         name = name or self.actor_class.__name__.removesuffix("Actor").lower()
         service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)

@@ -82,8 +82,11 @@ def _locked(path: Path, flags: int) -> int | None:
 class Target:
     """A context manager: whatever is written into `path` is at `out` after `commit`, and nowhere without it.
 
-    `out` is a file or a folder that does not exist yet, or an empty folder. Errors call it `name`, by default the
-    option --out. A process that is killed leaves the hidden folder; the next export to the same place removes it.
+    A process that is killed leaves the hidden folder; the next export to the same place removes it.
+
+    Args:
+        out: a file or a folder that does not exist yet, or an empty folder.
+        name: of the target, for error messages; "" is the option --out.
     """
 
     def __init__(self, out: Path, *, name: str = "") -> None:

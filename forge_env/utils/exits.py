@@ -31,10 +31,13 @@ def show_crashes() -> None:
 
 
 def how_it_ended(code: int | None) -> str:
-    """Say how a process has ended, by its exit code or minus its signal, for the middle of a sentence.
+    """Say how a process has ended, for the middle of a sentence.
 
     >>> how_it_ended(-11)
     'died of SIGSEGV (signal 11)'
+
+    Args:
+        code: its exit code, or minus the signal; None if that is not known.
     """
     if code is None:
         return "died"

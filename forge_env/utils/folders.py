@@ -63,8 +63,10 @@ _FULL_BYTES = 2**20  # less free space counts as full
 def full_disk(error: BaseException, path: Path) -> str:
     """Return a phrase such as "the disk mounted at /data is full (0.0 MB free)"; "" if the error has another cause.
 
-    Some libraries, such as torch, do not raise an OSError; the disk is then the cause if it has no free space. `path`
-    is the written file, or a folder that contains it.
+    Args:
+        error: the error of a write. Some libraries, such as torch, do not raise an OSError; the disk is then the cause
+            if it has no free space.
+        path: the written file, or a folder that contains it.
     """
     place = path.resolve()
     while not place.exists():

@@ -20,8 +20,12 @@ _MAX_LINKS = 40  # as in the kernel
 def path_problem(path: Path, *, below: Path) -> str:
     """Return how others can change a file, as "/a/b belongs to the user 'bob'"; "" if they cannot.
 
-    This checks the folder `below`, which has no links in its path, everything from there to the absolute `path`, and
-    all folders on the way of links. What does not exist is not a problem.
+    This checks the folder `below`, everything from there to the file, and all folders on the way of links. What does
+    not exist is not a problem.
+
+    Args:
+        path: an absolute path, which need not exist.
+        below: a folder above it, without links in its path.
     """
     for location, info in _way(path, below):
         if problem := stat_problem(info, is_folder=stat.S_ISDIR(info.st_mode)):
@@ -32,7 +36,8 @@ def path_problem(path: Path, *, below: Path) -> str:
 def stat_problem(info: os.stat_result, *, is_folder: bool = False) -> str:
     """Return how others can change what `info` describes, as "belongs to the user 'bob'"; "" if they cannot.
 
-    In a folder with the sticky bit, others may write: they cannot replace the files of this user.
+    Args:
+        is_folder: in a folder with the sticky bit, others may write: they cannot replace the files of this user.
     """
     if info.st_uid not in _trusted_ids():
         return f"belongs to the user {_name(pwd.getpwuid, info.st_uid)}"

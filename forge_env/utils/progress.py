@@ -29,7 +29,11 @@ async def until_stalled(progress: Progress, seconds: float) -> None:
 
 @asynccontextmanager
 async def fail_if_stalled(progress: Progress, *, seconds: float, sentence: Callable[[], str]) -> AsyncIterator[None]:
-    """Run a block that has no deadline; it is cancelled after these seconds without progress."""
+    """Run a block that has no deadline for as long as there is progress.
+
+    Args:
+        seconds: without progress after which the block is cancelled.
+    """
 
     async def cancel(limit: asyncio.Timeout) -> None:
         await until_stalled(progress, seconds)

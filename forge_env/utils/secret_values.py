@@ -124,8 +124,11 @@ def is_secret_name(name: str) -> bool:
 def masked(value: Any, path: Sequence[Any] = ()) -> Any:
     """Settings without secrets: `HIDDEN` stands for each, or for the part of a text that is one.
 
-    Names of environment variables, and "${NAME}", are not secrets. `value` is plain data, and `path` the names and
-    indices that lead to it.
+    Names of environment variables, and "${NAME}", are not secrets.
+
+    Args:
+        value: plain data: dictionaries, lists, texts and numbers.
+        path: the names and indices that lead to it.
     """
     names = [name for name in path if isinstance(name, str)]
     is_auth = bool(names) and names[-1].lower().endswith(_AUTH)
@@ -190,7 +193,8 @@ def with_secrets(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def check_present(settings: Mapping[str, Any], give: str) -> None:
     """Check that no secret among settings is missing; sentences of this process do not repeat those that are there.
 
-    `give` says how a setting is given, with {} for its name.
+    Args:
+        give: how a setting is given, with {} for its name.
     """
     masked(settings)
     missing = [".".join(map(str, path)) for path in _hidden(settings)]

@@ -88,7 +88,8 @@ def leaves(config: Any, prefix: str = "") -> list[Setting]:
 def with_values(config: T, values: Mapping[str, Any]) -> T:
     """A copy of a tree of dataclasses with other values; the original stays as it is.
 
-    They have the dotted names of settings, and of entries of settings that are dictionaries.
+    Args:
+        values: by the dotted names of settings, and of entries of settings that are dictionaries.
     """
     changes = {name: value for name, value in values.items() if "." not in name}
     inside: dict[str, dict[str, Any]] = {}

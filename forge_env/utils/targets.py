@@ -30,7 +30,10 @@ _loading = threading.RLock()
 def load(target: str, *, option: str = "") -> Any:
     """Import the object named "module:attribute" or "path/to/file.py:attribute".
 
-    A file is loaded once, and again after a change. Errors name the `option` that names the target, such as "--loss".
+    A file is loaded once, and again after a change.
+
+    Args:
+        option: the option that names the target, for errors, such as "--loss".
     """
     try:
         return _load(target)

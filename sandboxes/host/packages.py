@@ -28,7 +28,8 @@ NO_PACKAGES = Packages()
 def cannot_import(module: str, error: str, missing: str | None, imports: Collection[str]) -> UserError:
     """Return the error for a module that cannot be imported in the sandbox.
 
-    `imports` are the modules of the named packages; others come from the setting `preimport`.
+    Args:
+        imports: the modules of the named packages; others come from the setting `preimport`.
     """
     setting = "packages" if module in imports else "preimport"
     what = f"{module!r} of {setting} cannot be imported in the sandbox"

@@ -29,7 +29,9 @@ Process = TypeVar("Process", bound=Mortal)
 class Restarted(Generic[Process]):
     """A process, and another one when it is needed after that has died; but not if it dies again and again.
 
-    `closed` is the sentence for a call after the end.
+    Args:
+        start: starts another process.
+        closed: the sentence for a call after the end.
     """
 
     def __init__(self, process: Process, start: Callable[[], Awaitable[Process]], *, closed: str) -> None:

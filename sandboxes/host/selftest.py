@@ -119,7 +119,9 @@ _results: dict[str, Capabilities] = {}
 async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     """Return what the namespace backend enforces here. Raises SandboxUnavailable with every canary that escaped.
 
-    A success is cached for the life of this process. `groups` may be the reason for having no control groups.
+    A success is cached for the life of this process.
+
+    Args: groups: the control groups of the sandbox, or the reason for having none.
     """
     kind = groups if isinstance(groups, str) else groups.version
     if kind not in _results:

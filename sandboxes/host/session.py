@@ -35,7 +35,12 @@ _REFUSALS = {
 
 @dataclass(eq=False)
 class NamespaceSession:
-    """A `Session`. Created by `NamespaceSandbox.open_session`."""
+    """A `Session`. Created by `NamespaceSandbox.open_session`.
+
+    Args:
+        at_once: limits the cells and one-shot requests that run at once.
+        free: called once, when the session is closed and every process of it is gone.
+    """
 
     spec: Spec
     slot: int

@@ -35,7 +35,12 @@ class SlotStats:
 
 @dataclass(eq=False)
 class WarmSlots(Generic[T]):
-    """The slots of one sandbox. The owner limits the requests at once to at most `most`."""
+    """The slots of one sandbox. The owner limits the requests at once to at most `most`.
+
+    Args:
+        start: starts a slot and makes it warm. It is never cancelled.
+        is_warm: whether a slot can serve a request at once. One that cannot is ended.
+    """
 
     name: str
     _: KW_ONLY

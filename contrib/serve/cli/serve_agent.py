@@ -86,7 +86,12 @@ def serve_agent(
 
 
 def parse_limits(texts: Sequence[str], *, for_env: bool = False) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs of limits of an episode; steps of an environment have a limit of their own."""
+    """Parse NAME=VALUE pairs of limits of an episode.
+
+    Args:
+        texts: the pairs.
+        for_env: whether an environment is served; its steps have a limit of their own.
+    """
     types = typing.get_type_hints(EpisodeLimits)
     limits: dict[str, Any] = {}
     for text in texts:

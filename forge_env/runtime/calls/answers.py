@@ -15,7 +15,8 @@ GRACE_S = 1.0  # a death shows as a broken call or as a dead process, in either 
 async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """Await a call to an actor, with a deadline; every error is raised as a ForgeError.
 
-    Without `seconds` there is no deadline: pings find a replica that hangs.
+    Args:
+        seconds: None for a call without a deadline: pings find a replica that hangs.
     """
     from monarch.actor import ActorError
 
@@ -40,7 +41,8 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 async def unless_gone(call: Awaitable[T], death: asyncio.Future[Any], error: type[ServiceError] = ServiceError) -> T:
     """Await a call to an actor; if the actor dies meanwhile, raise at once.
 
-    `death` is done when the actor is gone, with the reason or an exception.
+    Args:
+        death: done when the actor is gone, with the reason or an exception.
     """
     task = asyncio.ensure_future(call)
     try:

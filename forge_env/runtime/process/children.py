@@ -124,7 +124,8 @@ def process_began() -> float:
 def die_with(pid: int, *, group: bool = False) -> None:
     """End this process when process `pid` ends, for any reason: a thread waits for its pidfd.
 
-    With `group`, all processes of this process's group end too, which it must lead, see `kill_group`.
+    Args:
+        group: also end all processes of this process's group, which it must lead, see `kill_group`.
     """
     try:
         pidfd = os.pidfd_open(pid)

@@ -43,7 +43,11 @@ class RankRendezvous:
     """The meeting point of the ranks of a process group: a TCPStore in this process, at an address of this machine."""
 
     def __init__(self, world_size: int, per_host: int = 0, address: str = LOOPBACK) -> None:
-        """Serve the store at `address`, which all ranks reach; `per_host` are the ranks of one host, 0 for all."""
+        """
+        Args:
+            per_host: ranks of one host; 0 is all of them.
+            address: this machine's address for the ranks; only this machine can reach the loopback address.
+        """
         self._world_size = world_size
         self._per_host = per_host or world_size
         self._address = address
@@ -79,7 +83,11 @@ class AllRanks(Generic[A]):
         self._actor, self._seconds, self._what = actor, seconds, what
 
     def deadline(self, seconds: float, what: str) -> AllRanks[A]:
-        """The same ranks with a deadline for an answer, after which a call raises a ServiceError."""
+        """The same ranks with a deadline for a call.
+
+        Args:
+            seconds: until the answer; then the call raises a ServiceError.
+        """
         return AllRanks(self._actor, seconds, what)
 
     def __getattr__(self, name: str) -> _Endpoint:

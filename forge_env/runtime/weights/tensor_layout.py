@@ -72,7 +72,9 @@ class TensorLayout:
 def allocate(size: int, device: torch.device, *, purpose: str, remedy: str) -> Tensor:
     """Allocate the memory of a snapshot, (size,) uint8.
 
-    The error says the `purpose`, as "to receive the weights", with the size, and the `remedy` if there is no room.
+    Args:
+        purpose: for the error, for example "to receive the weights"; the error adds the size.
+        remedy: what a person can do if there is no room.
     """
     import torch
 

@@ -118,9 +118,10 @@ _READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 def pin(mapping: mmap.mmap, flat: Tensor, *, read_only: bool = False) -> None:
-    """Register memory, (size,) uint8, with CUDA until it is unmapped.
+    """Register memory with CUDA until it is unmapped. Where CUDA refuses, copies stay slow, and nothing else changes.
 
-    Where CUDA refuses, copies stay slow, and nothing else changes.
+    Args:
+        flat: (size,) uint8.
     """
     runtime, address = _runtime(), flat.data_ptr()
     if runtime is None:
