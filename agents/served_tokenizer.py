@@ -30,6 +30,7 @@ PLAIN = "PreTrainedTokenizerFast"
 REMEDY = f"set tokenizer_class to {PLAIN} in its tokenizer_config.json"
 PACKAGES = ("tokenizers", "transformers")
 SECONDS = 300.0
+"""Time limit of the other process."""
 MOST_KEPT = 200
 """Files of answers, a few kilobytes each; the oldest are removed."""
 TEXTS = (

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The two files of the folder."""
 _HARMLESS = """auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config exclude_modules
     inference_mode init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout lora_ga_config
     loftq_config megatron_config megatron_core peft_type peft_version qalora_group_size r revision runtime_config

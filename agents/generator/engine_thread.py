@@ -67,7 +67,9 @@ class EngineThread(threading.Thread):
         """Set with `engine`."""
         self.phases: dict[str, tuple[float | None, float]] = {}
         self.pending: dict[str, SampleRequest] = {}
+        """Requests in the engine, by id."""
         self.num_answers = 0
+        """The number of requests that have ended."""
         self.is_commanded = False
         """Whether a command runs instead of steps."""
         self.is_asleep = False

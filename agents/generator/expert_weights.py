@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _EXPERTS = ".mlp.experts."
 _STACKS = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+"""The tensors of all experts of a layer of gpt-oss."""
 
 
 def check_complete(config: Any, names: Container[str]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 PREFIX = "base_model.model."
+"""PEFT's names begin with it."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of vLLM's kernels; an adapter of another rank takes the next one's slot."""
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -108,6 +108,7 @@ def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar
 
 
 Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
+"""A call, and its value or its error."""
 
 
 class Answers:

@@ -31,6 +31,7 @@ class EngineStats:
     preemptions: int = 0
     """Requests that lost their place in the cache while they ran, and were computed again."""
     running: int = 0
+    """Requests in the engine now."""
 
 
 class CacheCounters:

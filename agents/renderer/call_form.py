@@ -29,6 +29,7 @@ TRIAL_TOOLS: tuple[ToolSpec, ...] = (
     },
 )
 _CALLS = ({"word": 'é "x" & y'}, {"word": "two words", "count": 2, "exact": True})
+"""The arguments of the calls of a trial."""
 _IDS = ("openai", "mistral", "kimi_k2")
 """Dialects with ids that some templates ask for."""
 

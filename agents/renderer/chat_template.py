@@ -24,11 +24,13 @@ from forge_env.core.errors import TemplateError, UserError
 from forge_env.records.run_files import read_object
 
 TEMPLATE = "chat_template.jinja"
+"""The file of a model's folder with the chat template."""
 QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 """Qwen3's format, in which the empty thought before an answer stays when the answer is history."""
 TEXT_TOOLS = Path(__file__).with_name("text_tools.jinja")
 """Written before a template without tools: it describes tools in the system message, and calls are text."""
 THINKING_FLAGS = ("enable_thinking", "thinking")
+"""The flags of templates that switch thoughts on or off."""
 DATE = "26 Jul 2024"
 """The date of today in every prompt, as Llama 3.1's template has it: a run must not depend on the day."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

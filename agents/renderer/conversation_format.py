@@ -62,6 +62,7 @@ class ConversationFormat:
     stop_token_ids: tuple[int, ...] = ()
     """The ends that are tokens. An end that is several tokens is ordinary text, at which sampling stops."""
     question: tuple[Message, ...] = (_USER,)
+    """The shortest conversation that the template takes."""
     thinks: bool = False
     writes_thoughts: bool = False
     """Whether the template writes the thoughts of earlier answers."""

@@ -17,6 +17,7 @@ _TEXTS_IN_TEXTS = 3
 again."""
 SPACE = " \t\r\n"
 _FLAWLESS = frozenset({str, int, bool, type(None)})
+"""Types of values that JSON can always hold."""
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 

@@ -41,6 +41,7 @@ class AnswerForm:
     close_thought: ClassVar[str] = f"\n{END_THINK}{after_thought}"
     """What the agent writes behind a thought that it ends: its end, and `after_thought`."""
     begin_content: ClassVar[str] = ""
+    """What is before the content."""
 
     def is_in_thought(self, text: str) -> bool:
         """Whether a text begins with a thought, and does not end it."""

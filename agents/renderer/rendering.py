@@ -47,6 +47,7 @@ class Renderer:
     ) -> None:
         self._tokenizer = FastTokenizer(model)
         self.format = learn_format(Path(model), self._tokenizer, thinking, tools, template)
+        """What the chat template does."""
         self._render = self.format.render
         self.thinks = self.format.thinks
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids

@@ -21,6 +21,7 @@ from forge_env.records.run_files import read_object
 GENERATION = "generation_config.json"
 """The file of a model's folder with the sampling for other programs."""
 Render = Callable[[Sequence[Message]], list[int]]
+"""Makes the tokens of a prompt from its messages."""
 _SHOWN = 12  # tokens of a difference
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
 

@@ -15,6 +15,7 @@ from forge_env.core.errors import UserError
 
 ROLES = ("user", "judge")
 INFO_KEY = "model_calls"
+"""Key of `Episode.info`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

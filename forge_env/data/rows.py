@@ -38,6 +38,7 @@ __all__ = [
 T = TypeVar("T")
 
 SUFFIXES = (*TEXT_FILES, ".parquet")
+"""Of the files that are read."""
 _NAMED = ".jsonl, .json, .csv or .parquet"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.+-]+)?")
 

@@ -91,6 +91,7 @@ TEXT_FILES: Mapping[str, Callable[..., Iterator[Row]]] = {
     }.items()
     for packed in ("", ".gz")
 }
+"""Suffix -> the function that reads such a file."""
 
 
 def _lines(path: Path) -> Iterator[str]:

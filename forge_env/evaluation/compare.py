@@ -44,6 +44,7 @@ class Comparison:
     other_seeds: int
     """Number of pairs with different seeds; their difference is partly random."""
     envs: tuple[str, str]
+    """Name of the environment of each run."""
     kind: str = ""
     """The kind of task that it is about, see `Task.kind`; "" is all tasks."""
 

@@ -159,6 +159,7 @@ class _Part:
     tasks: Sequence[Task]
     progress: Progress
     sinks: Sequence[Background] = ()
+    """They get the episodes that are run now."""
 
     def __post_init__(self) -> None:
         self.attempts = all_attempts(self.tasks, self.plan.n)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forge_env.core.episode import Episode
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
+"""Files of an evaluation."""
 CONFIG, FACTS = "config.yaml", "run.json"
 """The settings of a training run, and what else it records when it begins."""
 SUMMARY = "summary.json"

@@ -44,6 +44,7 @@ TABLES = {
     "stores": "of weights",
     "workspaces": "backends of workspaces",
 }
+"""What a folder can add."""
 
 
 class Row(NamedTuple):

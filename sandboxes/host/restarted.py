@@ -19,6 +19,7 @@ class Mortal(Protocol):
 
     alive: bool
     reason: str
+    """Why it is not alive."""
 
     async def close(self) -> None: ...
 

@@ -52,6 +52,7 @@ class Sample(TokenRecord):
     }
 
     rows: tuple[Row, ...]
+    """The episode's training rows, in order."""
     advantage: float | np.ndarray = 0.0
     """The episode's advantage, the same for every token; or one per sampled target, in row order: float64."""
     reference_logprobs: np.ndarray | None = None

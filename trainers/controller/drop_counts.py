@@ -40,9 +40,11 @@ class DropCounts:
     silent_reward: float = 0.0
     """The reward of the last of them, or the mean of the last step."""
     idle_steps: int = 0
+    """The first optimizer steps, which had no gradient."""
     not_finite: int = 0
     """Those of them whose loss or gradient was not finite."""
     has_learned: bool = False
+    """Whether an optimizer step had a gradient."""
     left_out: int = 0
     """Episodes that were left out, because the user's reward function gave no number."""
     judged: int = 0

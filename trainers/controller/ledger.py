@@ -42,6 +42,7 @@ class Ledger:
         self.mixture, self.samplers = mixture or Mixture(), samplers or {}
         self.trained = 0
         self.dropped: Counter[str] = Counter()
+        """Dropped prompts by reason."""
         self._next = 0
         self._again: list[int] = []  # running when the run stopped, in order
         self._open: dict[int, Open] = {}

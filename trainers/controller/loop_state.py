@@ -22,6 +22,7 @@ class LoopSettings:
     steps: int
     """Optimizer steps in all, those before a checkpoint among them."""
     batch_size: int
+    """Groups of one optimizer step."""
     staleness: int = 0
     """Optimizer steps between the weights that sampled a group and those that it trains, at most."""
     sync_interval: int = 1
@@ -51,7 +52,9 @@ class LoopState:
     """The progress of a run: its groups, counters and prompts."""
 
     steps_done: int = 0
+    """Optimizer steps that were taken."""
     ledger: Ledger = field(default_factory=Ledger)
+    """The fate of every prompt."""
     ready: Sequence[ReadyGroup] = ()
     """Groups that are ready, and that no step has taken."""
     drops: DropCounts = field(default_factory=DropCounts)

@@ -48,6 +48,7 @@ class _Start:
     tool_off: Evaluation | None
     state: LoopState
     seconds: float = 0.0
+    """Seconds of training that were spent before."""
 
 
 async def _phases(run: Run, objective: Objective) -> None:

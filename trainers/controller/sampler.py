@@ -34,6 +34,7 @@ class TaskSampler:
     tasks: Sequence[Task]
     """In the order of the first pass."""
     seed: int
+    """Of the run."""
     by: Literal["uniform", "window"] = "uniform"
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of a profile, by the id of the task: how many attempts solved it, and of how many."""

@@ -23,7 +23,9 @@ class Experts:
 
     count: int
     active: int
+    """The number of experts that the router chooses for a token."""
     size: int
+    """The width of one expert's MLP."""
     normalised: bool
     """Whether the router's scores of the chosen experts are divided by their sum."""
     setting: str = "num_experts"
@@ -46,7 +48,9 @@ class Family:
     """One architecture of Hugging Face: a decoder with grouped queries and gated MLPs, unless a subclass says more."""
 
     model_type: str
+    """Its model_type in config.json."""
     architecture: str
+    """Its name among the architectures in config.json."""
     builder: str
     """The class that builds its models, as "module:name"; a `Builder` of trainers/titan/builder.py."""
     sizes: tuple[str, ...] = SIZES

@@ -13,6 +13,7 @@ class LinearAttention:
     """The layers of a model with a gated delta rule (arXiv 2412.06464) in the place of attention to all tokens."""
 
     layers: int
+    """Their number."""
     key_heads: int
     value_heads: int
     """A multiple of `key_heads`: neighbours share a head of queries and keys."""
@@ -64,7 +65,9 @@ class ModelShape:
     num_experts: int = 0
     """Experts of each layer, instead of one MLP of `intermediate_size`; 0 for a dense model."""
     num_experts_per_tok: int = 0
+    """Experts that compute a token."""
     moe_intermediate_size: int = 0
+    """Width of one expert's MLP."""
     shared_size: int = 0
     """Width of the MLP beside the experts, which computes every token; 0 is none."""
     shared_gate: bool = False

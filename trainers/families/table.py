@@ -25,6 +25,7 @@ from trainers.families.shape import ModelShape
 
 _MODULES = [f"{__package__}.{module.name}" for module in iter_modules([str(Path(__file__).parent)])]
 GROUP = "forge_env.models"
+"""The entry points of installed packages that name a `Family`."""
 
 
 @functools.cache

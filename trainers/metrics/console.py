@@ -56,6 +56,7 @@ class RunConsole:
         self.under_way: Callable[[], list[tuple[str, float]]] = list
         """The work that is waited for, and `time.perf_counter()` of its start; shown while there are no messages."""
         self.otherwise = "working"
+        """Shown if nothing is under way."""
         # No markup: messages have tasks, paths and figures in brackets, and console.jsonl has the plain text.
         self._console = Console(highlight=False, soft_wrap=True, markup=False, force_jupyter=False)
         self._bar = _notebook_bar()

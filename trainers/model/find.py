@@ -27,6 +27,7 @@ class FoundModel:
     path: str = ""
     """The folder or the hub id that the user names; "" for a model made on the spot."""
     size: str = "tiny"
+    """The size of a model made on the spot."""
     quantization: str = ""
     """What it has in another form than floats, such as "experts in MXFP4": the run writes a copy in bfloat16."""
     unread: int = 0

@@ -125,7 +125,11 @@ def make_advantages(
         return difference, partial(batch_std, std_eps=std_eps, ddof=ddof)
     if baseline == "mean":
         return partial(group_relative, std_eps=std_eps, ddof=ddof), None
-    return lambda rewards: _divide(difference(rewards), spread(rewards, ddof), std_eps), None
+    return partial(_scaled_by_group, difference, std_eps=std_eps, ddof=ddof), None
+
+
+def _scaled_by_group(difference: Advantages, rewards: Sequence[float], *, std_eps: float, ddof: int) -> list[float]:
+    return _divide(difference(rewards), spread(rewards, ddof), std_eps)
 
 
 def spread(rewards: Sequence[float], ddof: int = 0) -> float:

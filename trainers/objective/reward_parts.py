@@ -33,6 +33,7 @@ class Part:
     """What a part of the reward counts."""
 
     weight: float = 1.0
+    """Of its advantage in the sum."""
     clip: Annotated[float, Ge(0)] = 0.0
     """The largest size of its advantage, before the weight; 0 is none."""
     at_least: float | None = None

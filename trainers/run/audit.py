@@ -35,6 +35,7 @@ class Hole:
     """A task that pays a cheat."""
 
     task: str
+    """Its name, for people."""
     why: str
     """What is wrong with its grader, as a sentence."""
     is_paid_in_full: bool

@@ -29,6 +29,7 @@ class Evaluations:
     held_out: Mapping[str, Sequence[HeldOutSet]]
     """The sets by name; "" is the headline. Each has a part of every environment that it measures."""
     kinds: Kinds = field(default_factory=Kinds)
+    """The kinds of task that have metrics of their own."""
 
     @property
     def record(self) -> RunRecord:

@@ -175,6 +175,7 @@ class _FolderState:
     is_empty: bool
     """Whether nothing has run in it yet."""
     is_up: bool = False
+    """Whether the processes of the run have started."""
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class Rollouts:
 
     plan: RunPlan
     envs: Mapping[str, Service[EnvActor]]
+    """The processes of each environment, by its label."""
     engines: Service[PolicyActor]
     weights: WeightSync
     record: RunRecord

@@ -44,11 +44,16 @@ class Run:
 
     plan: RunPlan
     rollouts: Rollouts
+    """Groups of episodes, from environments and engines."""
     trainer: Trainer
+    """Optimizer steps and logprobs."""
     weights: WeightSync
+    """Moves the trainer's weights to the engines."""
     record: RunRecord
+    """The files of the run, and its console."""
     evaluations: Evaluations
     launcher: Launcher
+    """Owns all processes."""
     model: Path
     """The folder of the model that the run begins with."""
     parameters: int
@@ -58,8 +63,11 @@ class Run:
     warmup_steps: int = 0
     """Supervised steps that the run has taken before reinforcement learning."""
     caller: TrainingRun = field(default_factory=TrainingRun)
+    """Hears of the run, and may stop it."""
     train_tasks: Mapping[str, Sequence[Task]]
+    """Of each environment, by its label."""
     cheats: Cheats = field(default_factory=Cheats)
+    """Knows the episodes that look like a known cheat."""
     checkpoint: Checkpoint | None
     """The checkpoint that the run resumes from; None for a new run."""
     demonstrations: Sequence[Episode] = ()

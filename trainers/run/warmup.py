@@ -251,7 +251,9 @@ def _again_and_again(episodes: Sequence[Episode], rng: random.Random) -> Iterato
 @dataclass(slots=True, kw_only=True)
 class SkippedSteps:
     phase: str
+    """Its name, such as "the warm-up"."""
     rate: str
+    """The option of its learning rate."""
     most: int
     """Of the first steps that may be skipped before the phase ends; 0 is without end."""
     taken: int = 0

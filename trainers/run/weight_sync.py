@@ -88,14 +88,18 @@ class WeightSync:
     engine_ready: asyncio.Task[None]
     """Done when the engines are up."""
     record: RunRecord
+    """Told how long each update takes."""
     delivery: Delivery
+    """Judges whether updates arrive."""
     ages: WeightAges
+    """Of the weights that a step trains on."""
     seconds: float
     """Deadline of moving the weights once."""
     sleeps: bool = False
     """Whether the engines sleep while the trainer steps."""
 
     are_asleep: bool = field(default=False, init=False)
+    """Whether the engines sleep, or are about to."""
     newest: int = field(default=-1, init=False)
     """The version that was published last."""
     in_store: int = field(default=-1, init=False)

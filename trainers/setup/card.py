@@ -17,6 +17,7 @@ class Memory:
     """Bytes of one process, by purpose."""
 
     always: dict[str, float] = field(default_factory=dict)
+    """What is there all the time."""
     phases: tuple[dict[str, float], ...] = ()
     """What is there in one phase of the work; phases follow each other."""
     resting: float | None = None
@@ -54,6 +55,7 @@ class Card(NamedTuple):
     """One GPU of a run."""
 
     where: str
+    """Its name, as "GPU 0" or "host 1, GPU 0"."""
     phases: dict[str, dict[str, float]]
     """Phase -> service -> bytes: "rollouts" and "training" if the engine sleeps, else the one phase "all"."""
 

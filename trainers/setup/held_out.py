@@ -41,6 +41,7 @@ class HeldOutSet:
     split: str = "test"
     tasks: Sequence[Task]
     n: int = 1
+    """Attempts at each task."""
     temperature: float = 1.0
     top_p: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)

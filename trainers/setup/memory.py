@@ -19,6 +19,7 @@ from trainers.setup.run_plan import RunPlan
 
 FLOAT32 = 4
 BYTES = {"float32": FLOAT32, "bfloat16": 2}
+"""Bytes of a number, by its dtype."""
 MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "8bit": 2 * (1 + FLOAT32 / 256)}
 """Bytes of AdamW's two moments of a parameter. In 8 bits, each block of 256 numbers has a float32 scale."""
 WORKSPACES = 1.5 * GIB

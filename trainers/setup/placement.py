@@ -17,6 +17,7 @@ from trainers.settings.mixture import read_names
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Device files of GPU drivers: NVIDIA's, AMD's, and WSL's."""
 FROZEN = {"ref_model": "reference", "teacher": "teacher"}
 """Services with a frozen model, by their names in the settings, and what each is called."""
 

@@ -23,6 +23,7 @@ class Written(NamedTuple):
     raw: str = ""
     """The text of the call, if there is a problem."""
     id: str = ""
+    """From the text, in a dialect that writes ids."""
 
     def call(self, form: str) -> ToolCall:
         """The call; with a problem, its error says what `form` to write."""

@@ -32,6 +32,7 @@ class EndpointTable:
     """The endpoints of an actor's class, by name. It travels in messages; the class itself may be heavy to import."""
 
     actor: str
+    """Name of the class."""
     classes: frozenset[str]
     """The class and its bases, each with its module."""
     names: frozenset[str]
@@ -82,6 +83,7 @@ class Member:
     death: asyncio.Future[str]
     gathered: Gathered
     calls: int = 0
+    """Calls in flight from this process."""
 
 
 class ServiceClient(ServiceHandle[A]):

@@ -16,6 +16,7 @@ class Rule(NamedTuple):
     """Settings that have no effect in some runs."""
 
     applies: bool
+    """Whether the run is one of them."""
     names: str
     """Of settings, or of sections with a dot at the end."""
     why: str

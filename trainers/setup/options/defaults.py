@@ -40,7 +40,9 @@ class Rates(NamedTuple):
 
     parameters: float
     policy_gradient: float
+    """Of policy gradients."""
     sft: float
+    """Of the warm-up, and of supervised training."""
 
 
 RATES = (Rates(1.5e6, 6e-4, 3e-3), Rates(1e8, 6e-5, 6e-4), Rates(8e9, 1e-6, 1e-5))

@@ -18,6 +18,7 @@ FIRST = {
     "Where it runs, and what is kept": """services.trainer.procs services.generator.procs output resume
         checkpoint.interval evaluation.interval""",
 }
+"""Settings by their purpose; a trainer leaves out the ones that it does not have."""
 
 
 def usage(config_class: type[RunConfig]) -> str:
