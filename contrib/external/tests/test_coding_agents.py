@@ -16,8 +16,7 @@ from agents.scripted import ScriptedAgent
 from contrib.external.mcp_config import mcp_files
 from contrib.external.tests.coding_agents import AGENTS, ROOT, episode_of, image_of_codex, in_sandbox
 from contrib.external.tests.external_playing import calls, make_long_model, says
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import write_jsonl
 from forge_env.core.protocols import Conversation
 from forge_env.core.turn import Turn

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
-from contrib.common.guard import _descendants
+from contrib.common.guard import descendants
 from contrib.external.conversations import ProgramConversations, content_of
 from contrib.external.dialects.openai_chat import OpenAIChat
 from contrib.external.output import how_it_ended
@@ -312,21 +312,21 @@ async def test_a_client_that_is_killed_is_a_fault_though_the_program_does_well()
 
 
 async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(tmp_path: Path) -> None:
-    pids, before = tmp_path / "pids", set(_descendants())  # helper processes of other tests may live on
+    pids, before = tmp_path / "pids", set(descendants())  # helper processes of other tests may live on
     episode = await play("hang", str(pids), limits=EpisodeLimits(step_seconds=2.0))
     assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED, 0.0), episode.error
     assert len(episode.turns) == 1 and episode.ended_by == "step_seconds"
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
-    assert set(_descendants()) <= before
+    assert set(descendants()) <= before
 
 
 async def test_nothing_is_left_of_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = set(_descendants())
+    before = set(descendants())
     for arguments in (["reward", "1"], ["fail"]):
         await play(*arguments)
     assert list(tmp_path.iterdir()) == []
-    assert set(_descendants()) <= before
+    assert set(descendants()) <= before
 
 
 def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

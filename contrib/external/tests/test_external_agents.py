@@ -9,8 +9,7 @@ import pytest
 
 from contrib.external.tests.agent_packages import CASES, Case, episode_of
 from contrib.external.tests.external_playing import ENGINE_LIMITS, make_long_model, says
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.registry.agent_spec import AgentSettings, open_agent

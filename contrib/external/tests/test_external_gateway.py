@@ -21,8 +21,7 @@ from contrib.external.dialects.reading import limit
 from contrib.external.gateway import MAX_TOOLS, Gateway
 from contrib.external.served.requests import read_wish
 from contrib.external.tests.external_playing import Playing, calls, opened, playing, says
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory

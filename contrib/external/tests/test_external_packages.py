@@ -10,8 +10,7 @@ import pytest
 
 from contrib.external.tests.agent_packages import MINI_SWE, OPENAI_AGENTS
 from contrib.external.tests.external_playing import calls, says
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import make

@@ -16,8 +16,7 @@ from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from contrib.external.tests.test_external import TASK
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from contrib.records.replay import replay
 from contrib.records.run_settings import RunSettings
 from forge_env.core.episode import Episode, Turn, write_jsonl

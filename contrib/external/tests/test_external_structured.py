@@ -14,8 +14,7 @@ from jsonschema import validate
 
 from agents.generator.local import LocalAgent
 from contrib.external.tests.external_playing import opened, playing
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.registry.agent_spec import AgentSettings, open_agent

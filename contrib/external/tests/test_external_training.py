@@ -11,8 +11,7 @@ import pytest
 
 from contrib.external.tests.coding_agents import in_sandbox
 from contrib.external.tests.external_playing import make_long_model
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from envs.math.env import Math
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Message

@@ -14,8 +14,7 @@ import pytest
 from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from contrib.external.tests.external_playing import says
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Message, Outcome, Task

@@ -18,8 +18,7 @@ from contrib.external.served.desk import Desk
 from contrib.external.session import ProgramSession
 from contrib.external.tests.external_playing import calls, says
 from contrib.external.tests.served.conftest import TASK, TOKEN, Open
-from contrib.records.audit import audit
-from contrib.records.decoding import open_decoder
+from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Outcome
