@@ -310,8 +310,8 @@ def test_the_command_serves_until_it_is_told_to_end(run: Path, number: int, code
     process = subprocess.Popen(
         [sys.executable, "-m", "forge_env", "view", str(run)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
-        # Ctrl-C reaches a command in a terminal; one in the background, as these tests may be, has it switched off.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        # Ctrl-C and its end reach a command in a terminal; in the background, as these tests may be, both are ignored.
+        preexec_fn=lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)],
     )  # fmt: skip
     assert process.stdout is not None
     match = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", process.stdout.readline())

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,14 @@ from forge_env.utils import run_async as module
 from forge_env.utils.run_async import run_async
 
 SIGNALS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
+
+
+@pytest.fixture(autouse=True)
+def _with_hangups() -> Iterator[None]:
+    """The tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def in_script(work: Callable[[], Any]) -> Any:
