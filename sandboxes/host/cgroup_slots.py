@@ -39,8 +39,6 @@ class SlotGroup:
         keep_open: keep the files of every run open; it saves time for slots with many short runs.
     """
 
-    _pids_file: str
-
     def __init__(self, folders: list[Path], *, keep_open: bool) -> None:
         self._folders = folders
         self._keep_open = keep_open
@@ -74,7 +72,7 @@ class SlotGroup:
             host_out_of_memory=more["killed"] > 0 and not at_limit,
             processes_exceeded=more["refused"] > 0,
             peak_bytes=max(0, self._peak() - self._base_peak),
-            processes=int(self._read(self._pids_file)),
+            processes=self._processes(),
         )
 
     def allow_cpus(self, cpus: float) -> None:
@@ -127,7 +125,7 @@ class SlotGroup:
         raise NotImplementedError
 
     def _reset_peak(self) -> int:
-        return 0
+        raise NotImplementedError
 
     def _counters(self) -> dict[str, int]:
         """Return the counts of processes "killed" for memory and "refused" by the limit on processes."""
@@ -138,7 +136,10 @@ class SlotGroup:
         raise NotImplementedError
 
     def _peak(self) -> int:
-        return 0
+        raise NotImplementedError
+
+    def _processes(self) -> int:
+        raise NotImplementedError
 
 
 class SlotGroupV1(SlotGroup):
@@ -183,13 +184,16 @@ class SlotGroupV1(SlotGroup):
     def _peak(self) -> int:
         return int(self._read(self._peak_file))
 
+    def _processes(self) -> int:
+        return int(self._read(self._pids_file))
+
 
 class SlotGroupV2(SlotGroup):
-    """A group with the memory and pids controllers and perhaps cpu. Its memory.peak covers all runs: none is known."""
+    """Args: folder: the group, with the memory and pids controllers and perhaps cpu."""
 
     def __init__(self, folder: Path, *, keep_open: bool) -> None:
         super().__init__([folder], keep_open=keep_open)
-        self._folder, self._pids_file = str(folder), f"{folder}/pids.current"
+        self._folder = str(folder)
         self.allow_cpus(1.0)
 
     def allow_cpus(self, cpus: float) -> None:
@@ -203,6 +207,9 @@ class SlotGroupV2(SlotGroup):
             self._write(f"{self._folder}/memory.swap.max", 0)
         self._write(f"{self._folder}/pids.max", processes)
 
+    def _reset_peak(self) -> int:
+        return 0
+
     def _counters(self) -> dict[str, int]:
         memory = self._fields(f"{self._folder}/memory.events")
         refusals = self._fields(f"{self._folder}/pids.events").get("max", 0)
@@ -210,3 +217,10 @@ class SlotGroupV2(SlotGroup):
 
     def _met_limit(self, more: dict[str, int]) -> bool:
         return more["at_limit"] > 0
+
+    def _peak(self) -> int:
+        """Return 0 for unknown: memory.peak of a reused group covers all its runs."""
+        return 0
+
+    def _processes(self) -> int:
+        return int(self._read(f"{self._folder}/pids.current"))
