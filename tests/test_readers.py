@@ -22,8 +22,7 @@ from envs.code_exec import grading, values
 from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
 from envs.math.shapes import read as read_shape
-from tests.agents.renderer.test_qwen25 import make_qwen25
-from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25
 
 TIMES = 8
 MOST = 24

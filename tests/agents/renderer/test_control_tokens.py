@@ -16,9 +16,8 @@ from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
-from tests.agents.renderer.test_qwen25 import make_qwen25
-from tests.agents.renderer.test_rendering_families import make_llama
 from tests.agents.renderer.test_served import INSTRUCT
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25
 from tests.helpers.turns import add_turn, next_prompt
 
 MODELS: list[tuple[str, Thinking]] = [
