@@ -38,10 +38,10 @@ def test_two_steps_of_grpo(start: Start, tmp_path: Path) -> None:
     """The whole loop, and everything that it promises to leave behind; with a reward from which nothing is learned."""
     (tmp_path / "constant.py").write_text("def half(episode):\n    return 0.5\n")
     run = start(
-        "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
+        "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "64", "--dataset.held_out", "8",
         "--training.batch_size", "4", "--grpo.n_samples", "4",
-        "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
-        "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
+        "--warmup.steps", "6", "--warmup.learning_rate_warmup", "3", "--warmup.demonstrations", "16",
+        "--warmup.probe_tasks", "4", "--warmup.probe_every", "6",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
         *MEASURED, "--verbose", "--reward", f"{tmp_path}/constant.py:half",
     )  # fmt: skip

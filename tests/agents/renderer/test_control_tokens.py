@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,20 +69,7 @@ MESSAGES: list[Any] = [
     {"role": "assistant", "content": "ANSWER"},
     {"role": "user", "content": "AGAIN"},
 ]
-PLACES = [
-    "NAME",
-    "DESCRIPTION",
-    "TITLE",
-    "PARAMETER",
-    "PARAMETER'S",
-    "ENUM",
-    "DEFAULT",
-    "CALLED",
-    "KEY",
-    "VALUE",
-    "TEXT",
-]
-PLACES += ["SYSTEM", "USER", "CALLING", "RESULT", "TOOL", "ANOTHER", "ANSWER", "AGAIN"]
+PLACES = re.findall(r"[A-Z][A-Z']+", json.dumps([TOOL, MESSAGES]))
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda param: "-".join(param))

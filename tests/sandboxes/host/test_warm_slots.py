@@ -212,19 +212,6 @@ async def test_no_request_of_eight_clients_waits_for_a_start() -> None:
         assert sandbox.slot_stats.waited_for_start == before
 
 
-async def test_clients_take_turns_where_there_are_fewer_slots() -> None:
-    async with opened(slots=1) as sandbox:
-        order: list[int] = []
-
-        async def client(number: int) -> None:
-            for _ in range(3):
-                assert (await sandbox.run("pass")).status is ExecStatus.OK
-                order.append(number)
-
-        await asyncio.gather(*(client(number) for number in range(4)))
-        assert order == [*range(4)] * 3
-
-
 async def test_cells_of_sessions_and_runs_take_turns() -> None:
     async with opened(slots=1) as sandbox:
         session = await sandbox.open_session()
@@ -238,17 +225,6 @@ async def test_cells_of_sessions_and_runs_take_turns() -> None:
         await asyncio.gather(client("cell"), client("run"))
         assert order == ["cell", "run"] * 3
         await session.close()
-
-
-async def test_slots_grow_ahead_of_demand() -> None:
-    async with opened(slots=8, warm=1) as sandbox:
-        for count in (1, 2):
-            code = "import time; time.sleep(60)"
-            busy = [asyncio.create_task(sandbox.run(ExecRequest(code=code, limits=LONG))) for _ in range(count)]
-            await until(lambda count=count: sandbox.slot_stats.busy == sandbox.slot_stats.idle == count)  # type: ignore[misc]
-            for task in busy:
-                task.cancel()
-            await asyncio.wait(busy)
 
 
 async def test_a_slot_whose_network_was_touched_is_replaced_in_the_background() -> None:
