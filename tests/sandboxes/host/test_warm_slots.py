@@ -25,7 +25,6 @@ from tests.helpers.waiting import is_alive, until
 pytestmark = pytest.mark.asyncio
 
 ROOT = Path(__file__).parents[3]
-CLIENTS = 8
 LONG = Limits(wall_s=60)
 SPENDS_SLOT = "import socket\ntry: socket.create_connection(('192.0.2.1', 80))\nexcept OSError: pass"
 """A failed connection changes a counter of the slot's network, which is then discarded."""
@@ -197,19 +196,6 @@ async def opened(**settings: Any) -> AsyncIterator[NamespaceSandbox]:
             yield sandbox
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-
-
-async def test_no_request_of_eight_clients_waits_for_a_start() -> None:
-    async with opened(slots=CLIENTS) as sandbox:
-        assert sandbox.slot_stats.idle == CLIENTS and sandbox.slot_stats.starting == 0
-        before = sandbox.slot_stats.waited_for_start
-
-        async def client() -> None:
-            for _ in range(5):
-                assert (await sandbox.run("pass")).status is ExecStatus.OK
-
-        await asyncio.gather(*(client() for _ in range(CLIENTS)))
-        assert sandbox.slot_stats.waited_for_start == before
 
 
 async def test_cells_of_sessions_and_runs_take_turns() -> None:
