@@ -28,7 +28,6 @@ def test_an_idle_engine_waits_without_end() -> None:
         (3, {}, True),  # while requests keep coming
         (1, {"gather_s": 0.0}, False),
         (3, {"most_s": 0.0}, False),
-        (1, {"gather_s": 1e-9}, False),  # no request comes: the tail of a batch runs at full speed
     ],
 )
 def test_a_small_batch_is_held_while_requests_keep_coming(
@@ -36,6 +35,12 @@ def test_a_small_batch_is_held_while_requests_keep_coming(
 ) -> None:
     seconds = after_a_burst(8, **settings).seconds_to_wait(running)
     assert seconds is not None and (0 < seconds <= 5.0 if holds else seconds == 0)
+
+
+def test_a_batch_is_not_delayed_if_no_request_comes() -> None:
+    gathering = BatchDelay(gather_s=1e-9, most_s=10.0)
+    gathering.on_arrival(8)
+    assert gathering.seconds_to_wait(1) == 0, "the tail of a batch runs at full speed"
 
 
 def test_on_a_busy_machine_the_delay_is_as_long_as_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
