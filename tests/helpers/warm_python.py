@@ -1,4 +1,4 @@
-"""Python programs that start at once: forks of a server that has imported the packages of others, and none of ours.
+"""Python programs that start at once: forks of a server that has imported what most of them import.
 
 `WarmPython` has the server. Its `command` stands for the interpreter: it takes `-c CODE`, `-m MODULE` or a file, with
 arguments, and is one process with its own standard streams, folder, environment and exit code, which hands signals on.
@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = "numpy pydantic yaml rich.console rich.table typer httpx jinja2 cloudpickle packaging.version"
+NAMES = """
+torch rich.console rich.table rich.progress jinja2 packaging.version
+forge_env.cli.main forge_env.rollout.rollout forge_env.evaluation.api envs.math envs.code_exec sandboxes.host.namespace
+agents.scripted agents.renderer.rendering
+"""
+"""What the server imports: nothing that keeps something of its own process, as forge_env.runtime does."""
 
 
 class WarmPython:
