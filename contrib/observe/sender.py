@@ -110,11 +110,9 @@ class SpanSender:
 
     def _run(self) -> None:
         try:
-            exporter, tracer, spans_at_end = self._open()
+            exporter, tracer, buffer = self._open()
             while items := self._next():
-                batches = [
-                    spans for item in items if (spans := self._spans_of(tracer, spans_at_end, *item)) is not None
-                ]
+                batches = [spans for item in items if (spans := self._spans_of(tracer, buffer, *item)) is not None]
                 if batches:
                     self._send(exporter, batches)
             exporter.shutdown()
@@ -123,7 +121,7 @@ class SpanSender:
             self._warn(f"the collector{self._collector}: {_error_text(error)}")
 
     def _spans_of(
-        self, tracer: Any, spans_at_end: list[Any], episode: Episode, phase: str, record_time: float
+        self, tracer: Any, buffer: list[Any], episode: Episode, phase: str, record_time: float
     ) -> Sequence[Any] | None:
         """Return the ended spans of an episode, or None if its record makes no spans."""
         try:
@@ -131,12 +129,12 @@ class SpanSender:
                 tracer,
                 episode_spans(episode, self._source, record_time=record_time, phase=phase, messages=self._messages),
             )
-            return tuple(spans_at_end)
+            return tuple(buffer)
         except Exception as error:  # records hold what environments have written
             self._leave_out(error)
             return None
         finally:
-            spans_at_end.clear()
+            buffer.clear()
 
     def _send(self, exporter: Any, batches: Sequence[Sequence[Any]]) -> None:
         """Send the spans of episodes together; without some of them if these cannot be encoded."""
@@ -170,11 +168,11 @@ class SpanSender:
         # Its warnings are ours to give; handlers that the user has set up still get them.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         has_name = "OTEL_SERVICE_NAME" in os.environ or SERVICE_NAME in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-        spans_at_end: list[Any] = []
+        buffer: list[Any] = []
 
         class Collect(SpanProcessor):
             def on_end(self, span: Any) -> None:
-                spans_at_end.append(span)
+                buffer.append(span)
 
         provider = TracerProvider(
             resource=Resource.create({} if has_name else {SERVICE_NAME: "forge_env"}), shutdown_on_exit=False
@@ -188,7 +186,7 @@ class SpanSender:
             exporter = OTLPSpanExporter(session=session)
         self._collector = f" at {masked_text(collector)}"
         self._exporter = exporter
-        return exporter, provider.get_tracer("forge_env", schema_url=SCHEMA_URL), spans_at_end
+        return exporter, provider.get_tracer("forge_env", schema_url=SCHEMA_URL), buffer
 
     def _next(self) -> Sequence[tuple[Episode, str, float]]:
         """Wait for episodes; nothing at the end."""

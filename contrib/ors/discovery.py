@@ -51,21 +51,17 @@ class Discovery:
         """Return the tools of an environment, without those of a task; None if they are told in sessions only."""
         return self._json("GET", f"/{environment}/tools", may_lack=True)
 
-    def split(self, environment: str, name_or_type: str) -> str:
+    def split(self, environment: str, query: str) -> str:
         """Return the split of a name, or else the first one of that type."""
         splits = self._json("GET", f"/{environment}/splits")
         try:
             types = {split["name"]: split["type"] for split in splits}
         except (TypeError, KeyError):
             raise ServiceError(f"{self._access.url} lists its splits as {str(splits)[:100]!r}") from None
-        match = (
-            name_or_type
-            if name_or_type in types
-            else next((name for name, kind in types.items() if kind == name_or_type), None)
-        )
+        match = query if query in types else next((name for name, kind in types.items() if kind == query), None)
         if match is None:
             choices = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-            raise UserError(f"the environment {environment} has no split {name_or_type!r}; it has {choices or 'none'}")
+            raise UserError(f"the environment {environment} has no split {query!r}; it has {choices or 'none'}")
         return match
 
     def draw(self, environment: str, split: str, *, count: int, seed: int) -> list[tuple[int, dict[str, Any]]]:

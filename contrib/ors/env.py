@@ -109,15 +109,11 @@ class Ors(Env):
         return [cls._task(name, its_split, index, task_spec) for index, task_spec in pairs]
 
     @classmethod
-    def _check_groups(cls, tool_list: Any, name: str, group_scores: str) -> None:
+    def _check_groups(cls, answer: Any, name: str, group_scores: str) -> None:
         """Refuse an environment that also scores the episodes of a group together, beside the rewards of its tools."""
         if group_scores not in ("refuse", "ignore"):
             raise UserError(f"the option group_scores is {group_scores!r}; it is refuse or ignore")
-        if (
-            group_scores == "refuse"
-            and isinstance(tool_list, Mapping)
-            and tool_list.get("supports_score_group") is True
-        ):
+        if group_scores == "refuse" and isinstance(answer, Mapping) and answer.get("supports_score_group") is True:
             raise UserError(
                 f"the environment {name} of {cls.url} also scores the episodes of a group by comparing them "
                 "(supports_score_group), which is not done here: --option group_scores=ignore plays it by the rewards "
@@ -149,12 +145,12 @@ class Ors(Env):
         self._reward_of_calls, self._is_finished, self._metadata = 0.0, False, []
         session = self._session = Session(self._access, name, **self._seconds)
         await session.open(task.metadata["task_spec"], self._secrets)
-        tool_list = await session.optional(f"/{name}/task_tools")  # with this task's own
-        if tool_list is None:
-            tool_list = await session.request("GET", f"/{name}/tools")
-        self._check_groups(tool_list, name, self._group_scores)
-        self._read_tools(tool_list)
-        messages = await self._prompt(session, name, tool_list)
+        answer = await session.optional(f"/{name}/task_tools")  # with this task's own
+        if answer is None:
+            answer = await session.request("GET", f"/{name}/tools")
+        self._check_groups(answer, name, self._group_scores)
+        self._read_tools(answer)
+        messages = await self._prompt(session, name, answer)
         version = await session.optional("/version")
         facts = {"environment": name, "split": task.metadata["split"], "index": task.metadata["index"]}
         facts |= {"server_version": version.get("version", "")} if isinstance(version, dict) else {}
@@ -181,13 +177,13 @@ class Ors(Env):
         facts |= {"metadata": list(self._metadata)} if self._metadata else {}
         return {"ors_result": facts} if facts else {}
 
-    def _read_tools(self, tool_list: Any) -> None:
+    def _read_tools(self, answer: Any) -> None:
         try:
-            tools = {spec["name"]: self._tool(spec) for spec in tool_list["tools"]}
-            terminal = tool_list.get("terminal_tool")
+            tools = {spec["name"]: self._tool(spec) for spec in answer["tools"]}
+            terminal = answer.get("terminal_tool")
             self._terminal = {"name": terminal["name"], "arg": terminal.get("arg")} if terminal else None
         except (TypeError, KeyError, AttributeError):
-            raise ServiceError(f"{self.url} lists its tools as {str(tool_list)[:100]!r}") from None
+            raise ServiceError(f"{self.url} lists its tools as {str(answer)[:100]!r}") from None
         self._toolbox = Toolbox(tools)
         self.tools = self._toolbox.specs
 
@@ -234,10 +230,10 @@ class Ors(Env):
             self._metadata.append(result.output["metadata"])
         return text
 
-    async def _prompt(self, session: Session, name: str, tool_list: Mapping[str, Any]) -> list[Message]:
+    async def _prompt(self, session: Session, name: str, answer: Mapping[str, Any]) -> list[Message]:
         """Return the first messages: a conversation where the server has them, else the blocks of the prompt."""
         where = f"the prompt of {name} at {self.url}"
-        if tool_list.get("message_block_types"):
+        if answer.get("message_block_types"):
             conversation = await session.optional(f"/{name}/messages")
             if conversation is not None:
                 return messages_of(conversation, where)

@@ -192,17 +192,11 @@ def _with_pairs(
     for task in tasks:
         sql = f"SELECT a.n, b.n FROM {_PAIRS} AND a.task = ? ORDER BY a.n LIMIT {MAX_GROUP}"
         pairs[task["task"]] += [tuple(row) for row in db.execute(sql, (*numbers, task["task"]))]
-    a, b = ([pair[i] for pairs_of_task in pairs.values() for pair in pairs_of_task] for i in (0, 1))
+    a, b = ([pair[i] for group in pairs.values() for pair in group] for i in (0, 1))
     with second.index.reading() as other:
         firsts, seconds = ({row["n"]: row for row in _rows(of, n)} for of, n in ((db, a), (other, b)))
     another = next(
-        (
-            of
-            for of, pairs_of_task in pairs.items()
-            for x, y in pairs_of_task
-            if firsts[x]["digest"] != seconds[y]["digest"]
-        ),
-        "",
+        (of for of, group in pairs.items() for x, y in group if firsts[x]["digest"] != seconds[y]["digest"]), ""
     )
     rows = [
         {

@@ -53,22 +53,18 @@ class Body:
 
     def part(self, name: str, value: Any) -> Parameter:
         """Return how a field of a form is written: an object is JSON unless the document says otherwise."""
-        style_fields = self.encoding.get(name)
-        style_fields = (
-            style_fields
-            if isinstance(style_fields, dict) and style_fields.keys() & {"style", "explode", "allowReserved"}
-            else {}
-        )
-        style = style_fields.get("style", "form")
-        explode = style_fields.get("explode", style in ("form", "deepObject")) is True
+        entry = self.encoding.get(name)
+        entry = entry if isinstance(entry, dict) and entry.keys() & {"style", "explode", "allowReserved"} else {}
+        style = entry.get("style", "form")
+        explode = entry.get("explode", style in ("form", "deepObject")) is True
         return Parameter(
             argument=name,
             name=name,
             place="query",
             style=style,
             explode=explode,
-            is_json=isinstance(value, dict) and not style_fields,
-            allows_reserved=style_fields.get("allowReserved") is True,
+            is_json=isinstance(value, dict) and not entry,
+            allows_reserved=entry.get("allowReserved") is True,
         )
 
 
@@ -149,10 +145,8 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
     )
 
 
-def _tool_name(operation_id: str, fallback: str, names: Collection[str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", operation_id).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip(
-        "_"
-    )
+def _tool_name(hint: str, fallback: str, names: Collection[str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", hint).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip("_")
     return free_name(name or "operation", names)
 
 
@@ -250,16 +244,12 @@ def _is_flat(schema: Any, is_required: bool, arguments: Collection[str]) -> bool
     """Whether the properties of a body can be arguments beside the parameters without a change of meaning."""
     if not isinstance(schema, dict) or schema.get("type", "object") != "object" or schema.keys() & _COMPOSED:
         return False
-    properties, required_names = schema.get("properties"), schema.get("required", [])
+    properties, names = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not properties or schema.get("additionalProperties", False) is not False:
         return False
-    if not isinstance(required_names, list) or not all(
-        isinstance(name, str) and name in properties for name in required_names
-    ):
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in properties for name in names):
         return False
-    if (
-        required_names and not is_required
-    ):  # an optional body with required properties: separate arguments cannot express that
+    if names and not is_required:  # an optional body with required properties: separate arguments cannot express that
         return False
     return not properties.keys() & set(arguments)
 

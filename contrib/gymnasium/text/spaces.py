@@ -75,10 +75,10 @@ def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any
         return _member(text.strip(), space)
     end = _MINUS.sub("-", text[-MAX_TEXT:])
     if isinstance(space, spaces.Discrete):
-        values_by_place = _choices(end, int(space.start), names)
+        pairs = _choices(end, int(space.start), names)
     else:
-        values_by_place = _lists(end, is_scalar=math.prod(space.shape or ()) == 1)
-    value, *others = _last_statement(end, values_by_place)
+        pairs = _lists(end, is_scalar=math.prod(space.shape or ()) == 1)
+    value, *others = _last_statement(end, pairs)
     action = _action(value, space)
     for other_value in others[:_COMPARED]:
         try:
@@ -91,19 +91,15 @@ def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any
     return action
 
 
-def _last_statement(text: str, values_by_place: Sequence[tuple[int, Any]]) -> list[Any]:
+def _last_statement(text: str, pairs: Sequence[tuple[int, Any]]) -> list[Any]:
     """Return the value that counts, and after it the others of its sentence."""
-    places, starts = [place for place, _ in values_by_place], [match.end() for match in _SENTENCE_END.finditer(text)]
+    places, starts = [place for place, _ in pairs], [match.end() for match in _SENTENCE_END.finditer(text)]
     sentences = [bisect(starts, place) for place in places]
     for mark in reversed([match.end() for match in _MARK.finditer(text)]):
         first, sentence = bisect_left(places, mark), bisect(starts, mark)
-        if first < len(values_by_place) and sentences[first] == sentence:
-            return [
-                value
-                for (_, value), of in zip(values_by_place[first:], sentences[first:], strict=True)
-                if of == sentence
-            ]
-    return [value for (_, value), of in zip(values_by_place[::-1], sentences[::-1], strict=True) if of == sentences[-1]]
+        if first < len(pairs) and sentences[first] == sentence:
+            return [value for (_, value), of in zip(pairs[first:], sentences[first:], strict=True) if of == sentence]
+    return [value for (_, value), of in zip(pairs[::-1], sentences[::-1], strict=True) if of == sentences[-1]]
 
 
 def _action(value: Any, space: Space[Any]) -> Any:

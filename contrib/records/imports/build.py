@@ -229,6 +229,6 @@ def kept_of(facts: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRecord(f"what forge_env has kept of it is broken ({type(error).__name__}: {error})") from None
 
 
-def fields_without_version(prompt: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
+def bare_fields(prompt: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
     """The fields of a Turn with tokens that were all sampled by weights without a name."""
     return {"versions": ((0, len(tokens)),), "context_digest": digest(prompt)}

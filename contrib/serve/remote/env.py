@@ -158,15 +158,10 @@ class RemoteEnv(Env):
 
     async def _call(self, call: str, **request: Any) -> Any:
         """Make a call on the server, within the time that is left here, and return its result."""
-        remaining_s = seconds_left()
+        seconds = seconds_left()
         connection = self._open_connection()
         self._number += 1
-        message = {
-            "number": self._number,
-            "call": call,
-            "seconds": None if remaining_s == math.inf else remaining_s,
-            **request,
-        }
+        message = {"number": self._number, "call": call, "seconds": None if seconds == math.inf else seconds, **request}
         async with queued():
             answer = await connection.call(self._session, message)
         self._take(answer)

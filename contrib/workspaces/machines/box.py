@@ -223,11 +223,8 @@ class Box:
             answer.has_started = False
             return
         if "refused" in message:
-            answer.is_refused, answer.errno, answer.reason = (
-                True,
-                int(message.get("errno") or 0),
-                str(message["reason"]),
-            )
+            answer.is_refused = True
+            answer.errno, answer.reason = int(message.get("errno") or 0), str(message["reason"])
             return
         answer.status, answer.cpu_s = int(message.get("status", 0)), float(message.get("cpu_s", 0.0))
         answer.start_errno = int(message.get("failed") or 0)
