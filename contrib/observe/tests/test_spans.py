@@ -86,7 +86,7 @@ def test_a_collector_receives_the_conventions_names(collector: Collector) -> Non
     with sending(said.append) as sender:
         sender.episode(an_episode(), "train")
     whole, chat, tool, last = collector.spans()
-    assert said == [] and sender.sent == 1
+    assert said == [] and sender.deliveries == 1
     assert [s["name"] for s in (whole, chat, tool, last)] == [
         "invoke_agent openai:m",
         "chat m",
@@ -185,7 +185,7 @@ def test_an_episode_that_makes_no_spans_is_left_out(collector: Collector, mode: 
     roots = {span["attributes"]["gen_ai.conversation.id"] for span in collector.spans()}
     left_out = {"t/2", "t/4"} - roots
     assert roots >= {"t/0", "t/1", "t/3", "t/5"} and len(left_out) in (0, 2)
-    assert sender.sent == 6 - len(left_out) and len(said) == len(left_out), said
+    assert sender.deliveries == 6 - len(left_out) and len(said) == len(left_out), said
     if left_out:
         assert said[0].startswith("warning: OpenTelemetry: an episode that cannot be sent as spans is left out: ")
         assert said[1] == "warning: OpenTelemetry: the spans of 2 of 6 episodes were not sent"
@@ -265,12 +265,12 @@ def test_agents_are_named_as_on_the_command_line() -> None:
 def test_a_call_that_could_not_be_read_has_a_name() -> None:
     use = ToolUse(name="", error="bad_arguments")
     turn = Turn(kind="text", observation=(), message={"role": "assistant", "content": "{"}, tool_uses=(use,))
-    span = episode_spans(an_episode(turns=(turn,)), SOURCE, recorded=9.0)[2]
+    span = episode_spans(an_episode(turns=(turn,)), SOURCE, record_time=9.0)[2]
     assert (span.name, span.attributes["gen_ai.tool.name"]) == ("execute_tool unknown", "unknown")
     assert span.error == span.attributes["error.type"] == "bad_arguments"
 
 
 def test_times_that_are_no_times_are_zero() -> None:
     turn = Turn(kind="text", observation=(), message={"role": "assistant", "content": ""}, policy_seconds=float("nan"))
-    spans = episode_spans(an_episode(turns=(turn,), info={"started": -5.0, "seconds": "x"}), SOURCE, recorded=9.0)
+    spans = episode_spans(an_episode(turns=(turn,), info={"started": -5.0, "seconds": "x"}), SOURCE, record_time=9.0)
     assert [(span.start, span.seconds) for span in spans] == [(9.0, 0.0), (9.0, 0.0)]

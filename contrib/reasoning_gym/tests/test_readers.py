@@ -12,7 +12,7 @@ READERS = {
     "reasoning-gym, answer": extract_answer,
     "reasoning-gym, one number": lambda text: worker._is_one_number(text, {"answer": "42"}),
     "reasoning-gym, moves": lambda text: [form.fullmatch(text) for form in worker._FORMS.values()],
-    "reasoning-gym, formula": lambda text: worker._guarded(lambda *_: None)(text),
+    "reasoning-gym, formula": lambda text: worker._restrict(lambda *_: None)(text),
 }
 
 

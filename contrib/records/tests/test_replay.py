@@ -451,7 +451,7 @@ async def test_conversations_that_take_turns_go_on_where_they_were() -> None:
         again, action = await agent.act(talk, ())
         talk.turns.append(again)
         assert action.text == f"turn {['a0', 'a1', 'b0', 'b1'].index(asked)}"
-    assert list(agent.taken) == [2, 0, 1, 3] and agent.stop is None
+    assert list(agent.turn_of) == [2, 0, 1, 3] and agent.stop is None
     changed = Replayer(episode)
     again, _ = await changed.act(Conversation(request_id="a", observation=kept[0].observation), ())
     with pytest.raises(PolicyError, match="observation before turn 2 differs"):  # where a conversation began

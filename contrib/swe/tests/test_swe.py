@@ -18,7 +18,7 @@ import forge_env
 from contrib.check.audit import run_audit
 from contrib.swe.cheats import named_cheats_of
 from contrib.swe.rows import instance_of, read_instance
-from contrib.swe.verdict import decides_about_tests, satisfied
+from contrib.swe.verdict import decides_about_tests, passing_tests
 from envs.messages import call, say
 from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.core.errors import UserError
@@ -317,8 +317,8 @@ ID = "tests/test_a.py::test_x"
 def test_a_test_is_as_it_must_be(asked: str, statuses: dict[str, str], fail_to_pass: bool, pass_to_pass: bool) -> None:
     """The rules of SWE-bench 5.0; test_swe_package.py compares more of them."""
     known = {ID + end: status for end, status in statuses.items()}
-    assert bool(satisfied([ID + asked], [], known)) is fail_to_pass
-    assert bool(satisfied([], [ID + asked], known)) is pass_to_pass
+    assert bool(passing_tests([ID + asked], [], known)) is fail_to_pass
+    assert bool(passing_tests([], [ID + asked], known)) is pass_to_pass
 
 
 def test_a_row_with_nothing_to_fix_and_words_of_the_log_is_read(made: Made, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contrib.swe.verdict import satisfied
+from contrib.swe.verdict import passing_tests
 from tests.envs.own_interpreter import own_interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,7 +33,7 @@ def verdicts(rows: Sequence[Row]) -> list[bool]:
 
 def ours(row: Row, statuses: Mapping[str, str]) -> bool:
     wanted = {*row["fail_to_pass"], *row["pass_to_pass"]}
-    return satisfied(row["fail_to_pass"], row["pass_to_pass"], statuses) == wanted
+    return passing_tests(row["fail_to_pass"], row["pass_to_pass"], statuses) == wanted
 
 
 def row_of(draw: random.Random, parser: str, log: str, statuses: Mapping[str, str], *, cut: float = 0.5) -> Row:
@@ -182,7 +182,7 @@ def test_real_runs_of_pytest_have_its_verdicts(tmp_path: Path) -> None:
     log = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
     names = [line.split(" ", 1)[1].partition(" - ")[0] for line in log.splitlines() if line.startswith(STATUSES)]
     request = {"nonce": "n", "canary": "canary_1", "files": ["tests/test_a.py"], "ids": names}
-    runner = Path(sys.modules[satisfied.__module__].__file__ or "").with_name("run_tests.py")
+    runner = Path(sys.modules[passing_tests.__module__].__file__ or "").with_name("run_tests.py")
     done = subprocess.run(
         [sys.executable, str(runner)],
         cwd=tmp_path,

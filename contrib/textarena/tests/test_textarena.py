@@ -188,7 +188,7 @@ def test_a_game_that_hangs_is_ended_and_the_process_goes_on(monkeypatch: pytest.
             pass
 
     with pytest.raises(TimeoutError, match="longer than 0.05 s"):
-        library._limited(hang)
+        library._call_in_time(hang)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 

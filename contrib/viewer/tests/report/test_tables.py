@@ -274,7 +274,7 @@ def test_a_skipped_step_is_counted_by_its_reason(tmp_path: Path) -> None:
     records = [{"step": 1.0, "skipped": 1.0, "tokens": 0.0}, {"step": 2.0, "skipped": 1.0, "tokens": 9.0}]
     records += [{"step": 3.0, "skipped": 1.0, "tokens": 0.0}, {"step": 4.0, "skipped": 0.0, "tokens": 9.0}]
     parts: dict[str, Any] = {"facts": {}, "summary": None, "console": (), "evaluations": {}}
-    run = RunData(phases={"train": records}, trained=(), has_all_trained=True, **parts)
+    run = RunData(phases={"train": records}, training_episodes=(), has_all_trained=True, **parts)
     table = outcomes(run)
     assert table is not None
     assert [(row[1].split(" ")[2], row[2]) for row in table.rows] == [("whose", "1"), ("without", "2")]
