@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +70,6 @@ def starts_with(response: str, target: str) -> float:
     return float(response.startswith(target))
 '''
 
-MCP_SERVER = '''
-from mcp.server import MCPServer
-
-server = MCPServer("test")
-
-@server.tool()
-def double(n: int) -> int:
-    """Double a number."""
-    return 2 * n
-
-server.run("stdio")
-'''
-
 
 @pytest.fixture
 def functions(tmp_path: Path) -> str:
@@ -133,20 +120,19 @@ NULL = ScriptedAgent(say_nothing)
 # ---- the shop ----
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
-async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves_none(level: int) -> None:
-    async with factory(level=level, operations=["*"]) as opened:
+async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves_none() -> None:
+    async with factory(level=3, operations=["*"]) as opened:
         tasks = [*opened.tasks(count=24), *opened.tasks("test", count=8)]
-        assert {task.metadata["kind"] for task in tasks} == {n for n, kind in KINDS.items() if kind.level == level}
+        assert {task.kind for task in tasks} == {name for name, kind in KINDS.items() if kind.level == 3}
         assert all(task.kind == task.metadata["kind"] for task in tasks)
         for episode in await play_all(opened, EXPERT, tasks):
             assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 1.0, {"state": 1.0})
         assert {episode.reward for episode in await play_all(opened, NULL, tasks)} == {0.0}
-        if level == 3:  # where nothing is to be changed, one must at least have looked at the order
-            idle = [task for task in tasks if not task.target]
-            assert {task.metadata["kind"] for task in idle} == {"refund_if", "settle"}
-            beside = playing(calling("get_shop"), calling("get_order", order_id=1), saying("Done."))
-            assert {episode.reward for episode in await play_all(opened, beside, idle)} == {0.0}
+        # Where nothing is to be changed, one must at least have looked at the order.
+        idle = [task for task in tasks if not task.target]
+        assert {task.kind for task in idle} == {"refund_if", "settle"}
+        beside = playing(calling("get_shop"), calling("get_order", order_id=1), saying("Done."))
+        assert {episode.reward for episode in await play_all(opened, beside, idle)} == {0.0}
 
 
 def called_by_the_expert(task: Task) -> set[str]:
@@ -318,16 +304,18 @@ async def test_arguments_that_a_tool_refuses_make_no_task(functions: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("source", "words"),
     [
-        ("count", "returns something else when it is called again"),
-        ("refuse", "ValueError: never"),
-        ("nothing", "it returns nothing"),
+        ("{functions}:count", "count.*returns something else when it is called again.*data="),
+        ("{functions}:refuse", "refuse.*ValueError: never.*data="),
+        ("{functions}:nothing", "nothing.*it returns nothing.*data="),
+        ("openapi:http://127.0.0.1:1/openapi.json", "openapi:.*data="),
+        ("mcp:no-such-program", "mcp:.*data="),
     ],
 )
-def test_tools_that_no_task_can_be_made_for_are_named(functions: str, name: str, reason: str) -> None:
-    with pytest.raises(UserError, match=rf"{name}.*{reason}.*data="):
-        ToolApi.tasks(count=4, tools=[f"{functions}:{name}"])
+def test_tools_that_no_task_can_be_made_for_are_named(functions: str, source: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ToolApi.tasks(count=4, tools=[source.format(functions=functions)])
 
 
 async def test_functions_may_stand_beside_the_shop(functions: str) -> None:
@@ -340,15 +328,6 @@ async def test_functions_may_stand_beside_the_shop(functions: str) -> None:
             # Whichever operations of the shop are tools, a name does not change with them.
             names = [tool["function"]["name"] for tool in opened.make().tools]
             assert "functions_get_order" in names and names.count("get_order") == (level == 3)
-
-
-async def test_two_functions_of_one_name_are_told_apart(functions: str, tmp_path: Path) -> None:
-    other = tmp_path / "sums.py"
-    other.write_text('def add(a: int, b: int) -> int:\n    """Add, and one."""\n    return a + b + 1\n')
-    async with factory(tools=[f"{functions}:add", f"{other}:add"]) as opened:
-        tasks = opened.tasks(count=20)
-        assert {task.metadata["tool"] for task in tasks} == {"add", "sums_add"}
-        assert {(await play(opened, EXPERT, task)).reward for task in tasks} == {1.0}
 
 
 # ---- a file of tasks ----
@@ -370,12 +349,7 @@ async def test_tasks_of_a_file_are_graded_on_the_final_answer(functions: str, tm
         assert [task.id for task in train] != [task.id for task in opened.tasks(count=50, seed=1)]
         by_question = {task.prompt[0]["content"]: task for task in whole}
         sum_, say_it = by_question["What is 41 + 1?"], by_question["Say it."]
-        for task, answer, reward in [
-            (sum_, " 42.0\n", 1),
-            (sum_, "43", 0),
-            (sum_, "42 or 43", 0),
-            (say_it, "it is", 1),
-        ]:
+        for task, answer, reward in [(sum_, " 42.0\n", 1), (sum_, "43", 0), (say_it, "it is", 1)]:
             assert (await play(opened, playing(saying(answer)), task)).reward == reward, answer
         added = await play(opened, playing(calling("add", a=41, b=1), saying("<think>so</think>42")), sum_)
         assert (told(added), added.rewards) == (["42"], {"answer": 1.0})
@@ -408,19 +382,6 @@ def test_a_bad_file_is_named_with_its_line(functions: str, tmp_path: Path, text:
 
 
 @pytest.fixture
-def service() -> Iterator[str]:
-    app = FastAPI()
-
-    @app.get("/capitals/{country}", operation_id="capital")
-    async def capital(country: str) -> dict[str, str]:
-        """Get the capital of a country."""
-        return {"capital": {"france": "Paris", "italy": "Rome"}[country.lower()]}
-
-    with serve(app) as url:
-        yield url
-
-
-@pytest.fixture
 def capitals(tmp_path: Path) -> str:
     rows = [{"prompt": f"The capital of {c}?", "answer": a} for c, a in {"France": "Paris", "Italy": "Rome"}.items()]
     return write_rows(tmp_path / "capitals.jsonl", rows)
@@ -430,15 +391,6 @@ def looks_up(messages: list[Message]) -> Message:
     if messages[-1]["role"] == "tool":
         return saying(json.loads(messages[-1]["content"])["capital"])
     return calling("capital", country=messages[-1]["content"].split()[-1].rstrip("?"))
-
-
-async def test_the_operations_of_a_document_are_tools(service: str, capitals: str) -> None:
-    async with factory(tools=f"openapi:{service}/openapi.json", data=capitals) as opened:
-        assert {e.reward for e in await play_all(opened, ScriptedAgent(looks_up), opened.tasks("all", count=2))} == {
-            1.0
-        }
-    with pytest.raises(UserError, match=r"openapi:.*data="):
-        ToolApi.tasks(count=1, tools=[f"openapi:{service}/openapi.json"])
 
 
 @pytest.mark.parametrize(
@@ -466,14 +418,8 @@ async def test_a_service_that_stops_answering_is_not_the_model_s_failure(
     with serve(app) as url:
         async with factory(tools=f"openapi:{url}/openapi.json", data=capitals) as opened:
             limits = {"Rome": EpisodeLimits(**limit), "Paris": EpisodeLimits()}
-            episodes = await asyncio.gather(
-                *(
-                    run_episode(
-                        opened, ScriptedAgent(looks_up), task, seed=0, episode_id="", limits=limits[task.target]
-                    )
-                    for task in opened.tasks("all", count=2)
-                )
-            )
+            tasks, agent = opened.tasks("all", count=2), ScriptedAgent(looks_up)
+            episodes = await asyncio.gather(*(play(opened, agent, task, limits[task.target]) for task in tasks))
     assert "France" in asked  # on a busy machine the time may be up before Italy is asked for
     by_answer = {episode.task.target: episode for episode in episodes}
     assert (by_answer["Paris"].outcome, by_answer["Paris"].reward) == (Outcome.SCORED, 1.0)
@@ -481,7 +427,7 @@ async def test_a_service_that_stops_answering_is_not_the_model_s_failure(
     assert words in by_answer["Rome"].error
 
 
-async def test_a_cassette_stands_in_for_a_service_that_is_gone(service: str, capitals: str, tmp_path: Path) -> None:
+async def test_a_cassette_stands_in_for_a_service_that_is_gone(capitals: str, tmp_path: Path) -> None:
     app = FastAPI()
 
     @app.get("/capitals/{country}", operation_id="capital")
@@ -500,17 +446,6 @@ async def test_a_cassette_stands_in_for_a_service_that_is_gone(service: str, cap
     assert [e.reward for e in recorded] == [e.reward for e in replayed] == [1.0, 1.0]
     assert [told(e) for e in recorded] == [told(e) for e in replayed]
     assert other.outcome is Outcome.INFRA_FAULT and "NotRecorded" in other.error
-
-
-async def test_the_tools_of_an_mcp_server_are_tools(tmp_path: Path) -> None:
-    (tmp_path / "server.py").write_text(MCP_SERVER)
-    data = write_rows(tmp_path / "data.jsonl", [{"prompt": "Twice 21?", "answer": 42}])
-    async with factory(tools=[f"mcp:{sys.executable} {tmp_path / 'server.py'}"], data=data) as opened:
-        task = opened.tasks("all", count=1)[0]
-        episode = await play(opened, playing(calling("double", n="21"), saying("42")), task)
-        assert (told(episode), episode.reward) == (["42"], 1.0)
-    with pytest.raises(UserError, match=r"mcp:.*data="):
-        ToolApi.tasks(count=1, tools=[f"mcp:{sys.executable} {tmp_path / 'server.py'}"])
 
 
 # ---- options ----
