@@ -165,7 +165,7 @@ async def test_headers_cookies_and_json_in_a_parameter(client: ApiClient, runnin
 
 
 async def test_bodies(client: ApiClient, running: Service) -> None:
-    async def sent(body: Any, **arguments: Any) -> tuple[str, str]:
+    async def sent(body: Any, /, **arguments: Any) -> tuple[str, str]:
         answer = await echo(client, running, operation(requestBody=body), "post", **arguments)
         return answer["body"], answer["type"]
 
