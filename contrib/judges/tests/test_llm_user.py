@@ -212,8 +212,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("task", [TASK, OPENING], ids=["answers", "begins"])
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize(("case", "task"), [*((case, TASK) for case in FAULTS), ("failing", OPENING)])
 async def test_a_user_model_that_fails_is_a_fault_and_no_zero(chat_server: Any, case: str, task: Task) -> None:
     behaviour, arguments, message = FAULTS[case]
     chat_server.will(getattr(chat_server, behaviour)(*arguments))
