@@ -21,6 +21,7 @@ from contrib.apis.shop.operations import OPERATIONS, perform
 from contrib.apis.shop.task_kinds import KINDS
 from contrib.apis.shop.tasks import shop_of
 from contrib.apis.tasks import _NEEDED, shop_operations
+from envs.messages import call, say
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
@@ -29,6 +30,7 @@ from forge_env.registry import registry
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
+from tests.helpers.scripts import tool_results
 
 LIMITS = EpisodeLimits()
 
@@ -82,15 +84,6 @@ def factory(**options: Any) -> EnvFactory:
     return EnvFactory(ToolApi, name="tool_api", **options)
 
 
-def calling(name: str, **arguments: Any) -> Message:
-    call = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-
-
-def saying(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
 def playing(*script: Message) -> ScriptedAgent:
     """Says these messages one after another, then the last one again."""
 
@@ -107,10 +100,6 @@ async def play(opened: EnvFactory, agent: ScriptedAgent, task: Task, limits: Epi
 
 async def play_all(opened: EnvFactory, agent: ScriptedAgent, tasks: Sequence[Task]) -> list[Episode]:
     return await asyncio.gather(*(play(opened, agent, task) for task in tasks))
-
-
-def told(episode: Episode) -> list[str]:
-    return [message["content"] for message in episode.messages if message["role"] == "tool"]
 
 
 EXPERT = ScriptedAgent(ToolApi.expert)
@@ -131,7 +120,7 @@ async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves
         # Where nothing is to be changed, one must at least have looked at the order.
         idle = [task for task in tasks if not task.target]
         assert {task.kind for task in idle} == {"refund_if", "settle"}
-        beside = playing(calling("get_shop"), calling("get_order", order_id=1), saying("Done."))
+        beside = playing(call("get_shop"), call("get_order", order_id=1), say("Done."))
         assert {episode.reward for episode in await play_all(opened, beside, idle)} == {0.0}
 
 
@@ -140,9 +129,9 @@ def called_by_the_expert(task: Task) -> set[str]:
     messages, names = list(task.prompt), set()
     with memory_database(shop_of(task)) as db:
         while "tool_calls" in (message := ToolApi.expert(messages)):
-            call = message["tool_calls"][0]["function"]
-            names.add(call["name"])
-            result = perform(db, call["name"], call["arguments"])
+            called = message["tool_calls"][0]["function"]
+            names.add(called["name"])
+            result = perform(db, called["name"], called["arguments"])
             messages += [message, {"role": "tool", "content": json.dumps(result)}]
     return names
 
@@ -167,23 +156,23 @@ async def test_what_is_done_beside_the_task_and_done_twice_scores_nothing() -> N
     async with factory(operations=["*"]) as opened:
         task = next(task for task in opened.tasks(count=40) if task.metadata["kind"] == "restock")
         [[name, arguments]] = task.target
-        right = calling(name, **arguments)
-        wrong = calling(name, **{**arguments, "quantity": arguments["quantity"] + 1})
-        beside = calling("update_address", customer_id=1, address="1 Mill Lane, Hollin")
+        right = call(name, **arguments)
+        wrong = call(name, **{**arguments, "quantity": arguments["quantity"] + 1})
+        beside = call("update_address", customer_id=1, address="1 Mill Lane, Hollin")
         for script, reward in (
-            ([right, saying("")], 1.0),
-            ([right, beside, saying("Done.")], 1.0),  # refused: there is no such customer
-            ([right, right, saying("Done.")], 0.0),
-            ([wrong, saying("Done.")], 0.0),
-            ([saying(json.dumps(task.target))], 0.0),
+            ([right, say("")], 1.0),
+            ([right, beside, say("Done.")], 1.0),  # refused: there is no such customer
+            ([right, right, say("Done.")], 0.0),
+            ([wrong, say("Done.")], 0.0),
+            ([say(json.dumps(task.target))], 0.0),
         ):
             assert (await play(opened, playing(*script), task)).reward == reward, script
-        customer = await play(opened, playing(calling("find_customer", email="x@example.com"), saying("")), task)
-        assert customer.reward == 0.0 and told(customer)[0].startswith("Error: 404")
+        customer = await play(opened, playing(call("find_customer", email="x@example.com"), say("")), task)
+        assert customer.reward == 0.0 and tool_results(customer)[0].startswith("Error: 404")
         endless = await play(opened, playing(right), task, EpisodeLimits(max_turns=1))
         assert (endless.outcome, endless.reward) == (Outcome.TRUNCATED, 0.0)
-        searched = await play(opened, playing(calling("search_products"), saying("")), task)
-        assert [product["sku"] for product in json.loads(told(searched)[0])]
+        searched = await play(opened, playing(call("search_products"), say("")), task)
+        assert [product["sku"] for product in json.loads(tool_results(searched)[0])]
 
 
 async def test_64_episodes_at_once_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -191,11 +180,11 @@ async def test_64_episodes_at_once_do_not_see_each_other(monkeypatch: pytest.Mon
     async with factory(level=2) as opened:
         tasks = opened.tasks(count=16) * 4
         alone = {task.id: await play(opened, EXPERT, task) for task in tasks[:4]}
-        agents = [EXPERT if i % 2 == 0 else playing(calling("find_customer", email="a"), saying("")) for i in range(64)]
+        agents = [EXPERT if i % 2 == 0 else playing(call("find_customer", email="a"), say("")) for i in range(64)]
         episodes = await asyncio.gather(*(play(opened, a, t) for a, t in zip(agents, tasks, strict=True)))
         assert [episode.reward for episode in episodes] == [1.0, 0.0] * 32
         for episode in episodes[::2]:
-            assert told(episode) == told(alone.get(episode.task.id, episode))
+            assert tool_results(episode) == tool_results(alone.get(episode.task.id, episode))
         assert not list(tmp_path.glob("**/*.db"))
 
 
@@ -208,11 +197,11 @@ async def test_the_token_is_in_no_message_and_in_no_tool(monkeypatch: pytest.Mon
         monkeypatch.setattr(shop.server, "open", lambda content: tokens.append(start(content)) or tokens[-1])
         for task in opened.tasks(count=8):
             probing = playing(
-                calling("get_order", order_id="Authorization"),
-                calling("get_order", order_id=-1),
-                calling("search_products", query="Bearer"),
-                calling("headers"),
-                saying("Done."),
+                call("get_order", order_id="Authorization"),
+                call("get_order", order_id=-1),
+                call("search_products", query="Bearer"),
+                call("headers"),
+                say("Done."),
             )
             for agent in (EXPERT, probing):
                 episode = await play(opened, agent, task)
@@ -248,7 +237,7 @@ async def test_a_session_ends_however_the_episode_ends(monkeypatch: pytest.Monke
         await env.close()
         assert not list(tmp_path.glob("**/*.db"))
         with pytest.raises(EnvError, match="after the end of the episode"):
-            await env.step(Action(message=saying("")))
+            await env.step(Action(message=say("")))
     assert not list(tmp_path.iterdir())
 
 
@@ -293,9 +282,9 @@ async def test_calls_of_registered_functions_are_tasks(functions: str, monkeypat
                 )
         assert {episode.reward for episode in await play_all(opened, EXPERT, [*tasks, *held_out])} == {1.0}
         for answer in ("", "Done.", "The answer is 5."):
-            assert {e.reward for e in await play_all(opened, playing(saying(answer)), tasks[:5])} == {0.0}
+            assert {e.reward for e in await play_all(opened, playing(say(answer)), tasks[:5])} == {0.0}
         for cheat in ToolApi.cheats(tasks[0]):
-            assert (await play(opened, playing(saying(cheat)), tasks[0])).reward == 0.0, cheat
+            assert (await play(opened, playing(say(cheat)), tasks[0])).reward == 0.0, cheat
 
 
 async def test_arguments_that_a_tool_refuses_make_no_task(functions: str) -> None:
@@ -321,8 +310,8 @@ def test_tools_that_no_task_can_be_made_for_are_named(functions: str, source: st
 async def test_functions_may_stand_beside_the_shop(functions: str) -> None:
     async with factory(tools=["shop", f"{functions}:add", f"{functions}:get_order"], level=1) as opened:
         task = opened.tasks(count=1)[0]
-        episode = await play(opened, playing(calling("add", a=2, b=3), saying("5")), task)
-        assert told(episode) == ["5"] and episode.rewards == {"state": 0.0}
+        episode = await play(opened, playing(call("add", a=2, b=3), say("5")), task)
+        assert tool_results(episode) == ["5"] and episode.rewards == {"state": 0.0}
         assert (await play(opened, EXPERT, task)).reward == 1.0
         # Whichever operations of the shop are tools, a name does not change with them.
         names = [tool["function"]["name"] for tool in opened.make().tools]
@@ -349,9 +338,9 @@ async def test_tasks_of_a_file_are_graded_on_the_final_answer(functions: str, tm
         by_question = {task.prompt[0]["content"]: task for task in whole}
         sum_, say_it = by_question["What is 41 + 1?"], by_question["Say it."]
         for task, answer, reward in [(sum_, " 42.0\n", 1), (sum_, "43", 0), (say_it, "it is", 1)]:
-            assert (await play(opened, playing(saying(answer)), task)).reward == reward, answer
-        added = await play(opened, playing(calling("add", a=41, b=1), saying("<think>so</think>42")), sum_)
-        assert (told(added), added.rewards) == (["42"], {"answer": 1.0})
+            assert (await play(opened, playing(say(answer)), task)).reward == reward, answer
+        added = await play(opened, playing(call("add", a=41, b=1), say("<think>so</think>42")), sum_)
+        assert (tool_results(added), added.rewards) == (["42"], {"answer": 1.0})
     with pytest.raises(UserError, match="62 all tasks were asked for"):
         ToolApi.tasks("all", count=62, tools=[f"{functions}:add"], data=data)
 
@@ -361,7 +350,7 @@ async def test_a_reward_of_the_users_own_grades_a_file(functions: str, tmp_path:
     options = {"tools": f"{functions}:add", "data": data, "reward": f"{functions}:starts_with"}
     async with factory(**options) as opened:
         task = opened.tasks("all", count=1)[0]
-        episode = await play(opened, playing(saying(f"{task.target}, and good-bye")), task)
+        episode = await play(opened, playing(say(f"{task.target}, and good-bye")), task)
         assert (episode.reward, episode.rewards) == (1.0, {"starts_with": 1.0})
         with pytest.raises(UserError, match="no expert"):
             await play(opened, EXPERT, task)
@@ -388,8 +377,8 @@ def capitals(tmp_path: Path) -> str:
 
 def looks_up(messages: list[Message]) -> Message:
     if messages[-1]["role"] == "tool":
-        return saying(json.loads(messages[-1]["content"])["capital"])
-    return calling("capital", country=messages[-1]["content"].split()[-1].rstrip("?"))
+        return say(json.loads(messages[-1]["content"])["capital"])
+    return call("capital", country=messages[-1]["content"].split()[-1].rstrip("?"))
 
 
 @pytest.mark.parametrize(
@@ -441,9 +430,9 @@ async def test_a_cassette_stands_in_for_a_service_that_is_gone(capitals: str, tm
             recorded = await play_all(opened, ScriptedAgent(looks_up), tasks)
     async with factory(**options, cassette_mode="replay") as opened:
         replayed = await play_all(opened, ScriptedAgent(looks_up), tasks)
-        other = await play(opened, playing(calling("capital", country="Spain"), saying("Madrid")), tasks[0])
+        other = await play(opened, playing(call("capital", country="Spain"), say("Madrid")), tasks[0])
     assert [e.reward for e in recorded] == [e.reward for e in replayed] == [1.0, 1.0]
-    assert [told(e) for e in recorded] == [told(e) for e in replayed]
+    assert [tool_results(e) for e in recorded] == [tool_results(e) for e in replayed]
     assert other.outcome is Outcome.INFRA_FAULT and "NotRecorded" in other.error
 
 

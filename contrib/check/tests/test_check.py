@@ -31,6 +31,7 @@ from contrib.check.direct_calls import with_timeout
 from contrib.check.report import CheckReport, CheckRow, Latency
 from contrib.check.runner import NAMES, OPEN
 from contrib.check.strategies import sample_arguments
+from envs.messages import call, say
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.core.tools import make_tool, reward, tool
@@ -56,10 +57,9 @@ class Good(ToolEnv):
     def expert(messages: list[Message]) -> Message:
         seen = next((m["content"] for m in reversed(messages) if m["role"] == "tool"), None)
         if seen is not None:
-            return {"role": "assistant", "content": seen}
+            return say(seen)
         number = next(m["content"] for m in messages if "squared" in m["content"]).split()[0]
-        call = {"name": "square", "arguments": {"n": int(number)}}
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        return call("square", n=int(number))
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str]:
@@ -300,8 +300,8 @@ class TooMany(Good):
 
 class BreaksOnMalformed(Good):
     async def step(self, action: Action) -> Any:
-        for call in action.tool_calls:
-            len(call.arguments)  # type: ignore[arg-type]
+        for called in action.tool_calls:
+            len(called.arguments)  # type: ignore[arg-type]
         return await super().step(action)
 
 

@@ -13,6 +13,7 @@ from agents.scripted import ScriptedAgent
 from contrib.common.usage import Usage
 from contrib.judges.users import ConversationEnv, ScriptedUser, UserTurn, transcript
 from contrib.judges.users.user import without_thoughts
+from envs.messages import call
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, InfraError, UserError
@@ -58,8 +59,7 @@ def says(*texts: str) -> Callable[[list[Message]], Message]:
         text = texts[min(taken, len(texts) - 1)]
         if text != "look":
             return {"role": "assistant", "content": text}
-        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
-        return {"role": "assistant", "content": "I look it up.", "tool_calls": [call]}
+        return {**call("look"), "content": "I look it up."}
 
     return script
 

@@ -14,9 +14,10 @@ from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from contrib.external.tests.external_playing import says
 from contrib.records.audit import audit, open_decoder
+from envs.messages import call
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
-from forge_env.core.types import EpisodeLimits, Message, Outcome, Task
+from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.envs.own_interpreter import ROOT, own_interpreter
@@ -34,11 +35,6 @@ def python() -> str:
 async def play(factory: EnvFactory, task: Task, *actions: Any) -> Episode:
     agent = StrategyAgent(actions_in_order(*actions))
     return await run_episode(factory, agent, task, seed=0, episode_id="e", limits=LIMITS)
-
-
-def asks_price(tool: str, fruit: str) -> Message:
-    function = {"name": tool, "arguments": {"name": fruit}}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 @pytest.mark.parametrize("id_", ["forge_sums", "forge_guess", "forge_shelf"])
@@ -74,7 +70,7 @@ async def test_tools_of_a_shared_server_and_exact_tokens(python: str, tiny_model
 
         looked = await run_episode(factory, StrategyAgent(look), task, seed=0, episode_id="l", limits=LIMITS)
         assert (looked.outcome, looked.reward) == (Outcome.SCORED, 0.0), looked.error
-        asks = [asks_price(names[0], fruit) for fruit in (one, other)]
+        asks = [call(names[0], name=fruit) for fruit in (one, other)]
         agent = says(tiny_model, *asks, str(task.target))
         episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=LIMITS)
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True), episode.error
