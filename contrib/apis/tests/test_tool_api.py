@@ -7,11 +7,12 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 
 from agents.scripted import ScriptedAgent, say_nothing
@@ -109,19 +110,26 @@ NULL = ScriptedAgent(say_nothing)
 # ---- the shop ----
 
 
-async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves_none() -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop() -> AsyncIterator[EnvFactory]:
+    """All of the shop's operations, for tasks of any level."""
     async with factory(level=3, operations=["*"]) as opened:
-        tasks = [*opened.tasks(count=24), *opened.tasks("test", count=8)]
-        assert {task.kind for task in tasks} == {name for name, kind in KINDS.items() if kind.level == 3}
-        assert all(task.kind == task.metadata["kind"] for task in tasks)
-        for episode in await play_all(opened, EXPERT, tasks):
-            assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 1.0, {"state": 1.0})
-        assert {episode.reward for episode in await play_all(opened, NULL, tasks)} == {0.0}
-        # Where nothing is to be changed, one must at least have looked at the order.
-        idle = [task for task in tasks if not task.target]
-        assert {task.kind for task in idle} == {"refund_if", "settle"}
-        beside = playing(call("get_shop"), call("get_order", order_id=1), say("Done."))
-        assert {episode.reward for episode in await play_all(opened, beside, idle)} == {0.0}
+        yield opened
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves_none(shop: EnvFactory) -> None:
+    tasks = [*shop.tasks(count=24), *shop.tasks("test", count=8)]
+    assert {task.kind for task in tasks} == {name for name, kind in KINDS.items() if kind.level == 3}
+    assert all(task.kind == task.metadata["kind"] for task in tasks)
+    for episode in await play_all(shop, EXPERT, tasks):
+        assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 1.0, {"state": 1.0})
+    assert {episode.reward for episode in await play_all(shop, NULL, tasks)} == {0.0}
+    # Where nothing is to be changed, one must at least have looked at the order.
+    idle = [task for task in tasks if not task.target]
+    assert {task.kind for task in idle} == {"refund_if", "settle"}
+    beside = playing(call("get_shop"), call("get_order", order_id=1), say("Done."))
+    assert {episode.reward for episode in await play_all(shop, beside, idle)} == {0.0}
 
 
 def called_by_the_expert(task: Task) -> set[str]:
@@ -152,62 +160,54 @@ def test_by_default_a_level_has_the_tasks_that_its_tools_suffice_for() -> None:
     assert len(shop_operations(1)) < len(shop_operations(2)) < len(shop_operations(3)) < len(OPERATIONS)
 
 
-async def test_what_is_done_beside_the_task_and_done_twice_scores_nothing() -> None:
-    async with factory(operations=["*"]) as opened:
-        task = next(task for task in opened.tasks(count=40) if task.metadata["kind"] == "restock")
-        [[name, arguments]] = task.target
-        right = call(name, **arguments)
-        wrong = call(name, **{**arguments, "quantity": arguments["quantity"] + 1})
-        beside = call("update_address", customer_id=1, address="1 Mill Lane, Hollin")
-        for script, reward in (
-            ([right, say("")], 1.0),
-            ([right, beside, say("Done.")], 1.0),  # refused: there is no such customer
-            ([right, right, say("Done.")], 0.0),
-            ([wrong, say("Done.")], 0.0),
-            ([say(json.dumps(task.target))], 0.0),
-        ):
-            assert (await play(opened, playing(*script), task)).reward == reward, script
-        customer = await play(opened, playing(call("find_customer", email="x@example.com"), say("")), task)
-        assert customer.reward == 0.0 and tool_results(customer)[0].startswith("Error: 404")
-        endless = await play(opened, playing(right), task, EpisodeLimits(max_turns=1))
-        assert (endless.outcome, endless.reward) == (Outcome.TRUNCATED, 0.0)
-        searched = await play(opened, playing(call("search_products"), say("")), task)
-        assert [product["sku"] for product in json.loads(tool_results(searched)[0])]
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_done_beside_the_task_and_done_twice_scores_nothing(shop: EnvFactory) -> None:
+    task = next(task for task in ToolApi.tasks(count=40, operations=["*"]) if task.kind == "restock")
+    [[name, arguments]] = task.target
+    right = call(name, **arguments)
+    wrong = call(name, **{**arguments, "quantity": arguments["quantity"] + 1})
+    beside = call("update_address", customer_id=1, address="1 Mill Lane, Hollin")
+    for script, reward in (
+        ([right, say("")], 1.0),
+        ([right, beside, say("Done.")], 1.0),  # refused: there is no such customer
+        ([right, right, say("Done.")], 0.0),
+        ([wrong, say("Done.")], 0.0),
+        ([say(json.dumps(task.target))], 0.0),
+    ):
+        assert (await play(shop, playing(*script), task)).reward == reward, script
+    customer = await play(shop, playing(call("find_customer", email="x@example.com"), say("")), task)
+    assert customer.reward == 0.0 and tool_results(customer)[0].startswith("Error: 404")
+    endless = await play(shop, playing(right), task, EpisodeLimits(max_turns=1))
+    assert (endless.outcome, endless.reward) == (Outcome.TRUNCATED, 0.0)
+    searched = await play(shop, playing(call("search_products"), say("")), task)
+    assert [product["sku"] for product in json.loads(tool_results(searched)[0])]
 
 
-async def test_64_episodes_at_once_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    async with factory(level=2) as opened:
-        tasks = opened.tasks(count=16) * 4
-        alone = {task.id: await play(opened, EXPERT, task) for task in tasks[:4]}
-        agents = [EXPERT if i % 2 == 0 else playing(call("find_customer", email="a"), say("")) for i in range(64)]
-        episodes = await asyncio.gather(*(play(opened, a, t) for a, t in zip(agents, tasks, strict=True)))
-        assert [episode.reward for episode in episodes] == [1.0, 0.0] * 32
-        for episode in episodes[::2]:
-            assert tool_results(episode) == tool_results(alone.get(episode.task.id, episode))
-        assert not list(tmp_path.glob("**/*.db"))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_64_episodes_at_once_do_not_see_each_other(shop: EnvFactory) -> None:
+    tasks = list(ToolApi.tasks(count=16, level=2)) * 4
+    alone = {task.id: await play(shop, EXPERT, task) for task in tasks[:4]}
+    agents = [EXPERT if i % 2 == 0 else playing(call("find_customer", email="a"), say("")) for i in range(64)]
+    episodes = await asyncio.gather(*(play(shop, a, t) for a, t in zip(agents, tasks, strict=True)))
+    assert [episode.reward for episode in episodes] == [1.0, 0.0] * 32
+    for episode in episodes[::2]:
+        assert tool_results(episode) == tool_results(alone.get(episode.task.id, episode))
 
 
-async def test_the_token_is_in_no_message_and_in_no_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = []
-
-    async with factory(level=3) as opened:
-        shop = opened.make().services.shop  # type: ignore[attr-defined]
-        start = shop.server.open
-        monkeypatch.setattr(shop.server, "open", lambda content: tokens.append(start(content)) or tokens[-1])
-        for task in opened.tasks(count=8):
-            probing = playing(
-                call("get_order", order_id="Authorization"),
-                call("get_order", order_id=-1),
-                call("search_products", query="Bearer"),
-                call("headers"),
-                say("Done."),
-            )
-            for agent in (EXPERT, probing):
-                episode = await play(opened, agent, task)
-                assert not any(token in episode.to_json() for token in tokens)
-        assert len(tokens) == 16
-        assert not any(word in json.dumps(opened.make().tools).lower() for word in ("authorization", "bearer", "token"))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_token_is_in_no_message_and_in_no_tool(shop: EnvFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[str] = []
+    server = shop.make().services.shop.server  # type: ignore[attr-defined]
+    start = server.open
+    monkeypatch.setattr(server, "open", lambda content: tokens.append(start(content)) or tokens[-1])
+    probes = [call("get_order", order_id="Authorization"), call("get_order", order_id=-1)]
+    probing = playing(*probes, call("search_products", query="Bearer"), call("headers"), say("Done."))
+    for task in shop.tasks(count=8):
+        for agent in (EXPERT, probing):
+            episode = await play(shop, agent, task)
+            assert not any(token in episode.to_json() for token in tokens)
+    assert len(tokens) == 16
+    assert not any(word in json.dumps(shop.make().tools).lower() for word in ("authorization", "bearer", "token"))
 
 
 async def test_a_session_ends_however_the_episode_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
