@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +25,8 @@ from forge_env.core.types import EpisodeLimits, Outcome, Task, ToolFailure
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
+from tests.helpers.server_process import server_process
 
-ROOT = Path(__file__).resolve().parents[3]
 IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
 TASK = Task(prompt=({"role": "user", "content": "Play."},), metadata={"seed": 7})
 
@@ -231,22 +227,9 @@ async def test_a_refused_action_is_answered_and_a_hanging_step_ends_at_its_limit
     assert server.held.is_set()
 
 
-def server_process() -> tuple[subprocess.Popen[str], str]:
-    """A small server in a process of its own."""
-    code = (
-        "import socket, uvicorn\n"
-        "from contrib.openenv.tests.small_server import SmallServer\n"
-        "listener = socket.create_server(('127.0.0.1', 0)); print(listener.getsockname()[1], flush=True)\n"
-        "uvicorn.Server(uvicorn.Config(SmallServer().app, log_level='critical')).run(sockets=[listener])\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, f"http://127.0.0.1:{process.stdout.readline().strip()}"
-
-
 async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
-    process, url = server_process()
-    try:
+    imports = "from contrib.openenv.tests.small_server import SmallServer"
+    with server_process(imports, "SmallServer().app") as (process, url):
         async with make(f"openenv:{url}") as factory:
             calls = 0
 
@@ -254,7 +237,7 @@ async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
                 nonlocal calls
                 calls += 1
                 if calls == 2:
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
                     process.wait()
                 return final_answer("1")
 
@@ -265,11 +248,6 @@ async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
             later = await play(factory, final_answer("7"))
             assert (later.outcome, later.reward) == (Outcome.INFRA_FAULT, None)
             assert f"no OpenEnv server answers at {url}" in later.error
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 async def test_the_contract_holds(small: tuple[SmallServer, str]) -> None:

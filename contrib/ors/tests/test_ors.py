@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +20,7 @@ from forge_env import EnvFactory, Episode, Outcome, Task, UserError, env_class, 
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import EpisodeLimits, Message
 from tests.envs.serving import serve
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.helpers.server_process import server_process
 
 
 @pytest.fixture(autouse=True)
@@ -284,26 +278,14 @@ def test_another_server_and_none_are_told_apart() -> None:
         make(f"ors:{url}").tasks("train", count=1)
 
 
-async def test_a_killed_server_is_a_fault_and_never_a_zero(tmp_path: Path) -> None:
-    program = tmp_path / "server.py"
-    program.write_text(
-        "import uvicorn, sys\nfrom contrib.ors.tests.small_server import OrsServer\n"
-        "server = OrsServer()\nserver.hold.clear()\n"
-        "config = uvicorn.Config(server.app, log_level='critical')\n"
-        "import socket\nlistener = socket.create_server(('127.0.0.1', 0))\n"
-        "print(listener.getsockname()[1], flush=True)\n"
-        "uvicorn.Server(config).run(sockets=[listener])\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        async with make(f"ors:http://127.0.0.1:{port}") as factory:
+async def test_a_killed_server_is_a_fault_and_never_a_zero() -> None:
+    imports = "from contrib.ors.tests.small_server import OrsServer\nserver = OrsServer()\nserver.hold.clear()"
+    with server_process(imports, "server.app") as (process, url):
+        async with make(f"ors:{url}") as factory:
             task = factory.tasks("train", count=1)[0]
 
             def act(messages: list[Message]) -> Message:
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
                 return submit("1")
 
             episode = await play(factory, ScriptedAgent(act), task)
@@ -311,11 +293,6 @@ async def test_a_killed_server_is_a_fault_and_never_a_zero(tmp_path: Path) -> No
             assert "was lost" in episode.error
             gone = await play(factory, says("No."), task)
             assert (gone.outcome, gone.reward) == (Outcome.INFRA_FAULT, None) and "ConnectError" in gone.error
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
 
 
 async def test_the_contract_holds(url: str) -> None:
