@@ -150,15 +150,6 @@ def test_nothing_can_be_changed_and_nothing_in_an_answer_may_run(any_server: Vie
     assert get(any_server, "/api/runs")[1]["Content-Type"].startswith("application/json")
 
 
-def test_pages_of_episodes_and_groups(any_server: ViewServer) -> None:
-    first = ask(any_server, "0/episodes?phase=train&limit=5")
-    second = ask(any_server, "0/episodes?phase=train&limit=5&offset=5")
-    assert first["total"] == second["total"] == 13
-    assert [row["id"] for row in (*first["rows"], *second["rows"])] == [f"train/{n // 4}/{n % 4}" for n in range(10)]
-    groups = ask(any_server, "0/groups?phase=train")["rows"]
-    assert [row["group_id"] for row in groups][:2] == ["train/2", "train/1"]
-
-
 def test_an_episode_with_what_training_made_of_it(any_server: ViewServer) -> None:
     key = ask(any_server, "0/episodes?id=train/0/1")["rows"][0]["key"]
     record = ask(any_server, f"0/episode?key={key}")

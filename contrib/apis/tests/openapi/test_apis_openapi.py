@@ -23,7 +23,7 @@ from contrib.apis.openapi.documents import parse
 from contrib.apis.openapi.tools import OpenApi
 from contrib.apis.sources import open_sources, parse_auth
 from contrib.apis.tests.openapi_tools import openapi_tools
-from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import ToolCall
 from forge_env.tool_env.tool_env import Toolbox
@@ -213,12 +213,6 @@ async def test_an_idempotency_key_is_no_argument_and_makes_a_post_safe_to_repeat
 async def test_answers(client: ApiClient, running: Service, path: str, answer: str) -> None:
     tools = await openapi_tools(document({path: {"get": operation()}}), client=client, base_url=running.url)
     assert await ask(tools, "do") == answer
-
-
-async def test_a_service_that_is_down_is_a_fault(client: ApiClient, running: Service) -> None:
-    tools = await openapi_tools(document({"/fail/500": {"get": operation()}}), client=client, base_url=running.url)
-    with pytest.raises(ServiceError, match=r"GET http://.*/fail/500 was answered with 500 .*attempt 3"):
-        await ask(tools, "do")
 
 
 # Credentials.
@@ -635,24 +629,6 @@ def test_a_fuzzed_document_is_read_or_refused(
 
 
 # Sources.
-
-
-async def test_sources_of_tools(running: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THE_KEY", "key-value")
-    script = tmp_path / "mine.py"
-    script.write_text('def double(n: int) -> int:\n    """Double it."""\n    return 2 * n\n')
-    api = tmp_path / "api.json"
-    api.write_text(json.dumps(document({"/echo/x": {"get": operation(parameter("X-Key", "header", required=True))}})))
-    host = running.url.removeprefix("http://")
-    names = [f"{script}:double", f"openapi:{api}#{running.url}"]
-    async with open_sources(names, auth=[f"{host}/X-Key=THE_KEY"]) as sources:
-        assert list(sources.tools) == ["double", "do"]
-        assert sources.tools["do"].parameters["properties"] == {}
-        assert json.loads(await ask(list(sources.tools.values()), "do"))["headers"] == {"x-key": "[redacted]"}
-        assert await ask(list(sources.tools.values()), "double", n="4") == "8"
-    with pytest.raises(UserError, match="is named twice"):
-        async with open_sources([f"{script}:double", f"{script}:double"]):
-            pass
 
 
 async def test_each_episode_begins_at_the_start_of_a_cassette(tmp_path: Path) -> None:
