@@ -189,6 +189,16 @@ def changed(change: Callable[..., Any]) -> type[Env]:
     return Changed
 
 
+def stepped(change: Callable[..., Any]) -> type[Env]:
+    """A Good each of whose steps returns something else."""
+
+    class Stepped(Good):
+        async def step(self, action: Action) -> Any:
+            return change(*await super().step(action))
+
+    return Stepped
+
+
 def scored(score: Callable[[str, str], float]) -> type[Env]:
     """A Good that scores an answer, beside the target, in another way."""
 
@@ -216,12 +226,6 @@ def advised(expert: Callable[[list[Message]], Any]) -> type[Env]:
     return type("Advised", (Good,), {"expert": staticmethod(expert)})
 
 
-class Unanswered(Good):
-    async def step(self, action: Action) -> Any:
-        messages, *rest = await super().step(action)
-        return [{"role": "user", "content": m["content"]} for m in messages], *rest
-
-
 class BadSchema(Good):
     def __init__(self) -> None:
         super().__init__()
@@ -243,14 +247,6 @@ class AwaitedExpert(Good):
         return Good.expert(messages)
 
 
-class TurnsScore(Good):
-    """Going on is worth more than being right."""
-
-    async def step(self, action: Action) -> Any:
-        messages, value, *rest = await super().step(action)
-        return messages, value + (0.3 if messages else 0.0), *rest
-
-
 class EchoScores(Plain):
     """The question has two lines, and the second one is worth as much as its answer."""
 
@@ -269,6 +265,11 @@ class EchoScores(Plain):
 class AnyTargetScores(Plain):
     def step(self, action: Action) -> Any:
         return [], float(action.text.isdecimal() and 3 < len(action.text) < 10), *super().step(action)[2:]
+
+
+UNANSWERED = stepped(lambda messages, *rest: ([{"role": "user", "content": m["content"]} for m in messages], *rest))
+TURNS_SCORE = stepped(lambda messages, value, *rest: (messages, value + (0.3 if messages else 0.0), *rest))
+"""Going on is worth more than being right."""
 
 
 class SeedOverwritten(Good):
@@ -525,7 +526,7 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     changed(lambda *r: (*r[:2], 1, *r[3:])): ("contract", "terminated=1"),
     changed(lambda *r: ([{"role": "assistant", "content": "?"}], *r[1:])): ("contract", "return only the new messages"),
     changed(lambda *r: (*r[:4], {"outcome": "won"})): ("contract", "info['outcome']='won'"),
-    Unanswered: ("contract", "left the call square unanswered"),
+    UNANSWERED: ("contract", "left the call square unanswered"),
     BadSchema: ("contract", "draft 2020-12"),
     opened(lambda self, messages, info: ([m["content"] for m in messages], info)): ("contract", "message 0 is a str"),
     StepsWithoutReset: ("reset before step", "raise forge_env.EnvError"),
@@ -543,7 +544,7 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     NoReward: ("reward", "nothing is ever rewarded"),
     TooMany: ("same seed", "timed out'): it is too slow here"),
     scored(lambda answer, target: target in answer): ("cheats", "the cheat 0"),
-    TurnsScore: ("limits", "an agent that never stops scores 1.5"),
+    TURNS_SCORE: ("limits", "an agent that never stops scores 1.5"),
     BreaksOnMalformed: ("malformed actions", "whose arguments are not JSON ends the episode"),
     drawn(lambda split, n, seed: good_tasks("train", n, seed)): ("tasks", "train and test share 2 tasks"),
     drawn(lambda split, n, seed: [replace(t, id=f"{split}-{t.id}") for t in good_tasks("train", n, seed)]): (
@@ -734,7 +735,7 @@ async def test_what_steps_pay_is_a_warning_too() -> None:
             return messages, value or 0.25, *rest
 
     for env, words in {
-        TurnsScore: "one call of square and the answer '0' earns 0.3 of the rewards of steps on average",
+        TURNS_SCORE: "one call of square and the answer '0' earns 0.3 of the rewards of steps on average",
         AnyAnswerPays: "the constant '0' earns 0.25 of the reward on average, on 2 of 2 tasks whose answer it is not",
     }.items():
         report = await run_checks(EnvFactory(env), tasks=2, only=["partial credit"])
