@@ -64,49 +64,27 @@ def pytest_tests(draw: random.Random, parser: str) -> dict[str, str]:
 def pytest_log(tests: Mapping[str, str]) -> str:
     """The summary of `pytest -rA --no-fold-skipped`, with what comes before it."""
     order = ("PASSED", "SKIPPED", "XFAIL", "XPASS", "ERROR", "FAILED")
-    lines = [
-        "===== test session starts =====",
-        "tests/test_0.py .Fs [100%]",
-        "SKIPPED [2] tests/test_0.py:3: no display",
-    ]
+    lines = ["===== test session starts =====", "tests/test_0.py .Fs", "SKIPPED [2] tests/test_0.py:3: no display"]
     for status in order:
         end = " - assert 1 == 2" if status == "FAILED" else ""
         lines += [f"{status} {test}{end}" for test, each in tests.items() if each == status]
     return "\n".join([*lines, "===== 3 passed in 0.1s ====="])
 
 
-def django_log(tests: Mapping[str, str]) -> str:
-    words = {"PASSED": "ok", "FAILED": "FAIL", "ERROR": "ERROR", "SKIPPED": "skipped 'no database'"}
-    return "\n".join(["Testing against Django", *(f"{test} ... {words[status]}" for test, status in tests.items())])
-
-
-def sympy_log(tests: Mapping[str, str]) -> str:
-    letters = {"PASSED": "ok", "FAILED": "F", "ERROR": "E"}
-    return "\n".join(["sympy/core/tests/test_a.py[3]", *(f"{test} {letters[s]}" for test, s in tests.items())])
-
-
 def test_made_logs_of_its_parsers_have_its_verdicts() -> None:
     draw = random.Random(7)
     rows: list[Row] = []
     expected: list[bool] = []
-    for number in range(240):
-        parser = [*PARSERS, "parse_log_django", "parse_log_sympy"][number % 6]
-        if parser == "parse_log_django":
-            names = [f"test_{n} (forms.tests.FormTests)" for n in range(6)]
-            statuses = {name: draw.choice(("PASSED", "PASSED", "FAILED", "ERROR", "SKIPPED")) for name in names}
-            log = django_log(statuses)
-        elif parser == "parse_log_sympy":
-            statuses = {f"test_{n}": draw.choice(("PASSED", "PASSED", "FAILED", "ERROR")) for n in range(6)}
-            log = sympy_log(statuses)
-        else:
-            statuses = pytest_tests(draw, parser)
-            log = pytest_log(statuses)
+    for number in range(160):
+        parser = PARSERS[number % len(PARSERS)]
+        statuses = pytest_tests(draw, parser)
+        log = pytest_log(statuses)
         rows.append(row_of(draw, parser, log, statuses))
         expected.append(ours(rows[-1], statuses))
     theirs = verdicts(rows)
     different = [(row, mine) for row, mine, other in zip(rows, expected, theirs, strict=True) if mine != other]
     assert different == []
-    assert 40 < sum(theirs) < 200, "both verdicts are there"
+    assert 27 < sum(theirs) < 133, "both verdicts are there"
 
 
 SOURCE = """
