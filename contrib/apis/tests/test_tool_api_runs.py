@@ -9,7 +9,7 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
-from tests.system.test_runs import start  # noqa: F401 (a fixture)
+from tests.helpers.runs import start  # noqa: F401 (a fixture)
 from tests.trainers.setup.test_defaults import has_the_same_limits, plan_of, said_of
 from tests.trainers.setup.test_recipes import FOLDER, is_harder_than_the_cpu_recipe, says_how_it_is_started, would_start
 from tests.trainers.setup.test_refusals import refusal

@@ -20,8 +20,9 @@ from forge_env.core.errors import UserError
 from forge_env.evaluation.api import evaluate
 from forge_env.records.sinks import load_sink
 from tests.helpers.packages import needs
+from tests.helpers.runs import start  # noqa: F401 (a fixture)
 from tests.system.test_resume import ended_by_sigterm
-from tests.system.test_runs import a_signal_ends_everything, start  # noqa: F401 (a fixture)
+from tests.system.test_runs import a_signal_ends_everything
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.parser import parse
