@@ -32,13 +32,13 @@ _TASK = Task(prompt=({"role": "user", "content": "go"},), target="3", metadata={
 def files(tmp_path: Path) -> str:
     folder = tmp_path / "agent"
     folder.mkdir()
-    shutil.copy(Path(__file__).parent / "inside_program.py", folder)
+    shutil.copy(Path(__file__).parent / "confined_program.py", folder)
     return str(folder)
 
 
 @asynccontextmanager
 async def _opened(*arguments: str, **options: Any) -> AsyncIterator[EnvFactory]:
-    command = " ".join(["python3 /agent/inside_program.py", *arguments])
+    command = " ".join(["python3 /agent/confined_program.py", *arguments])
     async with make("external", command=command, **options) as factory:
         yield factory
 
@@ -63,7 +63,7 @@ async def test_the_gateway_is_all_that_a_program_reaches(files: str, monkeypatch
         port, own_address = server.getsockname()[1], _own_address()
         places = [f"127.0.0.1:{port}", f"localhost:{port}", f"{own_address}:{port}", "192.0.2.1:80", "example.org:443"]
         socket.create_connection((own_address, port), timeout=5).close()
-        async with _opened("looks", *places, image="host", files=files) as factory:
+        async with _opened("reaches", *places, image="host", files=files) as factory:
             episode = await _play(factory, _TASK, "yes", "thanks")
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
     seen = json.loads(episode.turns[1].observation[0]["content"])
@@ -129,7 +129,7 @@ _MKFIFO = 'python3 -c "import os, sys; os.mkfifo(sys.argv[1])"'
 
 @pytest.mark.parametrize("trick", ["ln -s /etc/passwd", _MKFIFO, "mkdir"], ids=["link", "pipe", "folder"])
 async def test_the_result_is_read_from_a_file_only(files: str, trick: str) -> None:
-    agent = "python3 /agent/inside_program.py does"
+    agent = "python3 /agent/confined_program.py does"
     command = f"sh -c '{agent}; {trick} $FORGE_ENV_RESULT'"
     async with make("external", command=command, image="host", files=files) as factory:
         episode = await _play(factory, _TASK, "true")
@@ -138,7 +138,7 @@ async def test_the_result_is_read_from_a_file_only(files: str, trick: str) -> No
 
 async def test_a_program_is_the_user_of_its_image(files: str) -> None:
     Path(files).chmod(0o700)
-    command = "id -u; touch $TMPDIR/mine; cat $FORGE_ENV_TASK > /dev/null; stat -c %u /agent/inside_program.py"
+    command = "id -u; touch $TMPDIR/mine; cat $FORGE_ENV_TASK > /dev/null; stat -c %u /agent/confined_program.py"
     async with _opened("does", image="host", files=files) as factory:
         rooms = factory.shared["setup"].rooms
         object.__setattr__(rooms, "image", replace(rooms.image, user="65534:65534"))

@@ -58,6 +58,13 @@ class Served:
         return await self.client.post(url, json=body, headers={"Authorization": f"Bearer {session['api_key']}"})
 
 
+def error_of(response: httpx.Response) -> str:
+    """The one sentence of a refusal."""
+    message = str(response.json()["error"]["message"])
+    assert "\n" not in message
+    return message
+
+
 Open = Callable[..., AbstractAsyncContextManager[Served]]
 
 

@@ -16,8 +16,8 @@ from contrib.external import env
 from contrib.external.scoring import Scorer
 from contrib.external.served.desk import Desk
 from contrib.external.session import ProgramSession
-from contrib.external.tests.external_playing import calls, says
-from contrib.external.tests.served.conftest import TASK, TOKEN, Open
+from contrib.external.tests.external_playing import ADD, calls, says
+from contrib.external.tests.served.conftest import TASK, TOKEN, Open, error_of
 from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
@@ -25,27 +25,12 @@ from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import GroupSpec, run_group
 
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
-    },
-}
-
 
 def three(messages: Any) -> Any:
     return {"role": "assistant", "content": "3"}
 
 
 SAYS_THREE = ScriptedAgent(three)
-
-
-def error_of(response: httpx.Response) -> str:
-    message = response.json()["error"]["message"]
-    assert "\n" not in message
-    return message
 
 
 async def test_both_clients_play_sessions_token_exactly(served: Open, tiny_model: Path, tmp_path: Path) -> None:
@@ -57,10 +42,10 @@ async def test_both_clients_play_sessions_token_exactly(served: Open, tiny_model
         assert "target" not in str(session)
         async with openai.AsyncOpenAI(base_url=session["base_url"], api_key=session["api_key"]) as client:
             messages: list[Any] = list(session["task"]["messages"])
-            first = await client.chat.completions.create(model=session["model"], messages=messages, tools=[TOOL])
+            first = await client.chat.completions.create(model=session["model"], messages=messages, tools=[ADD])
             [call] = first.choices[0].message.tool_calls or ()
             messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-            await client.chat.completions.create(model=session["model"], messages=messages, tools=[TOOL])
+            await client.chat.completions.create(model=session["model"], messages=messages, tools=[ADD])
         done = (await server.finish(session, reward=0.5, answer="three")).json()
         first_episode = await episode
 
