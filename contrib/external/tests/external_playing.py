@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+import openai
+from openai import AsyncOpenAI
 
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Episode
@@ -83,6 +84,11 @@ def calls(name: str, **arguments: Any) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
+def plain(sdk: Any = openai, **options: Any) -> Any:
+    """A client of an SDK without certificates: to read them takes longer than a test."""
+    return sdk.DefaultAsyncHttpxClient(verify=False, timeout=30, **options)
+
+
 @dataclass
 class Playing:
     """An episode whose program the test plays."""
@@ -146,8 +152,7 @@ async def playing(
     try:
         address = await asyncio.wait_for(asyncio.to_thread(start.read_text), 60)
         base_url, token = address.split()
-        plain = DefaultAsyncHttpxClient(verify=False, timeout=30)  # to read certificates takes longer than a test
-        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, http_client=plain) as client:
+        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, http_client=plain()) as client:
             yield Playing(base_url, token, client, end, episode, factory, agent)
     finally:
         episode.cancel()

@@ -261,11 +261,14 @@ async def test_a_program_that_fails_is_a_fault(arguments: list[str], reasons: li
         assert reason in episode.error
 
 
-async def test_a_failure_may_be_scored(tmp_path: Path) -> None:
+async def test_a_failure_may_be_scored_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(descendants())
     for arguments in (["fail"], ["reward", "1", "1"]):
         episode = await play(*arguments, on_failure="score")
         assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), "a program that failed gives itself nothing"
         assert episode.info["program"]["exit_code"] == 1
+    assert list(tmp_path.iterdir()) == [] and set(descendants()) <= before
 
 
 class Kills:
@@ -304,15 +307,6 @@ async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(tmp_path:
     assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED, 0.0), episode.error
     assert len(episode.turns) == 1 and episode.ended_by == "step_seconds"
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
-    assert set(descendants()) <= before
-
-
-async def test_nothing_is_left_of_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = set(descendants())
-    for arguments in (["reward", "1"], ["fail"]):
-        await play(*arguments)
-    assert list(tmp_path.iterdir()) == []
     assert set(descendants()) <= before
 
 

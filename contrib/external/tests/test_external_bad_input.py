@@ -14,7 +14,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from contrib.external import gateway
-from contrib.external.tests.external_playing import Play, Playing, says
+from contrib.external.tests.external_playing import Play, Playing, plain, says
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import Outcome
 from forge_env.rollout.factory import EnvFactory
@@ -37,11 +37,11 @@ class Sdk(NamedTuple):
 
 
 def openai_client(url: str, token: str) -> Any:
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0, timeout=30)
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0, http_client=plain(openai))
 
 
 def claude_client(url: str, token: str) -> Any:
-    return AsyncAnthropic(base_url=url, api_key=token, max_retries=0, timeout=30)
+    return AsyncAnthropic(base_url=url, api_key=token, max_retries=0, http_client=plain(anthropic))
 
 
 async def ask_chat(client: Any, said: Any = HELLO, **options: Any) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 from anthropic import AsyncAnthropic
@@ -20,7 +19,7 @@ from agents.scripted import ScriptedAgent
 from contrib.external.conversations import ProgramConversations
 from contrib.external.dialects.anthropic_messages import AnthropicMessages
 from contrib.external.requests import ProgramRequest
-from contrib.external.tests.external_playing import Check, Play, Playing, calls
+from contrib.external.tests.external_playing import Check, Play, Playing, calls, plain
 from forge_env.core.types import EpisodeLimits, Outcome
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -34,7 +33,9 @@ NAMESPACE: Any = {"type": "namespace", "name": "sums", "description": "Sums.", "
 async def claude(program: Playing) -> AsyncIterator[Any]:
     """Anthropic's client with what a program is told."""
     url = program.base_url.removesuffix("/v1")
-    async with AsyncAnthropic(base_url=url, api_key=program.token, max_retries=0, timeout=30) as client:
+    async with AsyncAnthropic(
+        base_url=url, api_key=program.token, max_retries=0, http_client=plain(anthropic)
+    ) as client:
         yield client
 
 
@@ -192,7 +193,7 @@ async def test_what_cannot_be_served_is_left_out_and_named(play: Play, tiny_mode
     ]  # fmt: skip
     async with play("hello") as program:
         headers = {"x-api-key": program.token, "anthropic-version": "2023-06-01", "anthropic-beta": "none-2030-01-01"}
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+        async with plain(headers=headers) as client:
             url = f"{program.base_url}/messages"
             answered = await client.post(f"{url}?beta=true", json=asked)
             counted = await client.post(f"{url}/count_tokens?beta=true", json={**asked, "max_tokens": None})
@@ -229,7 +230,7 @@ async def test_a_function_of_a_namespace_is_called_and_sent_back_under_its_own_n
 
 
 async def test_a_probe_is_answered_without_a_token(play: Play) -> None:
-    async with play("hi") as program, httpx.AsyncClient(timeout=30) as client:
+    async with play("hi") as program, plain() as client:
         root = program.base_url.removesuffix("/v1")
         for url in (root, f"{root}/", f"{root}/v1", f"{root}/v1/messages?beta=true"):
             assert ((await client.head(url)).status_code, (await client.head(url)).content) == (200, b"")

@@ -21,8 +21,6 @@ from contrib.external.start_program import start_program
 from contrib.external.tests.external_playing import calls, playing, says
 from contrib.external.tests.test_external import TASK, command, echo, play
 from contrib.records.audit import audit
-from contrib.records.replay import replay
-from contrib.records.run_settings import RunSettings
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
@@ -246,15 +244,6 @@ async def test_a_conversation_goes_on_after_a_prompt_that_was_too_long(
     assert episode.tail == ()
     write_jsonl(tmp_path / "episodes.jsonl", [episode])
     assert audit(tmp_path / "episodes.jsonl").problems == []
-
-
-async def test_a_prompt_that_was_too_long_is_too_long_again(tiny_model: Path) -> None:
-    """Where the turns of the episode are taken again."""
-    options = {"command": command("too long", "shortens")}
-    episode = await play("too long", "shortens", agent=says(tiny_model, "fine"), limits=SHORT)
-    again = await replay(episode, RunSettings(env="external", options=options, limits=SHORT))
-    assert again.same, again.differences
-    assert again.replayed.info["refused_requests"] == {"context_length_exceeded": 1}
 
 
 async def test_the_example_makes_do_with_what_there_is(tiny_model: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -18,7 +17,7 @@ from contrib.external.dialects.openai_completions import OpenAICompletions
 from contrib.external.dialects.reading import limit
 from contrib.external.gateway import MAX_TOOLS, Gateway
 from contrib.external.served.requests import read_wish
-from contrib.external.tests.external_playing import ADD, Check, Play, calls, playing, says
+from contrib.external.tests.external_playing import ADD, Check, Play, calls, plain, playing, says
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory
 
@@ -37,6 +36,7 @@ async def test_a_conversation_with_a_tool_is_one_row_of_exact_tokens(
         episode = await program.end()
 
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True)
+    assert "turns_at_once" not in episode.info
     [row] = episode.rows
     (prompt, _, _), (longer, _, _) = program.asked
     said = episode.turns[0].token_ids
@@ -201,7 +201,7 @@ async def test_what_is_no_request_is_refused_and_is_no_turn(play: Play) -> None:
     async with play("fine") as program:
         url, headers = f"{program.base_url}/chat/completions", {"Authorization": f"Bearer {program.token}"}
         good = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        async with httpx.AsyncClient(headers=headers) as client:
+        async with plain(headers=headers) as client:
             for text in ("{", "[" * 100_000, "5"):
                 assert (await client.post(url, content=text)).status_code == 400
             form = await client.post(url, data={"model": "m"})
@@ -225,7 +225,7 @@ async def test_a_token_opens_its_own_session_and_nothing_else(
         answers = await asyncio.gather(second.chat("hi"), first.chat("hi"))
         assert [a.choices[0].message.content for a in answers] == ["for two", "for one"]
         for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": first.token}):
-            async with httpx.AsyncClient(headers=headers) as client:
+            async with plain(headers=headers) as client:
                 done = await client.get(f"{first.base_url}/models")
                 assert (done.status_code, done.json()["error"]["code"]) == (401, "invalid_api_key")
         ended = await first.end()

@@ -251,31 +251,6 @@ async def test_tasks_of_a_file_and_an_image_go_together(files: str, tmp_path: Pa
     assert (good.reward, bad.reward) == (1.0, 0.0), good.error
 
 
-@pytest.mark.slow
-async def test_clients_of_openai_and_anthropic_run_inside(tmp_path: Path) -> None:
-    """An image of this machine's Python with the packages, and no package of ours."""
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent/both.py").write_text(_BOTH)
-    (tmp_path / "grade.py").write_text("def grade(answer):\n    return float(answer == 'yesyes')\n")
-    options = {"files": str(tmp_path / "agent"), "image": "host:openai,anthropic"}
-    reward = f"{tmp_path / 'grade.py'}:grade"
-    async with make("external", command="python3 /agent/both.py", reward=reward, **options) as factory:
-        episode = await _play(factory, _TASK, "yes", "yes")
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
-
-
-_BOTH = """
-import sys
-from anthropic import Anthropic
-from openai import OpenAI
-
-message = {"role": "user", "content": sys.stdin.read()}
-one = OpenAI().chat.completions.create(model="any", messages=[message])
-two = Anthropic().messages.create(model="any", max_tokens=20, messages=[message])
-print(one.choices[0].message.content + two.content[0].text)
-"""
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
