@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from contrib.viewer.lenient_json import json_lines
 from contrib.viewer.stored_runs import StoredRun
@@ -64,11 +64,16 @@ class RunData:
         """A value of summary.json, or else of run.json; None if neither has it."""
         return (self.summary or {}).get(name, self.facts.get(name))
 
+    def number(self, name: str) -> float | None:
+        """The same, where it is a number: another program may have written the file."""
+        value = self.fact(name)
+        return value if is_number(value) else None
+
     def series(self, phase: str, name: str) -> list[tuple[float, float]]:
         return [
             (record["step"], float(record[name]))
             for record in self.phases.get(phase, ())
-            if isinstance(record.get(name), int | float)
+            if is_number(record.get(name))
         ]
 
     def metric_names(self, phase: str, pattern: str) -> list[str]:
@@ -95,7 +100,8 @@ class RunData:
         if not isinstance(known, dict):
             return Kinds()
         names, environments = (tuple(map(str, known.get(name) or ())) for name in ("names", "environments"))
-        return Kinds(names=names, left_out=int(known.get("left_out") or 0), environments=environments)
+        left_out = known.get("left_out")
+        return Kinds(names=names, left_out=int(left_out) if is_number(left_out) else 0, environments=environments)
 
     def tools(self) -> dict[str, ToolFigures]:
         """The tool calls of the training, or of the evaluations if there was no training."""
@@ -104,6 +110,10 @@ class RunData:
     @property
     def evaluated(self) -> list[Episode]:
         return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_training(folder: Path) -> None:
@@ -133,7 +143,7 @@ def _read_phases(path: Path) -> dict[str, list[Values]]:
     """The records of each phase in the order of their steps; of several records of one step, the last."""
     phases: dict[str, dict[float, Values]] = {}
     for record in _read_json_lines(path):
-        if isinstance(record.get("step"), int | float) and isinstance(record.get("phase"), str):
+        if is_number(record.get("step")) and isinstance(record.get("phase"), str):
             phases.setdefault(record["phase"], {})[record["step"]] = record
     return {phase: [by_step[step] for step in sorted(by_step)] for phase, by_step in phases.items()}
 

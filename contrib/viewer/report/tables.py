@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from contrib.viewer.report.numbers import duration, short
-from contrib.viewer.report.run_data import RunData, Values
+from contrib.viewer.report.run_data import RunData, Values, is_number
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.metrics import unstopped_warnings
 
@@ -54,21 +55,21 @@ def headline(run: RunData) -> list[tuple[str, str, str]]:
     figures: list[tuple[str, str, str]] = []
     measured = {when: e.success_rate for when, e in run.evaluations.items() if e.attempts}
     newest = measured.get("after", next(reversed(run.phases.get("evaluation", ())), {}).get("success"))
-    if isinstance(newest, int | float):
+    if is_number(newest):
         remark = f"{short(measured['before'])} before" if "before" in measured else ""
         figures.append(("Held-out success", short(newest), remark))
-    loss_before, loss = (run.fact(f"held_out_loss_{when}") for when in ("before", "after"))
-    if isinstance(loss, int | float):
+    loss_before, loss = (run.number(f"held_out_loss_{when}") for when in ("before", "after"))
+    if loss is not None:
         figures.append(("Held-out loss", short(loss), f"{short(loss_before)} before" if loss_before else ""))
     last = (run.phases.get("train") or [{}])[-1]
-    if isinstance(last.get("reward"), int | float):
+    if is_number(last.get("reward")):
         figures.append(("Reward, last step", short(last["reward"]), ""))
-    steps, planned = last.get("step", 0), run.fact("steps")
+    steps, planned = last.get("step", 0), run.number("steps")
     if steps:
         figures.append(("Optimizer steps", f"{steps:,}", f"of {planned:,}" if planned and planned != steps else ""))
     last_records = [records[-1] for records in run.phases.values() if records]
-    last_time = max((float(record.get("time", 0.0)) for record in last_records), default=0.0)
-    if seconds := run.fact("total_seconds") or last_time:
+    last_time = max((record["time"] for record in last_records if is_number(record.get("time"))), default=0.0)
+    if seconds := run.number("total_seconds") or last_time:
         median = _median([y for _, y in run.series("train", "s/step")])
         figures.append(("Duration", duration(seconds), f"{duration(median)} a step" if median else ""))
     if rates := [y for _, y in run.series("train", "tokens/s")]:
@@ -115,7 +116,7 @@ def _sampling(facts: Values, figure: str) -> str:
     known = facts.get("evaluations")
     sampling = known.get(figure or "headline") if isinstance(known, dict) else None
     values = [(name, sampling.get(name, 1)) for name in ("temperature", "top_p")] if isinstance(sampling, dict) else []
-    parts = [f"{name} {value:g}" for name, value in values if isinstance(value, int | float) and value != 1]
+    parts = [f"{name} {value:g}" for name, value in values if is_number(value) and value != 1]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -129,12 +130,16 @@ def startup(run: RunData) -> Table | None:
     """The phases from the command to the first optimizer step, side by side; None if they are not known."""
     phases = run.fact("startup")
     total = phases.get("first_step") if isinstance(phases, dict) else None
-    if not isinstance(total, int | float) or not total > 0:
+    if not is_number(total) or not total > 0:
         return None
-    began = {name: phase for name, phase in phases.items() if name != "first_step"}
-    rows = [[name, "" if at is None else f"{at:.1f} s", f"{took:.1f} s"] for name, (at, took, *_) in began.items()]
+    spans = {name: span for name, span in phases.items() if _is_span(span)}
+    rows = [[name, f"{at:.1f} s" if is_number(at) else "", f"{took:.1f} s"] for name, (at, took) in spans.items()]
     sentence = f"The first optimizer step was done {duration(total)} after the command."
     return Table(title="Startup", columns={"phase": "", "began at": "num", "took": "num"}, rows=rows, notes=[sentence])
+
+
+def _is_span(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and is_number(value[1])
 
 
 def tools(run: RunData) -> Table | None:

@@ -13,6 +13,7 @@ import pytest
 from contrib.viewer.export import write_page
 from contrib.viewer.report.run_data import RunData
 from contrib.viewer.report.tables import outcomes
+from contrib.viewer.report.text import run_text
 from contrib.viewer.tests.report.folders import attempt, steps, write_run
 from contrib.viewer.tests.runs import data_of
 from forge_env.cli.main import main
@@ -184,11 +185,14 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
         assert report["why_incomplete"] == "it was killed, or is still running" and not report["tables"]
 
 
-def test_a_damaged_run_has_a_page_without_its_figures(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", metrics=steps(3), facts=FACTS | {"startup": {"first_step": 2.0, "a": 3}})
+def test_a_damaged_run_has_its_figures_without_the_damaged_ones(tmp_path: Path) -> None:
+    startup = {"first_step": 2.0, "a": 3, "b": [1.0]}
+    damage = {"steps": "many", "total_seconds": "long", "held_out_loss_after": True, "startup": startup}
+    folder = write_run(tmp_path / "run", metrics=steps(3), facts=FACTS, summary=damage)
     page = page_of(folder)
-    assert page["report"]["why_incomplete"].startswith("its figures cannot be read (TypeError")
     assert len(page["curves"]["train"]["step"]) == 3
+    assert "3" in {figure for label, figure, *_ in page["report"]["figures"] if label == "Optimizer steps"}
+    assert "Optimizer steps: 3\n" in run_text(folder)
 
 
 def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
