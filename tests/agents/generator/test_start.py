@@ -69,6 +69,16 @@ def test_the_sizes_of_graphs_are_vllms_where_others_are_asked_for(settings: Engi
     assert engine_arguments(settings, on_gpu=on_gpu)[GRAPHS] is None
 
 
+def test_kernels_of_a_gpu_are_combined_without_a_measurement_and_a_cpu_combines_none() -> None:
+    graphs = EngineSettings(cuda_graphs=True)
+    assert engine_arguments(graphs, on_gpu=True)["compilation_config"]["inductor_compile_config"] == {
+        "combo_kernels": True,
+        "benchmark_combo_kernel": False,
+    }
+    assert not engine_arguments(graphs, on_gpu=False)["compilation_config"]
+    assert not engine_arguments(EngineSettings(cuda_graphs=False), on_gpu=True)["compilation_config"]
+
+
 KERNEL_KEYS = {"block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages", "max_nreg"}
 
 
