@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from contrib.common.server_settings import ServeSettings, read_token
 from contrib.serve.remote import wire
 from contrib.serve.remote.server_address import ServerAddress
 from contrib.serve.session import Session
-from contrib.serve.tests.served import TOKEN, Proxy, Served, served, server_process
+from contrib.serve.tests.served import TOKEN, Proxy, Served, served
 from contrib.serve.tests.served_envs import Counter
 from contrib.serve.tests.test_remote_env import COUNTER, behind, playing
 from forge_env.cli.main import main
@@ -183,13 +182,6 @@ async def test_a_long_step_gives_signs_of_life(counter: Served, monkeypatch: pyt
         task = Counter.tasks(count=1)[0]
         episode = await run_episode(factory, playing(("slow", {"seconds": 1.2}), "1"), task, seed=1, episode_id="e")
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
-
-
-def test_sigterm_ends_the_command_in_order() -> None:
-    with server_process("--env", COUNTER) as (process, url):
-        assert make(url).tasks(count=2)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
 
 
 @pytest.mark.parametrize(
