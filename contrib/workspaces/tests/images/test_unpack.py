@@ -223,7 +223,7 @@ def test_time_and_the_owners_wish_end_it(tmp_path: Path) -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(Cancelled):
-        unpack(tmp_path / "layer", source=never_ends(), cancelled=cancelled)
+        unpack(tmp_path / "layer", source=never_ends(), cancel_event=cancelled)
 
 
 def test_what_the_source_raises_ends_it(tmp_path: Path) -> None:
