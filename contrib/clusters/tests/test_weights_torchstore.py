@@ -144,13 +144,13 @@ async def test_the_shim_is_applied_once(services: Services) -> None:
 
 
 async def test_another_version_of_torchstore_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    mended: list[type] = []
+    repairs: list[type] = []
     monkeypatch.setattr(torchstore_compat, "_done", False)
-    monkeypatch.setattr(torchstore_compat, "_make_endpoints_async", mended.append)
+    monkeypatch.setattr(torchstore_compat, "_make_endpoints_async", repairs.append)
     for version, count in (("0.1.3", 0), ("0.1.2", 2)):
         monkeypatch.setattr("importlib.metadata.version", lambda name, version=version: version)
         import_torchstore()
-        assert len(mended) == count
+        assert len(repairs) == count
 
 
 async def test_a_store_opens_again_after_an_earlier_run_of_this_process(services: Services, tmp_path: Path) -> None:

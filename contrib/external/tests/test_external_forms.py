@@ -63,7 +63,7 @@ async def test_a_schema_is_the_engines_grammar_and_no_loss_is_over_what_it_has_m
             await sdk.ask(client)
         episode = await program.end()
     *formed, free = episode.turns
-    grammars = [sampling.grammar for _, sampling, _ in program.asked]
+    grammars = [sampling.grammar for _, sampling, _ in program.requests]
     assert all('"pens"' in grammar for grammar in grammars[:-1]) and not grammars[-1]
     assert all(turn.constrained == len(turn.token_ids) and turn.num_trained == 0 for turn in formed)
     assert (free.constrained, free.num_trained) == (0, len(free.token_ids))
@@ -84,7 +84,7 @@ async def test_a_call_can_be_forced(play: Play, name: str) -> None:
             asking = sdk.ask(client, tool_choice=unknown, **TOOLS[name])
             await refused(sdk.errors.BadRequestError, asking, "asks for the tool 'sub', and the tools are add")
         episode = await program.end()
-    assert all("add" in sampling.grammar for _, sampling, _ in program.asked)
+    assert all("add" in sampling.grammar for _, sampling, _ in program.requests)
     assert [turn.num_trained for turn in episode.turns] == [0, 0]
 
 

@@ -56,9 +56,9 @@ async def _play(factory: EnvFactory, *messages: Message) -> Episode:
 
 async def _play_each(folder: Path, rows: Mapping[str, Mapping[str, Any]], *messages: Message) -> dict[str, Episode]:
     """Play the same messages in rows of these kinds, all at once."""
-    named = [{**row, "kind": kind, "instruction": kind} for kind, row in rows.items()]
-    async with _opened(folder, *named) as factory:
-        tasks = factory.tasks("all", count=len(named))
+    all_rows = [{**row, "kind": kind, "instruction": kind} for kind, row in rows.items()]
+    async with _opened(folder, *all_rows) as factory:
+        tasks = factory.tasks("all", count=len(rows))
         episodes = await asyncio.gather(*(scripts.play(factory, task, *messages) for task in tasks))
     assert {task.kind for task in tasks} == rows.keys()
     return {episode.task.kind: episode for episode in episodes}

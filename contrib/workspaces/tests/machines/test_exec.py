@@ -237,8 +237,8 @@ async def test_a_shell_keeps_its_state(workspace: Workspace) -> None:
     assert heredoc.stdout == "$x 'a' \"b\"\n"
     assert (await shell.run("echo 'open")).exit_code not in (0, None)
     # The pipe of reports is closed for commands; what they write to the number does not count as an end.
-    forged = await shell.run("echo forged 0 >&3; echo next; false")
-    assert (forged.stdout, forged.exit_code) == ("next\n", 1)
+    forgery = await shell.run("echo forged 0 >&3; echo next; false")
+    assert (forgery.stdout, forgery.exit_code) == ("next\n", 1)
     await shell.close()
     with pytest.raises(SandboxError):
         await shell.run("true")
