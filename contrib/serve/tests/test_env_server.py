@@ -197,6 +197,10 @@ async def test_a_long_step_gives_signs_of_life(counter: Served, monkeypatch: pyt
         (["--env", "math", "--token", "x" * 20, "--token-file", "f"], "are both given"),
         (["--env", "math", "--token-file", "/no/such/file"], "cannot be read"),
         (["--env", "math", "--max-sessions", "0"], "--max-sessions 0"),
+        (["--env", "math", "--as", "opnenv"], "Did you mean openenv? Available: http, mcp, openenv."),
+        (["--env", COUNTER, "--as", "openenv", "--split", "nix"], "there is no split 'nix'"),
+        (["--env", "math", "--as", "openenv", "--limit", "max_turn=3"], "names no limit"),
+        (["--env", "math", "--as", "http", "--limit", "max_turns=3"], "--out and --limit are for"),
     ],
 )
 def test_a_mistake_gets_one_sentence(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,6 @@ from contrib.serve.desk import PlayOptions
 from contrib.serve.tests.served import TOKEN, Served, served, server_process
 from contrib.serve.tests.served_envs import Counter
 from contrib.serve.tests.test_remote_env import COUNTER, ODD, playing
-from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import make
@@ -389,19 +388,3 @@ def test_sigterm_ends_the_command_and_its_episodes(tmp_path: Path) -> None:
 
         assert asyncio.run(begin()) == 143
     assert (tmp_path / "out" / "faults.jsonl").read_text().count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--as", "opnenv"], "Did you mean openenv? Available: http, mcp, openenv."),
-        (["--as", "openenv", "--split", "nix"], "there is no split 'nix'"),
-        (["--as", "openenv", "--limit", "max_turn=3"], "names no limit"),
-        (["--as", "http", "--limit", "max_turns=3"], "--out and --limit are for"),
-    ],
-)
-def test_a_mistake_gets_one_sentence(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--env", COUNTER, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert text in error
-    assert error.count("\n") == 1
