@@ -30,7 +30,7 @@ async def pids(service: Service[Counting]) -> list[int]:
     return sorted(await service.fanout(Counting.pid))
 
 
-async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launcher) -> None:
+async def test_calls_go_to_the_replica_with_the_fewest_in_flight_or_of_their_session(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     both = await pids(service)
     assert len(set(both)) == 2 and os.getpid() not in both
@@ -46,10 +46,7 @@ async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launc
     await asyncio.gather(*held, return_exceptions=True)
     answers = await asyncio.gather(*(service.route(Counting.pid) for _ in range(20)))
     assert set(Counter(answers)) == set(both)
-
-
-async def test_a_session_stays_with_its_replica(launcher: Launcher) -> None:
-    service = await Counting.options(num_replicas=2).as_service(name="sticky")
+    # A session stays with its replica.
     homes = {name: await service.session(name).route(Counting.pid) for name in ("one", "two")}
     for name, home in homes.items():
         assert {await service.session(name).route(Counting.pid) for _ in range(5)} == {home}
@@ -138,12 +135,17 @@ async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) ->
 
 
 @pytest.mark.usefixtures("no_grace")
-async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
+async def test_a_replica_that_is_broken_or_fails_its_ping_is_replaced(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
     # It breaks during a call that may be made again: the caller sees nothing of it.
     assert await service.route(Counting.break_down, first) != first
     assert service.deaths[0].reason == "the counting process was ended: it has no more numbers"
+    await service.route(Counting.fail_pings)
+    await until(lambda: len(service.deaths) == 2, "the death")
+    assert service.deaths[1].reason == (
+        "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
+    )
 
 
 async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
@@ -217,16 +219,6 @@ async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> 
         await asyncio.wait_for(calling, DEADLINE_S)
 
 
-@pytest.mark.usefixtures("no_grace")
-async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
-    service = await Counting.options().as_service()
-    await service.route(Counting.fail_pings)
-    await until(lambda: service.deaths, "the death")
-    assert service.deaths[0].reason == (
-        "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
-    )
-
-
 async def test_scaling_up_and_down(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
@@ -241,12 +233,15 @@ async def test_scaling_up_and_down(launcher: Launcher) -> None:
 
 
 @pytest.mark.usefixtures("no_grace")
-async def test_errors_of_the_actor_arrive_as_themselves(launcher: Launcher) -> None:
+async def test_both_forms_of_a_call_mean_the_same_and_errors_arrive_as_themselves(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
-    with pytest.raises(PolicyError, match="^just this$"):
-        await service.route(Counting.fail, "PolicyError", "just this")
-    with pytest.raises(PolicyError, match="^just this$"):
-        await service.fanout(Counting.fail, "PolicyError", "just this")
+    assert await service.add.route(1, b=2) == await service.route(Counting.add, 1, b=2) == 3
+    assert set(await service.pid.fanout()) == set(await service.fanout(ForgeActor.pid)) and service.client.up == 2
+    assert await service.session("one").pid.route() == await service.session("one").route(Counting.pid)
+    assert await service.client.deadline(DEADLINE_S).add.route(1, 2) == 3
+    for way in (service.route, service.fanout):
+        with pytest.raises(PolicyError, match="^just this$"):
+            await way(Counting.fail, "PolicyError", "just this")
     with pytest.raises(ServiceError, match=r"counting.fail failed: ValueError: 7 is not prime"):
         await service.route(Counting.fail, "ValueError", "7 is not prime")
     with pytest.raises(ServiceError, match=r"counting.hold did not answer within 0.2 s"):
@@ -302,14 +297,6 @@ async def test_a_name_that_is_no_endpoint_is_an_error_before_the_call(launcher: 
             handle.fanout("pid")  # type: ignore[arg-type]
         with pytest.raises(UserError, match="is no endpoint of Counting"):
             handle.call_one(Counting.on_ping)  # type: ignore[arg-type]
-
-
-async def test_both_forms_of_a_call_mean_the_same(launcher: Launcher) -> None:
-    service = await Counting.options(num_replicas=2).as_service()
-    assert await service.add.route(1, b=2) == await service.route(Counting.add, 1, b=2) == 3
-    assert set(await service.pid.fanout()) == set(await service.fanout(ForgeActor.pid)) and service.client.up == 2
-    assert await service.session("one").pid.route() == await service.session("one").route(Counting.pid)
-    assert await service.client.deadline(DEADLINE_S).add.route(1, 2) == 3
 
 
 def test_idempotent_names_endpoints() -> None:
