@@ -15,11 +15,12 @@ from agents.generator.engine_args import refusal
 from agents.generator.fast_path.install import speed_up
 from agents.generator.lora_slot import slot_arguments
 from agents.generator.process_group import end_core_alone
+from agents.generator.sampler_warmup import warm_up_what_is_asked
 from agents.generator.settings import EngineSettings
 from agents.generator.worker import end_with
 from agents.model_folder import check_engine_packages, config_of, has_linear_attention
 from forge_env.core.errors import UserError
-from forge_env.utils.gc_settings import no_collections
+from forge_env.utils.quick_imports import quick_imports
 
 SHARED_GPU_FRACTION = 0.05
 CPU_BLOCK_TOKENS = 32
@@ -27,6 +28,9 @@ CPU_BLOCK_TOKENS = 32
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
 """Tokens of the steps that have CUDA graphs; a step is padded to the next size. vLLM's 51 sizes are as fast, and take
 three times as long to capture."""
+COMPILATION = {"inductor_compile_config": {"combo_kernels": True, "benchmark_combo_kernel": False}}
+"""vLLM's choice of kernels without its measurement of each, which took a third of the time to compile. Kernels of less
+than 0.3 ms are combined whatever it says."""
 KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
 """Settings of vLLM's LoRA kernels by GPU, measured by benchmarks.gpu.lora_kernels."""
 _TUNED_BY_FLASHINFER = ("quantization", "attention_backend")
@@ -50,12 +54,13 @@ def import_vllm(settings: EngineSettings) -> None:
         os.environ.setdefault("VLLM_TUNED_CONFIG_FOLDER", str(KERNEL_SETTINGS))
     if settings.has_worker_processes:
         fork_server.start()
-    with no_collections():
+    with quick_imports():
         importlib.import_module("vllm.v1.engine.llm_engine")
 
 
 def load_engine(model: str, settings: EngineSettings) -> Any:
     import_vllm(settings)
+    warm_up_what_is_asked()
     import torch
     from vllm import EngineArgs, LLMEngine, envs
 
@@ -124,6 +129,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "kv_cache_memory_bytes": cache,
         "enforce_eager": not settings.cuda_graphs,
         "cudagraph_capture_sizes": sizes if settings.cuda_graphs else None,
+        "compilation_config": COMPILATION if on_gpu and settings.cuda_graphs else {},
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
         "seed": settings.seed,

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Run no collection while packages are imported, and exclude them later: it is a fifth of the time of an import."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # the interpreter frees them at its end, and no library complains of a leak
-        (gc.enable if was_on else gc.disable)()
+from collections.abc import Callable
 
 
 def relax_garbage_collector() -> None:

@@ -3,13 +3,13 @@
 import importlib
 from contextlib import suppress
 
-from forge_env.utils.gc_settings import no_collections
+from forge_env.utils.quick_imports import quick_imports
 
 NAMES = """
 tests.helpers.forks trainers.titan.trainer trainers.losses hypothesis.strategies
 transformers.models.auto.modeling_auto transformers.models.qwen3.modeling_qwen3
 """
-with no_collections():  # the forks' own collections leave it out, too
+with quick_imports():  # the forks' own collections leave it out, too
     for name in NAMES.split():
         with suppress(ImportError):  # a test that needs it is skipped
             importlib.import_module(name)

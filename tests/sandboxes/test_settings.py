@@ -70,6 +70,7 @@ asyncio.run(main())
     assert ended.returncode == 1 and not ended.stdout
     assert "SandboxUnavailable: No sandbox is available" in last
     assert "namespace sandbox: the kernel refused" in last and all(f"{name} sandbox:" in last for name in AUTO)
+    assert "Operation not permitted" in last and "--cap-add SYS_ADMIN" in last
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "namespace"])
@@ -93,3 +94,9 @@ async def test_packages_can_be_imported_or_are_named(monkeypatch: pytest.MonkeyP
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     assert result.stdout == "1.0 /packages/numpy/__init__.py\n"
+
+
+def test_importing_the_package_loads_no_backend() -> None:
+    code = "import sys, sandboxes; print({m for m in sys.modules if 'sandboxes.' in m} - {'sandboxes.settings'})"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

@@ -16,7 +16,7 @@ from agents.renderer.served import texts_of_export
 from agents.served_tokenizer import check_folder, plain_config
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.runtime.process.children import die_with
-from forge_env.utils.gc_settings import no_collections
+from forge_env.utils.quick_imports import quick_imports
 from trainers.checkpoints import read_manifest
 from trainers.lora import Lora
 
@@ -29,7 +29,7 @@ def export_checkpoint(folder: Path, out: Path) -> None:
     base = own if own.is_dir() else find_model(config["model"]["path"])
 
     # Imported now: they take seconds, and a damaged checkpoint has been refused before.
-    with no_collections():
+    with quick_imports():
         from trainers.titan.checkpoint import load_weights
         from trainers.titan.export import export_hf
         from trainers.titan.settings import TitanSettings

@@ -23,7 +23,7 @@ from forge_env.core.errors import UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.calls.endpoints import Endpoint
 from forge_env.runtime.process.ranks import AllRanks
-from forge_env.utils.gc_settings import no_collections
+from forge_env.utils.quick_imports import quick_imports
 from forge_env.utils.targets import load
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class TrainerActor(ForgeActor):
     async def on_start(self) -> None:
         if self._store is not None:
             self._store.attach()
-        with self.phase("import"), no_collections():
+        with self.phase("import"), quick_imports():
             trainer_class = await self._run(load, "trainers.titan.trainer:TitanTrainer")
             if self._imports:
                 await self._run(load, self._imports)

@@ -645,7 +645,7 @@ async def test_waiting_for_a_place_is_not_the_episodes_time(waits_for: str) -> N
     sandbox = DockerSandbox(engine, cast(Pool, None), cast(Capabilities, None), slots=0, max_sessions=0)
 
     def free() -> None:
-        sandbox._closed = True
+        sandbox._is_closed = True
         getattr(sandbox, waits_for).release()
 
     asyncio.get_running_loop().call_later(0.1, free)

@@ -41,11 +41,11 @@ def trajectory(
         return None
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
-    written = [step["metrics"] for step in steps if "metrics" in step]
+    all_metrics = [step["metrics"] for step in steps if "metrics" in step]
     totals = {
-        f"total_{name}": sum(metrics[name] for metrics in written)
+        f"total_{name}": sum(metrics[name] for metrics in all_metrics)
         for name in ("prompt_tokens", "completion_tokens")
-        if written and all(name in metrics for metrics in written)
+        if all_metrics and all(name in metrics for metrics in all_metrics)
     }
     return {
         "schema_version": SCHEMA,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contrib.records.exports.conversation import OURS
-from contrib.records.imports.build import BadRecord, Log, Rows, check_ids, check_logprobs, kept_of, mapping, unversioned
+from contrib.records.imports.build import BadRecord, Log, Rows, bare_fields, check_ids, check_logprobs, kept_of, mapping
 from contrib.records.imports.openai import text_of
 from forge_env.core.types import Message
 
@@ -146,7 +146,7 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     else:
         check_logprobs(logprobs, tokens)
         log.unversioned |= not own
-        fields = kept_of(own) if own else unversioned(prompt, tokens)
+        fields = kept_of(own) if own else bare_fields(prompt, tokens)
         fields["logprobs"] = tuple(map(float, logprobs))
     return {"usage": usage, "tokens": {**fields, **place}}
 

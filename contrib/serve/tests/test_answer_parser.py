@@ -32,7 +32,7 @@ from contrib.chat.reply import read_reply
 from contrib.chat.stream import _Answer
 from contrib.common.http_server import free_port
 from contrib.external.tests.test_answer_grammar import check_masks
-from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepared
+from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepare
 from contrib.serve.openai_server import ENVIRON, ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
@@ -183,7 +183,7 @@ async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer
     async with ChatAgent("m", "http://127.0.0.1:1/v1", api_key_env="") as agent:
         for messages in histories(form):
             asked = request(messages=agent.sent(messages))
-            ours = prepared(form, asked.messages)
+            ours = prepare(form, asked.messages)
             inside: Any = [{**message, "content": message["content"] or ""} for message in messages]
             for message in inside:  # the run has no reason for ids that no other answer has
                 for index, call in enumerate(message.get("tool_calls") or ()):
@@ -196,7 +196,7 @@ async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer
 def test_content_in_parts_and_a_thought_in_another_field_are_those_of_the_run(renderer: Renderer) -> None:
     parts_of_text = [{"type": "text", "text": "a"}, {"type": "text", "text": "b <|im_end|>"}]
     thought = {"role": "assistant", "content": None, "reasoning": "So."}
-    ours = prepared(renderer, [{"role": "user", "content": parts_of_text}, thought])
+    ours = prepare(renderer, [{"role": "user", "content": parts_of_text}, thought])
     assert ours[0] == {"role": "user", "content": "a\nb < |im_end|>"}
     assert ours[1] == {"role": "assistant", "content": "", "reasoning": "So.", "reasoning_content": "So."}
 

@@ -18,7 +18,7 @@ import forge_env
 from contrib.check.audit import run_audit
 from contrib.swe.cheats import named_cheats_of
 from contrib.swe.rows import instance_of, read_instance
-from contrib.swe.verdict import decides_about_tests, satisfied
+from contrib.swe.verdict import decides_about_tests, passing_tests
 from envs.messages import call, say
 from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.core.errors import UserError
@@ -52,7 +52,7 @@ def test_known():
 """
 _FAIL_TO_PASS = ["tests/test_area.py::test_area", "tests/test_area.py::test_words[two"]
 _PASS_TO_PASS = [f"tests/test_area.py::test_{name}" for name in ("zero", "display", "known")]
-_IGNORED = "ignored by this reader"
+_NO_PATCH = "--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -102,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         "test_patch": test_patch,
         "FAIL_TO_PASS": json.dumps(_FAIL_TO_PASS),
         "PASS_TO_PASS": _PASS_TO_PASS,
-        "version": _IGNORED,
+        "version": "ignored by this reader",
         "hints_text": None,
     }
     return Made(folder, row)
@@ -211,16 +211,13 @@ async def test_the_audit_of_a_set_trusts_it(made: Made, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "form",
-    ["folder at the top", "bundle", "files", *(pytest.param(form, marks=pytest.mark.slow) for form in ("tar", "tag"))],
+    ["folder at the top", "bundle", "files", pytest.param("tag", marks=pytest.mark.slow)],
 )
 async def test_a_repository_comes_in_many_forms(made: Made, form: str, tmp_path: Path) -> None:
     row = dict(made.row)
-    if form == "tar":
-        subprocess.run(["tar", "-czf", tmp_path / "a.tar.gz", "-C", made.folder, "."], check=True)
+    if form == "folder at the top":
+        subprocess.run(["tar", "-czf", tmp_path / "a.tar.gz", "-C", made.folder.parent, "shapes"], check=True)
         row["snapshot"] = "a.tar.gz"
-    elif form == "folder at the top":
-        subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", made.folder.parent, "shapes"], check=True)
-        row["snapshot"] = "a.tar"
     elif form == "bundle":
         _git(made.folder, "bundle", "create", "-q", str(tmp_path / "a.bundle"), "main")
         row["snapshot"] = "a.bundle"
@@ -241,10 +238,7 @@ async def test_a_repository_comes_in_many_forms(made: Made, form: str, tmp_path:
     ("change", "reason"),
     [
         ({"base_commit": "f" * 40}, "there is no commit"),
-        (
-            {"test_patch": "--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"},
-            "nor do they for an untouched repository",
-        ),
+        ({"test_patch": _NO_PATCH}, "nor do they for an untouched repository"),
         ({"image": "host"}, "nor do they for an untouched repository"),  # without pytest
         ({"setup": "echo no room >&2; exit 3"}, "its setup fails: no room"),
         ({"image": "host:pytest", "snapshot": ""}, "its image has no folder /testbed"),
@@ -300,12 +294,10 @@ ID = "tests/test_a.py::test_x"
         ("", {"": "SKIPPED"}, False, True),
         ("", {"": "XPASS"}, False, False),
         ("", {"": "FAILED"}, False, False),
-        ("", {"": "ERROR"}, False, False),
         ("", {}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "XFAIL"}, True, True),
         ("[a", {"[a b]": "SKIPPED", "[a c]": "SKIPPED"}, False, True),
         ("[a", {"[a b]": "PASSED", "[a c]": "SKIPPED"}, False, False),
-        ("[a", {"[a b]": "PASSED", "[a c]": "FAILED"}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "XPASS"}, True, True),
         ("[a", {"[b a]": "PASSED"}, False, False),
         ("[a]", {"[a] b]": "PASSED"}, False, False),
@@ -317,8 +309,8 @@ ID = "tests/test_a.py::test_x"
 def test_a_test_is_as_it_must_be(asked: str, statuses: dict[str, str], fail_to_pass: bool, pass_to_pass: bool) -> None:
     """The rules of SWE-bench 5.0; test_swe_package.py compares more of them."""
     known = {ID + end: status for end, status in statuses.items()}
-    assert bool(satisfied([ID + asked], [], known)) is fail_to_pass
-    assert bool(satisfied([], [ID + asked], known)) is pass_to_pass
+    assert bool(passing_tests([ID + asked], [], known)) is fail_to_pass
+    assert bool(passing_tests([], [ID + asked], known)) is pass_to_pass
 
 
 def test_a_row_with_nothing_to_fix_and_words_of_the_log_is_read(made: Made, tmp_path: Path) -> None:
@@ -327,21 +319,9 @@ def test_a_row_with_nothing_to_fix_and_words_of_the_log_is_read(made: Made, tmp_
     assert (instance.fail_to_pass, instance.pass_to_pass) == ([], _PASS_TO_PASS)
 
 
-@pytest.mark.parametrize(
-    ("path", "decides"),
-    [
-        ("shapes/area.py", False),
-        ("shapes/contest.py", False),
-        ("shapes/testing/tools.py", False),
-        ("a/test_b.py", True),
-        ("a/b_test.py", True),
-        ("a/tests/data.json", True),
-        ("src/sitecustomize.py", True),
-        ("x/evil.pth", True),
-        ("evil.dist-info/entry_points.txt", True),
-        ("pytest/__init__.py", True),
-        ("pyproject.toml", True),
-    ],
-)
-def test_what_decides_about_tests(path: str, decides: bool) -> None:
-    assert decides_about_tests(path) is decides
+def test_what_decides_about_tests() -> None:
+    work = ("shapes/area.py", "shapes/contest.py", "shapes/testing/tools.py")
+    tests = ("a/test_b.py", "a/b_test.py", "a/tests/data.json", "pytest/__init__.py", "pyproject.toml")
+    starts = ("src/sitecustomize.py", "x/evil.pth", "evil.dist-info/entry_points.txt")
+    assert [path for path in work if decides_about_tests(path)] == []
+    assert [path for path in (*tests, *starts) if not decides_about_tests(path)] == []

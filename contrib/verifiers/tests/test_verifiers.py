@@ -24,6 +24,7 @@ from contrib.verifiers.env import _merged
 from contrib.verifiers.tests import small_worker
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.protocols import ContextFull
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
@@ -113,13 +114,6 @@ async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
 
 
 async def test_a_full_context_is_a_truncation() -> None:
-    from forge_env.core.protocols import ContextFull
-
-    async def strategy(conversation: Any, tools: Any) -> Any:
-        if conversation.turns:
-            raise ContextFull("9 of 8 tokens")
-        return final_answer("x")
-
     class Full(StrategyAgent):
         async def act(self, conversation: Any, tools: Any) -> Any:
             if conversation.turns:
@@ -127,8 +121,7 @@ async def test_a_full_context_is_a_truncation() -> None:
             return await super().act(conversation, tools)
 
     async with small() as factory:
-        task = factory.tasks("train", count=1)[0]
-        agent = Full(strategy)
+        task, agent = factory.tasks("train", count=1)[0], Full(actions_in_order(final_answer("x")))
         episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=EpisodeLimits())
     assert (episode.outcome, episode.ended_by) == (Outcome.TRUNCATED, "max_tokens"), episode.error
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from contrib.viewer.lenient_json import json_lines
 from contrib.viewer.stored_runs import StoredRun
@@ -38,10 +38,10 @@ class RunData:
     evaluations: Mapping[str, Evaluation]
     """By the name of the file: "before", "tool_off", "evaluation_20", "after"; further ones "before.greedy" or
     "after.NAME"."""
-    trained: Sequence[Episode]
+    training_episodes: Sequence[Episode]
     """Episodes of the training; the last ones of a long run."""
     has_all_trained: bool
-    """Whether `trained` holds all episodes of the training."""
+    """Whether `training_episodes` holds all episodes of the training."""
     actions: Sequence[Values] = ()
     """The lines of actions.jsonl, see contrib/live."""
 
@@ -64,11 +64,16 @@ class RunData:
         """A value of summary.json, or else of run.json; None if neither has it."""
         return (self.summary or {}).get(name, self.facts.get(name))
 
+    def number(self, name: str) -> float | None:
+        """The same, where it is a number: another program may have written the file."""
+        value = self.fact(name)
+        return value if is_number(value) else None
+
     def series(self, phase: str, name: str) -> list[tuple[float, float]]:
         return [
             (record["step"], float(record[name]))
             for record in self.phases.get(phase, ())
-            if isinstance(record.get(name), int | float)
+            if is_number(record.get(name))
         ]
 
     def metric_names(self, phase: str, pattern: str) -> list[str]:
@@ -91,19 +96,24 @@ class RunData:
     @property
     def kinds(self) -> Kinds:
         """The kinds of task that have metrics of their own; none where the run's tasks have no kinds."""
-        known = self.facts.get("kinds")
-        if not isinstance(known, dict):
+        kind_facts = self.facts.get("kinds")
+        if not isinstance(kind_facts, dict):
             return Kinds()
-        names, environments = (tuple(map(str, known.get(name) or ())) for name in ("names", "environments"))
-        return Kinds(names=names, left_out=int(known.get("left_out") or 0), environments=environments)
+        names, environments = (tuple(map(str, kind_facts.get(name) or ())) for name in ("names", "environments"))
+        left_out = kind_facts.get("left_out")
+        return Kinds(names=names, left_out=int(left_out) if is_number(left_out) else 0, environments=environments)
 
     def tools(self) -> dict[str, ToolFigures]:
         """The tool calls of the training, or of the evaluations if there was no training."""
-        return tool_figures(self.trained or self.evaluated)
+        return tool_figures(self.training_episodes or self.evaluation_episodes)
 
     @property
-    def evaluated(self) -> list[Episode]:
+    def evaluation_episodes(self) -> list[Episode]:
         return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_training(folder: Path) -> None:
@@ -115,16 +125,16 @@ def read_run(folder: Path) -> RunData:
     check_training(folder)
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
     evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
-    trained, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
-    stored = StoredRun(path=folder, name=folder.name, kind="training")
+    episodes, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
+    stored_run = StoredRun(path=folder, name=folder.name, kind="training")
     return RunData(
-        facts=stored.read_json("run.json"),
-        summary=stored.read_json("summary.json") or None,
+        facts=stored_run.read_json("run.json"),
+        summary=stored_run.read_json("summary.json") or None,
         phases=_read_phases(folder / "metrics.jsonl"),
         actions=[line for line in _read_json_lines(folder / "actions.jsonl") if isinstance(line.get("text"), str)],
         console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
         evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
-        trained=trained,
+        training_episodes=episodes,
         has_all_trained=has_all_trained,
     )
 
@@ -133,7 +143,7 @@ def _read_phases(path: Path) -> dict[str, list[Values]]:
     """The records of each phase in the order of their steps; of several records of one step, the last."""
     phases: dict[str, dict[float, Values]] = {}
     for record in _read_json_lines(path):
-        if isinstance(record.get("step"), int | float) and isinstance(record.get("phase"), str):
+        if is_number(record.get("step")) and isinstance(record.get("phase"), str):
             phases.setdefault(record["phase"], {})[record["step"]] = record
     return {phase: [by_step[step] for step in sorted(by_step)] for phase, by_step in phases.items()}
 

@@ -289,17 +289,15 @@ async def test_put_and_get(opened: Opener) -> None:
     assert await printed(session, "print(os.listdir('er'))") == "['data.bin']\n"
 
 
-@pytest.mark.parametrize(
-    "path", ["", ".", "/", "/etc/passwd", "..", "../x", "a/../../x", "x\0y", "n" * 4096, "a/" * 3000, "\ud800"]
-)
-async def test_paths_that_lead_outside_are_refused_and_the_state_is_kept(opened: Opener, path: str) -> None:
+async def test_paths_that_lead_outside_are_refused_and_the_state_is_kept(opened: Opener) -> None:
     session = await opened()
     await session.run("state = []")
-    with pytest.raises(SessionFileError):
-        await session.put(path, b"x")
-    with pytest.raises(SessionFileError):
-        await session.get(path)
-    assert await printed(session, "import os; print(state + os.listdir())") == "[]\n"
+    for path in ("", ".", "/", "/etc/passwd", "..", "../x", "a/../../x", "x\0y", "n" * 4096, "a/" * 3000, "\ud800"):
+        with pytest.raises(SessionFileError):
+            await session.put(path, b"x")
+        with pytest.raises(SessionFileError):
+            await session.get(path)
+        assert await printed(session, "import os; print(state + os.listdir())") == "[]\n", path
 
 
 async def test_sizes_are_capped(opened: Opener) -> None:
@@ -558,11 +556,6 @@ async def test_what_a_session_leaves_is_not_in_its_places_next_session() -> None
             session = await sandbox.open_session()
             assert await printed(session, code + "\nimport time\nif not os.fork(): time.sleep(60)") == "[]\n"
             await session.close()
-
-
-async def test_run_takes_plain_code(sandbox: Sandbox) -> None:
-    result = await sandbox.run("print(1 + 1)")
-    assert (result.status, result.stdout, result.state_lost) == (ExecStatus.OK, "2\n", False)
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,17 @@ import torch
 from safetensors import safe_open
 
 from envs.math import Math
-from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from tests.helpers.entry import never
+from tests.helpers.plans import plan_of, refusal
+from tests.trainers.model.test_tiny_model import load_whole
 from trainers.api import enter
 from trainers.families.table import read_shape
-from trainers.grpo import GRPO, Config
+from trainers.grpo import GRPO
 from trainers.model.find import find_shape, made_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
 from trainers.settings.tasks import ModelConfig
-from trainers.setup.describe import describe_plan
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +38,11 @@ def test_the_setting_has_every_size_and_the_tiny_one_by_default() -> None:
 
 
 def test_a_hundred_million_parameters_that_transformers_loads(made: tuple[Path, int]) -> None:
-    from transformers import AutoModelForCausalLM
-
-    folder, parameters = made
-    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert 80e6 < parameters < 120e6
+    assert 80e6 < made[1] < 120e6
     with torch.no_grad():
-        logits = model(torch.arange(16)[None]).logits
-    assert torch.isfinite(logits).all()
+        logits = load_whole(*made)(torch.arange(16)[None]).logits
     assert logits.std() < 2, "a fresh model has no opinion yet"
+    assert "expert" not in (made[0] / "config.json").read_text()
 
 
 def test_the_output_layer_of_a_hundred_million_parameters_is_the_embedding(made: tuple[Path, int]) -> None:
@@ -70,51 +62,27 @@ def test_the_plan_knows_the_shape_before_the_model_is_made(made: tuple[Path, int
 
 
 def test_a_tiny_model_with_experts_that_transformers_loads(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
     parameters = make_tiny_model(tmp_path / "model", [(chat, Math().tools)], seed=0, size=MODEL_SIZES["tiny-moe"])
-    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    model = load_whole(tmp_path / "model", parameters)
     real, planned = read_shape(tmp_path / "model"), made_shape("tiny-moe")
     assert real.parameters == parameters
     assert dataclasses.replace(planned, vocab_size=real.vocab_size) == real
     assert model.config.norm_topk_prob, "as published models have it"
 
 
-def test_a_dense_model_has_no_experts_in_its_config(made: tuple[Path, int]) -> None:
-    assert "expert" not in (made[0] / "config.json").read_text()
-
-
-def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
-    tiny, large = (make_plan(read_config(Config, options), GRPO) for options in ([], ["--model.size", "100m"]))
-    assert "a Qwen3 of size 100m, made at the start" in dict(describe_plan(large))["model"]
-    assert "a tiny Qwen3, made at the start" in dict(describe_plan(tiny))["model"]
-    spread = make_plan(
-        read_config(
-            Config,
-            ["--model.size=tiny-moe", "--trainer.procs=4", "--parallelism.expert_parallel_degree=2",
-             "--parallelism.tensor_parallel_degree=2"],
-        ), GRPO
-    )  # fmt: skip
-    assert spread.problems == [] and spread.trainer.expert_parallel_degree == 2
-    assert "with experts, made at the start" in dict(describe_plan(spread))["model"]
-    assert "8 experts in each, of which 2 compute a token" in dict(describe_plan(spread))["model"]
-    parts = [process.part for process, _ in spread.processes if process.service == "trainer"]
-    assert parts == ["FSDP 0, TP 0, EP 0", "FSDP 0, TP 1, EP 1", "FSDP 1, TP 0, EP 0", "FSDP 1, TP 1, EP 1"]
-    assert large.problems == []
-    (state,) = (
-        memory.always["state"] for process, memory in large.processes if memory and process.service == "trainer"
-    )
-    assert state == 16 * made_shape("100m").parameters
+def test_a_plan_estimates_its_memory() -> None:
+    for size in ("tiny", "100m"):
+        plan = plan_of(f"--model.size={size}")
+        memory = {process.service: found for process, found in plan.processes}
+        assert all(found is not None for found in memory.values())
+        assert memory["trainer"].always["state"] == 16 * made_shape(size).parameters
 
 
 def test_an_episode_may_be_as_long_as_the_model_reads() -> None:
     longest = MODEL_SIZES["100m"].max_position_embeddings
-    make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest)]), GRPO).check()
-    with pytest.raises(UserError, match=f"reads {longest} tokens at most"):
-        make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest + 1)]), GRPO).check()
+    plan_of(f"--model.size=100m --env.max_tokens={longest}").check()
+    assert f"reads {longest} tokens at most" in refusal(f"--model.size=100m --env.max_tokens={longest + 1}")
 
 
 @pytest.mark.parametrize(

@@ -45,20 +45,24 @@ def tokenizer(made: tuple[Path, int]) -> Any:
     return AutoTokenizer.from_pretrained(made[0])
 
 
-def test_transformers_loads_every_weight(made: tuple[Path, int], tokenizer: Any) -> None:
+def load_whole(folder: Path, parameters: int) -> Any:
+    """What transformers makes of the folder, which has every weight and no other, and finite logits."""
     from transformers import AutoModelForCausalLM
 
-    folder, parameters = made
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    with torch.no_grad():
+        assert torch.isfinite(model(torch.arange(16)[None]).logits).all()
+    return model
+
+
+def test_transformers_loads_every_weight(made: tuple[Path, int], tokenizer: Any) -> None:
+    model = load_whole(*made)
     assert type(model).__name__ == "Qwen3ForCausalLM"
-    assert sum(p.numel() for p in model.parameters()) == parameters
     assert model.config.vocab_size == len(tokenizer) <= SIZE.vocab_size
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
-    with torch.no_grad():
-        logits = model(torch.tensor([tokenizer.encode("46 * 88")])).logits
-    assert torch.isfinite(logits).all()
 
 
 def test_special_tokens_are_single_ids(tokenizer: Any) -> None:

@@ -1,7 +1,7 @@
 """Old logprobs of a window, with a real trainer: nothing clips before anything is learned, and later steps do clip.
 
 The engine is played by the trainer itself, with rows packed in another way and noise of the size that was measured
-between a bfloat16 engine and the trainer: a mean |difference| of 0.0077 in random models, and up to 0.03.
+between a bfloat16 engine and the trainer: a mean |difference| of 0.0077 in random models.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ import pytest
 pytest.importorskip("torchtitan")
 
 from forge_env.core.episode import Episode, Group
-from forge_env.core.errors import UserError
 from tests.trainers.episodes import episode, group, turn
 from tests.trainers.titan.folders import VOCABULARY, make_folder
-from trainers.algorithm import find_algorithm
 from trainers.batching.batch import Sample
-from trainers.config import SHORT_OPTIONS
 from trainers.controller.sample_maker import SampleMaker
 from trainers.losses import GSPOLoss
 from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
-from trainers.setup.describe import describe_plan
-from trainers.setup.options.parser import parse
-from trainers.setup.plan import make_plan
-from trainers.setup.run_plan import RunPlan
 from trainers.titan.trainer import RateSettings, TitanSettings, TitanTrainer
 
 GROUPS = 8
@@ -102,10 +95,10 @@ class Window:
         return found
 
 
-@pytest.mark.parametrize("noise", [0.0077, 0.03])
 async def test_the_first_step_of_a_window_loses_no_gradient_to_rounding(
-    trainer: TitanTrainer, rolled_out: list[Episode], noise: float
+    trainer: TitanTrainer, rolled_out: list[Episode]
 ) -> None:
+    noise = 0.0077
     groups, run = noisy(rolled_out, noise), Window(trainer)
     (metrics,) = await run.train([groups], rate=0.0)
     assert metrics["mean_abs_logprob_difference"] == pytest.approx(noise, rel=0.2)
@@ -128,40 +121,3 @@ async def test_later_steps_clip_only_by_what_was_learned(trainer: TitanTrainer, 
     assert still.asked == moving.asked == have_advantage
     assert first["episodes_without_gradient"] <= 0.01 and first["ratio_max"] == 1.0
     assert all(step["episodes_without_gradient"] > 0.05 and step["ratio_max"] > 1.0 for step in later)
-
-
-# ---- whose they are ----
-
-
-def plan(page: str, *arguments: str) -> RunPlan:
-    algorithm = find_algorithm(f"trainers.{page}:{page.upper()}")
-    return make_plan(parse(algorithm.config, list(arguments), SHORT_OPTIONS), algorithm)
-
-
-@pytest.mark.parametrize("page", ["grpo", "dapo", "gspo", "sapo", "cispo", "reinforce"])
-def test_only_gspo_on_a_bfloat16_engine_takes_the_trainers_by_default(page: str) -> None:
-    on_gpu, expected = ("--generator.with_gpus", "true"), "trainer" if page == "gspo" else "generator"
-    assert plan(page).old_logprobs == "generator"
-    assert plan(page, *on_gpu).old_logprobs == expected
-    assert plan(page, "--training.dtype", "bfloat16").old_logprobs == expected
-    assert plan(page, "--training.old_logprobs", "trainer").old_logprobs == "trainer"
-    assert plan(page, *on_gpu, "--training.old_logprobs", "generator").old_logprobs == "generator"
-    four = ("--training.sync_interval", "4")
-    assert plan(page, *four).window == 1 and plan(page, *four).config.training.most_behind == 3
-    assert plan(page, *four, *on_gpu).window == (4 if page == "gspo" else 1)
-
-
-def test_a_users_loss_gets_old_logprobs_if_it_names_them() -> None:
-    on_gpu = ("--generator.with_gpus", "true")
-    assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SimpleGRPOLoss").old_logprobs == "generator"
-    assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SAPOLoss").old_logprobs == "trainer"
-    with pytest.raises(UserError, match="no_such"):
-        plan("gspo", *on_gpu, "--loss", "no_such:loss")
-
-
-def test_a_run_says_the_denominator_of_its_ratio() -> None:
-    trainer = ("--training.old_logprobs", "trainer")
-    assert dict(describe_plan(plan("gspo")))["importance ratio"] == "against the engine's logprobs"
-    for interval, often in {"1": "every step", "4": "every 4 steps"}.items():
-        lines = dict(describe_plan(plan("gspo", *trainer, "--training.sync_interval", interval)))
-        assert lines["importance ratio"] == f"against the trainer's logprobs, frozen before {often}"

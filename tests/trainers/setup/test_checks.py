@@ -12,10 +12,10 @@ from forge_env.core.errors import UserError
 from forge_env.records.run_files import MANIFEST
 from forge_env.utils.settings import leaves
 from tests.helpers.model_folders import make_model_folder
-from trainers.algorithm import Algorithm
+from tests.helpers.plans import plan_of, refusal
 from trainers.families.table import known_shapes
 from trainers.grpo import GRPO, Config
-from trainers.setup.checks.machine_checks import check_host_memory, check_trainer, host_memory
+from trainers.setup.checks.machine_checks import check_host_memory, host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
@@ -40,18 +40,12 @@ def model_folder(folder: Path, **sizes: object) -> str:
     return str(folder)
 
 
-def refusal(*arguments: str, algorithm: Algorithm = GRPO) -> str:
-    with pytest.raises(UserError) as caught:
-        make_plan(read_config(algorithm.config, list(arguments)), algorithm).check()
-    return str(caught.value)
-
-
 GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 
 
 def test_offloaded_weights_need_the_memory_of_the_host() -> None:
     arguments = ["--model=Qwen/Qwen3-8B", *GPUS, "--launcher.gpus_per_host=2", "--weights.store=cuda_ipc"]
-    plan = make_plan(read_config(Config, [*arguments, "--training.cpu_offload"]), GRPO)
+    plan = plan_of(*arguments, "--training.cpu_offload")
     with pytest.raises(
         UserError, match=r"has 130\.0 GiB .* is 144\.\d: offloaded weights.* 144\.\d; leave --tr.* 8bit$"
     ):
@@ -62,7 +56,7 @@ def test_offloaded_weights_need_the_memory_of_the_host() -> None:
         read_config(Config, [*arguments, "--training.cpu_offload", "--training.optimizer_state=8bit"]), GRPO
     )
     check_host_memory(small, 130 * 2**30)
-    here = make_plan(read_config(Config, arguments), GRPO)
+    here = plan_of(*arguments)
     check_host_memory(here, 1)
 
 
@@ -70,16 +64,16 @@ def test_a_sleeping_engine_of_adapters_keeps_its_weights_in_the_memory_of_the_ho
     """21.4 GiB were measured for an 8B model: each matrix of pinned memory takes a power of two bytes."""
     arguments = ["--model=Qwen/Qwen3-8B", *GPUS, "--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=80"]
     arguments += ["--lora.rank=16", "--weights.store=cuda_ipc", "--generator.sleep=yes"]
-    plan = make_plan(read_config(Config, arguments), GRPO)
+    plan = plan_of(*arguments)
     with pytest.raises(UserError, match=r"is 20\.9: a copy of the sleeping engine's weights 20\.9;.*publish merged$"):
         check_host_memory(plan, 16 * 2**30)
     check_host_memory(plan, 24 * 2**30)
-    merged = make_plan(read_config(Config, [*arguments, "--lora.publish=merged"]), GRPO)
+    merged = plan_of(*arguments, "--lora.publish=merged")
     check_host_memory(merged, 1)
 
 
 def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
-    plan = make_plan(read_config(Config, ["--model=Qwen/Qwen3-8B"]), GRPO)
+    plan = plan_of("--model=Qwen/Qwen3-8B")
     with pytest.raises(UserError) as caught:
         check_host_memory(plan, 23 * 2**30)
     found = str(caught.value)
@@ -88,9 +82,9 @@ def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
     assert sorted(parts, key=parts.__getitem__) == ["trainer", "store", "generator"], "the largest first"
     assert "--lora.rank 16, or put trainer and generator on GPUs" in found
     check_host_memory(plan, 400 * 2**30)
-    assert host_memory(make_plan(read_config(Config, []), GRPO).placement) > 0
+    assert host_memory(plan_of().placement) > 0
     on_gpus = [*GPUS, f"--launcher.gpus_per_host={gpus_available() + 2}", "--launcher.share_gpus=no"]
-    assert host_memory(make_plan(read_config(Config, [*on_gpus, "--trainer.procs=64"]), GRPO).placement) == 0.0
+    assert host_memory(plan_of(*on_gpus, "--trainer.procs=64").placement) == 0.0
 
 
 def test_pinned_memory_comes_in_powers_of_two() -> None:
@@ -106,36 +100,7 @@ def test_a_new_run_wants_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     for taken in (tmp_path, tmp_path / "metrics.jsonl"):
         assert refusal(f"--output={taken}").startswith(f"--output {taken} exists and is not empty")
-    make_plan(read_config(Config, [f"--output={tmp_path / 'new'}"]), GRPO).check()
-
-
-def test_what_works_is_let_through() -> None:
-    for arguments in (
-        ["--trainer.procs", "4"],
-        ["--trainer.procs", "4", "--parallelism.tensor_parallel_degree", "2"],
-        ["--training.sync_interval", "4", "--training.staleness", "3"],
-        ["--training.sync_interval", "4"],
-        ["--training.deterministic", "--training.sync_interval", "4", "--training.old_logprobs", "trainer"],
-        ["--ref_model.procs", "1", "--grpo.beta", "0.1"],
-        ["--training.seq_len", "1024"],
-    ):
-        make_plan(read_config(Config, arguments), GRPO).check()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--training.attention=sdpa",),
-        ("--training.attention=sdpa", "--training.packing"),
-        ("--training.attention=",),
-        ("--training.attention=varlen", *GPUS, "--training.packing"),
-        ("--training.attention=flex", *GPUS, "--parallelism.context_parallel_degree=2", "--trainer.procs=2"),
-        ("--training.attention=flex", *GPUS, "--training.dtype=float32"),
-        ("--training.attention=sdpa", *GPUS),
-    ],
-)
-def test_attention_that_the_trainer_can_use_is_let_through(arguments: tuple[str, ...]) -> None:
-    check_trainer(make_plan(read_config(Config, arguments), GRPO))
+    plan_of(f"--output={tmp_path / 'new'}").check()
 
 
 def test_tensor_parallel_divides_the_heads(tmp_path: Path, tiny_model: Path) -> None:
@@ -151,7 +116,7 @@ def test_tensor_parallel_divides_the_heads(tmp_path: Path, tiny_model: Path) -> 
     )
     complete = make_model_folder(tmp_path / "complete", tiny_model, **SIZES)
     procs = ("--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3")
-    make_plan(read_config(Config, ["--model", str(complete), *procs]), GRPO).check()
+    plan_of("--model", str(complete), *procs).check()
 
 
 def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
@@ -168,7 +133,7 @@ def test_a_new_run_begins_with_weights_of_another(tmp_path: Path, tiny_model: Pa
     shutil.copytree(tiny_model, checkpoint / "model")
     (checkpoint / MANIFEST).write_text("{}")
     for name in (f"{tmp_path}/run", f"{tmp_path}/run@last", f"{tmp_path}/run@40", str(checkpoint)):
-        plan = make_plan(read_config(Config, ["--model", name]), GRPO)
+        plan = plan_of("--model", name)
         assert plan.config.model.path == str(plan.model.folder) == str(checkpoint / "model")
     assert "run has no weights @20: it has the weights of the step 40" in refusal("--model", f"{tmp_path}/run@20")
 
@@ -201,7 +166,7 @@ def test_thinking_of_a_model_that_is_not_here() -> None:
     found = refusal("--model", "meta-llama/Llama-3.1-8B", "--env.thinking", "on")
     assert [word for word in words if word not in found] == []
     for model, thinking in (("meta-llama/Llama-3.1-8B", "template"), ("Qwen/Qwen3-8B", "on"), ("who/knows", "on")):
-        make_plan(read_config(Config, ["--model", model, "--env.thinking", thinking]), GRPO)
+        plan_of("--model", model, "--env.thinking", thinking)
 
 
 def test_gpus_are_counted_by_service() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from tests.helpers.rows import rows
 from trainers.grpo import GRPO, Config
 from trainers.model.find import find_shape
 from trainers.setup.card import GIB
@@ -16,7 +16,6 @@ from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import plan_engine
 
-IN_FLIGHT = "--training.staleness=1"
 CACHE = 1.1 * 256 / 4
 """GiB that all requests of the run take at their longest."""
 
@@ -42,58 +41,14 @@ def decide(
 
 
 @pytest.mark.parametrize(
-    ("options", "sizes", "cache", "sleeps"),
-    [
-        # alone: all that requests need, or what the room leaves, and never less than four requests
-        ((), {}, CACHE, False),
-        ((), {"room": 50.0}, 50.0, False),
-        ((), {"room": -5.0}, 1.0, False),
-        (("--generator.kv_cache_gib=300",), {"room": 50.0}, 300.0, False),
-        (("--generator.sleep=yes",), {}, CACHE, False),
-        # beside others: the cache is kept if there is room for all of it
-        ((), {"room": CACHE + 40.0, "others": 39.9, "at_rest": 10.0}, CACHE, False),
-        ((), {"room": CACHE + 40.0, "others": 40.1, "at_rest": 10.0}, CACHE, True),
-        ((), {"room": 70.0, "others": 80.0, "at_rest": 50.0}, 20.0, True),
-        ((), {"room": 70.0, "others": 80.0, "at_rest": 80.0}, 1.0, True),
-        # as it is told, or as it must
-        (("--generator.sleep=yes",), {"room": 200.0, "others": 40.0, "at_rest": 10.0}, CACHE, True),
-        (("--generator.sleep=no",), {"room": 70.0, "others": 60.0, "at_rest": 10.0}, 10.0, False),
-        ((IN_FLIGHT,), {"room": 70.0, "others": 60.0, "at_rest": 10.0}, 10.0, False),
-        ((IN_FLIGHT,), {"room": 70.0, "others": 69.5, "at_rest": 10.0}, 1.0, False),
-        # a GPU of unknown size
-        ((), {"room": None, "others": 60.0}, CACHE, False),
-        (("--generator.sleep=yes",), {"room": None, "others": 60.0}, CACHE, True),
-    ],
+    ("options", "room", "others", "at_rest", "cache", "sleeps", "words"), rows(__file__, "engine_cache.tsv")
 )
-def test_the_decision(options: tuple[str, ...], sizes: dict[str, Any], cache: float, sleeps: bool) -> None:
-    assert decide(*options, **sizes)[:2] == (cache, sleeps)
-
-
-@pytest.mark.parametrize(
-    ("options", "sizes", "words"),
-    [
-        ((), {}, "keeps a cache of 70.4 GiB while the trainer steps: no other process of the run is on its GPU"),
-        (
-            (),
-            {"room": 200.0, "others": 40.0},
-            "keeps a cache of 70.4 GiB while the trainer steps: there is room for it beside the 40.0 GiB",
-        ),
-        (
-            (),
-            {"others": 60.0},
-            "has a cache of 70.4 GiB, and sleeps while the trainer steps: beside the 60.0 GiB of the other processes "
-            "on its GPU, there is no room for all requests at their longest, 70.4 GiB",
-        ),
-        (("--generator.sleep=yes",), {"others": 60.0}, "steps, as --services.generator.sleep says"),
-        (
-            ("--generator.sleep=no",),
-            {"others": 60.0},
-            "keeps a cache of 10.4 GiB while the trainer steps, which is what the 60.0 GiB of the other processes on "
-            "its GPU leave; it does not sleep: --services.generator.sleep is no",
-        ),
-        ((IN_FLIGHT,), {"others": 60.0}, "it does not sleep: episodes are in flight"),
-        ((), {"room": None}, "the engine has a cache of 70.4 GiB: the memory of its GPU is not known here"),
-    ],
-)
-def test_the_reason_is_a_sentence(options: tuple[str, ...], sizes: dict[str, Any], words: str) -> None:
-    assert words in decide(*options, **sizes)[2]
+def test_the_decision_and_its_reason(
+    options: str, room: str, others: str, at_rest: str, cache: str, sleeps: str, words: str
+) -> None:
+    """GiB of the room, of other processes and of these at rest. An empty room is that of a GPU of unknown size."""
+    sizes = {"room": float(room) if room else None, "others": float(others), "at_rest": float(at_rest)}
+    found, does_sleep, reason = decide(*options.split(), **sizes)
+    assert words in reason
+    if cache:
+        assert (found, does_sleep) == (float(cache), bool(sleeps))

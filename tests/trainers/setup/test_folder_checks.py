@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -19,16 +21,13 @@ from agents.renderer.tokenizer import FastTokenizer
 from agents.served_tokenizer import ServedTokenizer, _read_answer, plain_config
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings
+from tests.helpers import plans
 from tests.helpers.model_folders import change_json, change_weights, make_model_folder
+from tests.helpers.plans import lines_of as lines
 from trainers.families.table import read_config as read_model_config
-from trainers.grpo import GRPO, Config
 from trainers.lora import Lora
 from trainers.model.new_rows import make_folder, untrained_tokens
-from trainers.setup.describe import describe_plan
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
-from trainers.sft import SFT
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 EMBEDDING = "model__embed_tokens__weight"
@@ -39,12 +38,36 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
     return make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=True)
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask transformers here: a process of its own takes two seconds to import it."""
+
+    class Child:
+        def __init__(self, command: list[str], **_: object) -> None:
+            self.code = command[-1].replace('sys.modules["torch"] = None', "")
+
+        def communicate(self, text: str = "", timeout: float = 0.0) -> tuple[str, str]:
+            out = io.StringIO()
+            if text:
+                with monkeypatch.context() as patch:
+                    patch.setattr("sys.stdin", io.StringIO(text))
+                    patch.setattr("sys.stdout", out)
+                    exec(self.code, {})
+                logging.disable(logging.NOTSET)
+            return out.getvalue(), ""
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr("agents.served_tokenizer.Popen", Child)
+
+
 def plan_of(folder: Path, *options: str) -> RunPlan:
-    return make_plan(read_config(Config, ["--env", "math", "--model", str(folder), *options]), GRPO)
+    return plans.plan_of("--env=math", f"--model={folder}", *options)
 
 
-def lines(plan: RunPlan, name: str) -> list[str]:
-    return [text for line, text in describe_plan(plan) if line == name]
+def weight_of(folder: Path, name: str = "model.embed_tokens.weight") -> torch.Tensor:
+    return load_file(folder / "model.safetensors")[name]
 
 
 def rendered(folder: Path) -> None:
@@ -60,44 +83,36 @@ def another_template(folder: Path) -> None:
 
 
 def another_head(folder: Path) -> None:
-    change_weights(folder, lm_head__weight=load_file(folder / "model.safetensors")["model.embed_tokens.weight"] + 1e-3)
+    change_weights(folder, lm_head__weight=weight_of(folder) + 1e-3)
 
 
-def no_norm(folder: Path) -> None:
-    change_weights(folder, model__norm__weight=None)
-
-
-def one_too_many(folder: Path) -> None:
-    change_weights(folder, model__extra__weight=load_file(folder / "model.safetensors")["model.norm.weight"])
-
-
-def wider(folder: Path) -> None:
-    change_json(folder / "config.json", intermediate_size=400)
-
-
-def cut(folder: Path) -> None:
-    os.truncate(folder / "model.safetensors", 5000)
-
-
-def sliding(folder: Path) -> None:
-    change_json(folder / "config.json", layer_types=["sliding_attention"] * 2)
-
-
-REFUSED: list[tuple[Callable[[Path], None], Callable[[Path], None], str]] = [
+REFUSED: list[tuple[Callable[[Path], object], Callable[[Path], object], str]] = [
     (another_template, rendered, "chat template"),
     (another_head, trained, "holds a lm_head.weight that differs from its model.embed_tokens.weight"),
-    (no_norm, trained, "lacks weight model.norm.weight"),
-    (one_too_many, trained, "has a superfluous weight model.extra.weight"),
-    (wider, trained, "where (128, 400) is expected"),
-    (cut, trained, "model.safetensors is damaged"),
-    (sliding, lambda folder: read_model_config(folder) and None, "windows other than one of all layers"),
+    (lambda folder: change_weights(folder, model__norm__weight=None), trained, "lacks weight model.norm.weight"),
+    (
+        lambda folder: change_weights(folder, model__extra__weight=weight_of(folder, "model.norm.weight")),
+        trained,
+        "has a superfluous weight model.extra.weight",
+    ),
+    (
+        lambda folder: change_json(folder / "config.json", intermediate_size=400),
+        trained,
+        "where (128, 400) is expected",
+    ),
+    (lambda folder: os.truncate(folder / "model.safetensors", 5000), trained, "model.safetensors is damaged"),
+    (
+        lambda folder: change_json(folder / "config.json", layer_types=["sliding_attention"] * 2),
+        read_model_config,
+        "windows other than one of all layers",
+    ),
 ]
 """A change of a good folder, what refuses it in a process of the run, and a part of its sentence."""
 
 
 @pytest.mark.parametrize(("change", "start", "words"), REFUSED)
 def test_the_plan_refuses_a_folder_as_the_start_does(
-    folder: Path, change: Callable[[Path], None], start: Callable[[Path], None], words: str
+    folder: Path, change: Callable[[Path], object], start: Callable[[Path], object], words: str
 ) -> None:
     change(folder)
     with pytest.raises(UserError) as of_start:
@@ -106,9 +121,7 @@ def test_the_plan_refuses_a_folder_as_the_start_does(
     with pytest.raises(UserError) as of_plan:
         plan_of(folder)
     assert str(of_plan.value) == str(of_start.value)
-    with pytest.raises(UserError) as of_supervised:
-        make_plan(read_config(SFT.config, ["--env", "math", "--model", str(folder)]), SFT)
-    assert str(of_supervised.value) == str(of_start.value)
+    assert plans.refusal("--env=math", f"--model={folder}", algorithm="sft") == str(of_start.value)
 
 
 @pytest.mark.parametrize("change", [another_template, another_head])
@@ -126,7 +139,7 @@ async def test_an_evaluation_refuses_a_folder_before_it_starts_an_engine(
 
 
 def test_an_equal_copy_of_the_embedding_is_fine(folder: Path) -> None:
-    change_weights(folder, lm_head__weight=load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone())
+    change_weights(folder, lm_head__weight=weight_of(folder).clone())
     plan_of(folder).check()
 
 
@@ -149,6 +162,7 @@ def test_a_tokenizer_with_two_meanings_is_named_and_the_export_has_one(folder: P
     assert plan_of(folder).model.tokenizer == ""
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_tokenizer_that_no_class_reads_as_it_is_written_is_refused(folder: Path) -> None:
     """transformers takes its Qwen2Tokenizer for each qwen2, whatever tokenizer_config.json names."""
     change_json(folder / "config.json", architectures=["Qwen2ForCausalLM"], model_type="qwen2")
@@ -191,21 +205,17 @@ json.dump({"given": {"name": "X", "ids": [[0]] * len(ids) if is_other else ids},
     assert _read_answer(kept) is None
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_folder_of_which_transformers_makes_no_tokenizer_is_refused(folder: Path) -> None:
     change_json(folder / "tokenizer_config.json", added_tokens_decoder={"3": {"content": 5}})
     with pytest.raises(UserError, match="transformers cannot make the tokenizer"):
         plan_of(folder)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_tokens_of_the_settings_alone_are_compared_too(folder: Path) -> None:
-    added = {
-        "content": "<|new|>",
-        "special": True,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "single_word": False,
-    }
+    sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    added = {"content": "<|new|>", "special": True, **sides}
     change_json(folder / "tokenizer_config.json", added_tokens_decoder={"700": added})
     with pytest.raises(UserError, match=r"for 'a <\|new\|>b' tokenizer.json gives"):
         plan_of(folder)

@@ -12,7 +12,7 @@ from trainers.families.shape import ModelShape
 from trainers.families.table import known_shapes
 from trainers.grpo import GRPO, Config
 from trainers.model.find import FoundModel
-from trainers.setup.card import GIB, Memory, gib
+from trainers.setup.card import Memory
 from trainers.setup.memory import activation_bytes, frozen_memory, state_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -60,10 +60,6 @@ def test_planned_memory_of_known_models(planned: str) -> None:
     plan = make_plan(read_config(Config, [f"--model=Qwen/Qwen3-{model}", *gpus, *options]), GRPO)
     found = next(memory for process, memory in plan.processes if process.service == service)
     assert str(found).split() == memory.split()
-
-
-def test_the_parameters_worked_by_hand() -> None:
-    assert SMALL.parameters == PARAMETERS
 
 
 def test_a_trainer_alone_in_float32() -> None:
@@ -177,14 +173,3 @@ def test_a_reference_model_gathers_what_it_shards() -> None:
     assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone
     assert shared["gathered"] == 2 * min(HEAD + 2 * LAYER, PARAMETERS)
     assert held("--ref_model.procs=1", "--training.fp32_head")["weights"] == alone["weights"] + 2 * HEAD
-
-
-@pytest.mark.parametrize(("value", "text"), [(12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012"), (0.0, "0.000")])
-def test_gibibytes_are_short(value: float, text: str) -> None:
-    assert gib(value * GIB) == text
-
-
-def test_parts_are_told_apart() -> None:
-    memory = Memory(always={"state": 2.0 * GIB}, phases=({"a": 1.0 * GIB, "b": 1.0 * GIB}, {"c": 3.0 * GIB}))
-    assert (str(memory), gib(memory.total)) == ("state 2.00 + a 1.00, b 1.00 or c 3.00", "5.00")
-    assert (str(Memory()), Memory().total) == ("", 0.0)

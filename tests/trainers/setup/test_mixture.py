@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
-from forge_env.core.turn import Turn
-from forge_env.core.types import Task
+from tests.helpers.plans import plan_of
+from tests.trainers.episodes import episode, turn
 from trainers.config import SHORT_OPTIONS
-from trainers.dapo import DAPO
 from trainers.grpo import GRPO, Config
 from trainers.settings.mixture import JOINT, Named, labels, read_names
 from trainers.setup.options.parser import parse
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan, tasks_of
 from trainers.setup.run_plan import RunPlan
-from trainers.sft import SFT
 
 SAME = ("--mixture.code_exec.options.level=2", "--mixture.code_exec.max_turns=5", "--mixture.math.n_samples=4")
-
-
-def plan_of(*options: str) -> RunPlan:
-    return make_plan(read_config(Config, options), GRPO)
 
 
 def seen(plan: RunPlan) -> dict[str, tuple[object, ...]]:
@@ -61,7 +54,7 @@ def test_labels_are_different_and_can_be_settings() -> None:
 
 def test_one_environment_is_what_it_was() -> None:
     """A weight alone changes nothing."""
-    plain, weighted = plan_of("--env", "math"), plan_of("--env", "math:3")
+    plain, weighted = plan_of("--env=math"), plan_of("--env", "math:3")
     (share,) = weighted.environments
     assert plain.config == weighted.config == share.config and share.label == "" and not weighted.has_several
     assert plain.share("math") is plain.environments[0]
@@ -116,38 +109,22 @@ def test_demonstrations_and_held_out_tasks_are_of_every_environment() -> None:
 def test_a_reward_is_punished_and_scaled_as_its_environment_says() -> None:
     options = ["--env=math", "--env=code_exec", "--mixture.math.max_turn_tokens=10", "--mixture.math.max_turns=1",
                "--mixture.code_exec.reward_scale=3", "--dapo.overlong_buffer=0"]  # fmt: skip
-    plan = make_plan(read_config(DAPO.config, options), DAPO)
+    plan = plan_of(*options, algorithm="dapo")
     assert plan.objective is not None
-    turn = Turn(
-        kind="sampled",
-        observation=(),
-        message={"role": "assistant", "content": ""},
-        token_ids=range(12),
-        logprobs=[-1.0] * 12,
-        versions=((0, 12),),
-        starts_row=True,
-    )
-    rewards = [
-        plan.objective.reward(Episode(task=Task(prompt=()), turns=(turn,), reward=1.0, id="e", env=env))
-        for env in ("math", "code_exec")
-    ]
+    long = episode(turn(*range(12)), reward=1.0)
+    rewards = [plan.objective.reward(replace(long, env=env)) for env in ("math", "code_exec")]
     assert rewards == [0.0, 3.0], "12 tokens are too long for math only"
 
 
 def test_the_only_environment_has_a_scale_too() -> None:
     plan, scaled = plan_of("--env=math"), plan_of("--env=math", "--env.reward_scale=2")
     assert plan.objective is not None and scaled.objective is not None and plan.objective.reward.scale is None
-    episode = Episode(task=Task(prompt=()), reward=0.5, id="e", env="math")
-    assert (plan.objective.reward(episode), scaled.objective.reward(episode)) == (0.5, 1.0)
-
-
-def test_each_environment_has_processes_of_its_own() -> None:
-    plan = plan_of("--env=math", "--env=code_exec", "--services.envs.num_replicas=2")
-    assert len(plan.placement.replicas["envs"]) == 4
+    half = replace(episode(turn(1), reward=0.5), env="math")
+    assert (plan.objective.reward(half), scaled.objective.reward(half)) == (0.5, 1.0)
 
 
 def test_supervised_training_learns_from_all_experts() -> None:
-    plan = make_plan(read_config(SFT.config, ["--env=math", "--env=code_exec"]), SFT)
+    plan = plan_of("--env=math", "--env=code_exec", algorithm="sft")
     assert [share.label for share in plan.environments] == ["math", "code_exec"] and plan.has_warmup
 
 

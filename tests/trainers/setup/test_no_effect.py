@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from forge_env.utils.settings import leaves
+from tests.helpers.plans import plan_of
 from tests.helpers.rows import rows
 from trainers import dapo, reinforce, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
 from trainers.setup.checks.no_effect import no_effect, rules
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 
 NAMED = rows(__file__, "no_effect.tsv")
 
 
 def found(options: str, algorithm: Algorithm = GRPO) -> list[str]:
-    return no_effect(make_plan(read_config(algorithm.config, options.split()), algorithm))
+    return no_effect(plan_of(options, algorithm=algorithm))
 
 
 @pytest.mark.parametrize(("options", "sentence"), NAMED)
@@ -50,7 +49,7 @@ def test_every_rule_names_settings_that_there_are() -> None:
         for algorithm in (GRPO, dapo.DAPO, reinforce.REINFORCE)
         for setting in leaves(algorithm.config())
     }
-    plan = make_plan(read_config(GRPO.config, ["--env=math"]), GRPO)
+    plan = plan_of("--env=math")
     named = {name for rule in rules(plan) for name in rule.names.split()}
     unknown = {name for name in named if not any(f"{known}.".startswith(f"{name.rstrip('.')}.") for known in names)}
     assert unknown == set()

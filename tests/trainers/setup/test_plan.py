@@ -1,11 +1,10 @@
-"""The plan of a run: where each process lives, what the settings come to, and what is missing, with nothing started."""
+"""The plan of a run: its memory, what it makes once, what it refuses, and that nothing is started."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,19 @@ import pytest
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from tests.helpers.hub import read_later
+from tests.helpers.plans import plan_of, refusal
 from trainers import gspo, sft
 from trainers.algorithm import Algorithm
 from trainers.api import enter
-from trainers.grpo import GRPO, Config
+from trainers.grpo import GRPO
 from trainers.objective.plugins import load_loss
-from trainers.setup.describe import describe_plan, describe_services, describe_settings, dry_run
-from trainers.setup.options.read_config import read_config
-from trainers.setup.placement import Process, gpus_available
-from trainers.setup.plan import make_plan, ready
+from trainers.setup.describe import describe_plan, describe_services, dry_run
+from trainers.setup.placement import gpus_available
+from trainers.setup.plan import ready
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import TitanSettings
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
-
-
-def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
-    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
-
-
-def processes(config: Config) -> Sequence[Process]:
-    return make_plan(config, GRPO).placement.processes
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, algorithm: Algorithm = GRPO) -> str:
@@ -47,93 +38,12 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, algo
 # ---- placement ----
 
 
-def test_every_process_of_the_defaults() -> None:
-    results = {process.service: process.where for process in processes(Config())}
-    assert results == {
-        "controller": "CPU",
-        "store": "CPU",
-        "envs": "CPU, 1 thread",
-        "generator": "CPU, 1 thread",
-        "trainer": "CPU, 2 threads",
-    }
-
-
-def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
-    arguments = ["--generator.procs=2", "--generator.with_gpus", "--trainer.procs=4", "--trainer.with_gpus"]
-    arguments += ["--ref_model.procs=1", "--ref_model.with_gpus", "--grpo.beta=0.1"]
-    config = read_config(Config, [*arguments, "--parallelism.tensor_parallel_degree=2"])
-    placed = [
-        (process.service, process.rank, process.gpu, process.part)
-        for process in processes(config)
-        if process.gpu is not None
-    ]
-    assert placed == [
-        ("generator", 0, 0, "engine, TP 0"),
-        ("generator", 1, 1, "engine, TP 1"),
-        ("trainer", 0, 2, "FSDP 0, TP 0"),
-        ("trainer", 1, 3, "FSDP 0, TP 1"),
-        ("trainer", 2, 4, "FSDP 1, TP 0"),
-        ("trainer", 3, 5, "FSDP 1, TP 1"),
-        ("ref_model", 0, 6, "frozen reference"),
-    ]
-
-
-def test_copies_of_the_weights_follow_one_another() -> None:
-    arguments = ["--trainer.procs=4", "--parallelism.data_parallel_replicate_degree=2", "--ref_model.procs=2"]
-    parts = [
-        (process.service, process.part) for process in processes(read_config(Config, [*arguments, "--grpo.beta=0.1"]))
-    ]
-    assert [part for service, part in parts if service == "trainer"] == [
-        "copy 0, FSDP 0, TP 0",
-        "copy 0, FSDP 1, TP 0",
-        "copy 1, FSDP 0, TP 0",
-        "copy 1, FSDP 1, TP 0",
-    ]
-    assert [part for service, part in parts if service == "ref_model"] == [
-        "frozen reference, FSDP 0",
-        "frozen reference, FSDP 1",
-    ]
-
-
-def test_the_plan_says_the_float32_parts() -> None:
-    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.fp32_head"]
-    lines = dict(describe_plan(plan_of(*arguments)))
-    assert lines["precision"] == "trainer bfloat16 over float32 weights, output layer in float32, engine float32"
-    assert "output layer" not in dict(describe_plan(plan_of(arguments[-1])))["precision"]  # on the CPU all is float32
-
-
 def test_the_reference_model_computes_as_the_trainer_does() -> None:
     arguments = ["--training.dtype=bfloat16", "--training.packing", "--training.fp32_head", "--ref_model.threads=3"]
     plan = plan_of(*arguments, "--training.max_tokens_per_micro_batch=512")
     computes = {"dtype": "bfloat16", "fp32_head": True, "max_tokens_per_micro_batch": 512, "pack_length": 512}
     assert plan.frozen(plan.config.services.ref_model) == TitanSettings(**computes, threads=3)
     assert {name: getattr(plan.trainer, name) for name in computes} == computes
-
-
-def test_ranks_that_share_rows_are_neighbours() -> None:
-    config = read_config(Config, ["--trainer.procs=4", "--parallelism.context_parallel_degree=2"])
-    parts = [process.part for process in processes(config) if process.service == "trainer"]
-    assert parts == ["FSDP 0, CP 0, TP 0", "FSDP 1, CP 1, TP 0", "FSDP 2, CP 0, TP 0", "FSDP 3, CP 1, TP 0"]
-
-
-def test_shared_gpus_are_handed_out_once_to_each() -> None:
-    arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
-    shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
-    placed = [(p.service, p.replica, p.rank, p.gpu) for p in shared.processes if p.gpu is not None]
-    assert placed == [("generator", 0, 0, 0), ("generator", 1, 0, 1), ("trainer", 0, 0, 0), ("trainer", 0, 1, 1)]
-    assert shared.gpus_needed == 2
-    assert plan_of(*arguments, "--launcher.share_gpus=no").placement.gpus_needed == 4
-
-
-@pytest.mark.parametrize(("procs", "replicas", "gpus"), [(1, 3, [0, 1, 0]), (2, 2, [0, 1, 0, 1]), (1, 2, [0, 1])])
-def test_engines_that_find_no_gpu_of_their_own_share_one(procs: int, replicas: int, gpus: list[int]) -> None:
-    arguments = ["--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=2"]
-    arguments += [f"--generator.procs={procs}", f"--generator.num_replicas={replicas}"]
-    shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
-    assert [process.gpu for process in shared.processes if process.service == "generator"] == gpus
-    assert [process.gpu for process in shared.processes if process.service == "trainer"] == [0]
-    assert shared.gpus_needed == 2
-    assert plan_of(*arguments, "--launcher.share_gpus=no").placement.gpus_needed == procs * replicas + 1
 
 
 def test_engines_on_one_gpu_have_equal_parts_of_its_memory() -> None:
@@ -164,12 +74,6 @@ def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
     assert on_cpu.model.shape is not None and store.total == 2 * 4 * on_cpu.model.shape.parameters
 
 
-@pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
-def test_gpus_are_shared_if_there_are_too_few(available: int, shared: bool) -> None:
-    arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
-    assert plan_of(*arguments).placement.shares_gpus is shared
-
-
 def test_memory_of_several_processes_on_one_gpu_is_added_up() -> None:
     arguments = ["--trainer.with_gpus", "--generator.with_gpus"]
     plan = plan_of(*arguments, "--launcher.gpus_per_host=1")
@@ -183,76 +87,7 @@ def test_memory_of_several_processes_on_one_gpu_is_added_up() -> None:
     ]
 
 
-def test_a_reference_model_is_started_only_if_something_asks_for_it() -> None:
-    def services(*arguments: str) -> set[str]:
-        return {process.service for process in processes(read_config(Config, ["--ref_model.procs=1", *arguments]))}
-
-    assert "ref_model" not in services()
-    assert "ref_model" in services("--grpo.beta=0.1")
-    assert "ref_model" in services("--loss", "trainers.losses:SimpleGRPOLoss")
-    assert "ref_model" not in services("--grpo.beta=0.1", "--loss", "trainers.losses:SFTLoss")
-
-
-# ---- what the settings come to ----
-
-
-def test_counts_of_a_step_and_of_the_run() -> None:
-    lines = dict(describe_plan(plan_of("--config", GUIDE, "--steps", "10", "--trainer.procs", "4")))
-    assert lines["optimizer step"] == "16 groups of 8 episodes, at most 262,144 tokens"
-    assert lines["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
-    assert "1,720,574,976 parameters" in lines["model"] or "sizes are not known" in lines["model"]
-    assert lines["environment"] == "math, at most 4,096 of the split train of openai/gsm8k, at most 256 held out"
-    assert lines["staleness"] == "at most 0 steps between sampling a group and training on it"
-    assert lines["KL reference"] == "a frozen model on GPU"
-
-
-def test_the_kl_reference() -> None:
-    assert dict(describe_plan(plan_of()))["KL reference"] == "none: nothing asks for it"
-    assert "the generator's own logprobs" in dict(describe_plan(plan_of("--grpo.beta=0.1")))["KL reference"]
-    on_cpu = plan_of("--grpo.beta=0.1", "--ref_model.procs=1", "--ref_model.with_gpus=false")
-    assert dict(describe_plan(on_cpu))["KL reference"] == "a frozen model on CPU"
-
-
-def test_supervised_training_has_a_plan_too() -> None:
-    plan = plan_of(algorithm=sft.SFT)
-    assert plan.problems == []
-    lines = dict(describe_plan(plan))
-    assert lines["run"] == "150 optimizer steps" and not {"KL reference", "importance ratio", "staleness"} & set(lines)
-
-
-def test_a_plan_without_an_environment_has_the_trainer_alone() -> None:
-    gpus = ("--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=2")
-    placement = plan_of("--sft.data=somebody/chats", *gpus, algorithm=sft.SFT).placement
-    assert [(each.service, each.gpu) for each in placement.processes] == [("controller", None), ("trainer", 0)]
-    assert placement.gpus_needed == 1
-    plan = plan_of("--sft.data=somebody/chats", algorithm=sft.SFT)
-    lines = dict(describe_plan(plan))
-    assert lines["run"] == "as many steps as the epochs of the data have"
-    assert lines["precision"] == "trainer float32 over float32 weights" and not {"environment", "engine"} & set(lines)
-    assert describe_services(plan) == "services are up: trainer on CPU"
-
-
-def test_every_setting_is_listed_with_its_default() -> None:
-    settings = describe_settings(plan_of("--steps", "7"))
-    assert [row for row in settings if row[0]] == [("*", "training.steps", "7", "120")]
-    assert ("", "grpo.n_samples", "8") in settings and ("", "training.learning_rate", "0.0006") in settings
-    assert len(settings) > 80
-
-
 # ---- memory ----
-
-
-def test_memory_of_the_defaults_is_small_and_of_every_process_known() -> None:
-    memory = {process.service: result for process, result in plan_of().processes}
-    assert all(result is not None and result.total < 2 * 2**30 for result in memory.values())
-    assert memory["trainer"].always["state"] == 16 * 557_824  # type: ignore[union-attr]
-
-
-def test_an_unknown_model_has_no_estimate_and_the_plan_says_so() -> None:
-    plan = plan_of("--model", "nobody/No-Such-Model")
-    assert {process.service: result for process, result in plan.processes}["trainer"] is None
-    assert any("No-Such-Model" in text for text in plan.missing) and any("sizes" in text for text in plan.missing)
-    assert plan.problems == []  # a start would download it
 
 
 # ---- plugins ----
@@ -336,32 +171,19 @@ def test_a_model_of_the_hub_is_checked_when_its_config_is_there(
 MOE = "--model.size=tiny-moe"
 
 
-@pytest.mark.parametrize(("arguments", "replays"), [([MOE], True), ([MOE, "--moe.replay=off"], False), ([], False)])
-def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(arguments: list[str], replays: bool) -> None:
-    plan = plan_of(*arguments)
-    assert plan.replays_routes == replays and plan.trainer.replay == ("--moe.replay=off" not in arguments)
-    assert ("routing replay" in dict(describe_plan(plan))) == replays
-    assert plan.problems == []
-
-
 def test_an_engine_that_cannot_return_routes_is_refused() -> None:
     arguments = ("--generator.with_gpus", "--generator.engine.enable_prefix_caching=false")
-    with pytest.raises(UserError, match="enable_prefix_caching is false, and vLLM 0.32.* or set --moe.replay off"):
-        plan_of(MOE, *arguments)
+    found = refusal(MOE, *arguments)
+    assert "enable_prefix_caching is false, and vLLM 0.32" in found and found.endswith("or set --moe.replay off")
     for others in ([MOE, "--moe.replay=off"], []):
         plan_of(*others, *arguments)
-
-
-def test_supervised_training_has_no_routes() -> None:
-    plan = plan_of(MOE, algorithm=sft.SFT)
-    assert not plan.replays_routes and "routing replay" not in dict(describe_plan(plan))
 
 
 def test_the_first_step_and_each_after_an_interval_is_measured_without_replay() -> None:
     plan = plan_of(MOE, "--moe.compare_interval=3")
     assert [step for step in range(1, 9) if plan.compares_replay(step)] == [1, 4, 7]
     for arguments in ([MOE, "--moe.compare_interval=0"], [MOE, "--moe.replay=off"], []):
-        assert not any(plan_of(*arguments).compares_replay(step) for step in range(1, 30))
+        assert not any(map(plan_of(*arguments).compares_replay, range(1, 30)))
 
 
 def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(

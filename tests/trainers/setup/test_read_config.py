@@ -5,60 +5,34 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.utils.secret_values import FILE, keep, masked
 from forge_env.utils.settings import with_values
+from tests.helpers.plans import plan_of
 from trainers.checkpoints import find, path_of, write_manifest
 from trainers.config import RunConfig
 from trainers.dapo import DAPO
-from trainers.grpo import GRPO, Config
+from trainers.grpo import Config
+from trainers.settings.tasks import EnvConfig
 from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.options.read_config import give_dataset, read_config
-from trainers.setup.plan import make_plan
 from trainers.sft import SFT
 
-GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
+
+def save(run: Path, step: int, **extra: Any) -> None:
+    """A checkpoint of which only the manifest is looked at."""
+    folder = path_of(run, step)
+    folder.mkdir(parents=True)
+    write_manifest(folder, {"step": step, "extra": extra})
 
 
 def config_of(tmp_path: Path, text: str, *arguments: str) -> Config:
     (tmp_path / "run.yaml").write_text(text)
     return read_config(Config, ["--config", str(tmp_path / "run.yaml"), *arguments])
-
-
-def settled(*arguments: str) -> Config:
-    """The settings of a run, with the defaults of what it trains."""
-    config = make_plan(read_config(Config, arguments), GRPO).config
-    assert isinstance(config, Config)
-    return config
-
-
-def test_a_guides_file_loads_as_it_stands() -> None:
-    config = read_config(Config, ["--config", GUIDE])
-    assert (config.model.path, config.env.name) == ("Qwen/Qwen3-1.7B", "math")
-    assert (config.dataset.path, config.dataset.split, config.dataset.streaming) == ("openai/gsm8k", "train", True)
-    training = config.training
-    assert (training.batch_size, training.gradient_accumulation_steps, config.training.groups_per_step) == (4, 4, 16)
-    assert (training.learning_rate, training.entropy_coef) == (1e-5, 0.001)
-    assert (training.dtype, training.sync_interval) == ("bfloat16", 1)
-    env = settled("--config", GUIDE, "--trainer.procs=4").env
-    assert (env.max_tokens, env.max_turn_tokens) == (2048, 2048)
-    assert (config.grpo.n_samples, config.grpo.clip_low, config.grpo.clip_high) == (8, 0.2, 0.28)
-    assert (config.grpo.beta, config.grpo.temperature) == (0.1, 1.0)
-    services, parallel = config.services, config.parallelism
-    assert (services.generator.procs, services.trainer.procs, services.ref_model.procs) == (1, 2, 1)
-    assert services.generator.with_gpus and services.trainer.with_gpus and services.ref_model.with_gpus
-    assert (parallel.tensor_parallel_degree, parallel.data_parallel_shard_degree) == (2, 2)
-
-
-def test_the_command_line_overrides_it() -> None:
-    arguments = ["--trainer.procs", "4", "--generator.procs=2", "--ref_model.with_gpus", "false", "--env", "code_exec"]
-    config = read_config(Config, ["--config", GUIDE, *arguments])
-    assert (config.services.trainer.procs, config.services.generator.procs) == (4, 2)
-    assert not config.services.ref_model.with_gpus
-    assert config.env.name == "code_exec"
 
 
 @pytest.mark.parametrize(
@@ -99,13 +73,14 @@ def test_flags() -> None:
     assert not read_config(Config, ["--dry-run", "--dry-run", "false"]).dry_run
 
 
-def test_the_cap_of_an_episode_goes_by_two_names() -> None:
-    assert settled("--training.seq_len", "100").env.max_turn_tokens == 100
-    env = settled("--training.seq_len", "100", "--env.max_turn_tokens", "10").env
-    assert (env.max_tokens, env.max_turn_tokens) == (100, 10)
-    assert settled("--training.seq_len", "100", "--env.max_tokens", "100").env.max_tokens == 100
+def test_two_caps_of_an_episode_are_refused() -> None:
     with pytest.raises(UserError, match="seq_len is 100 and --env.max_tokens is 99: .*; give one of them"):
         settled("--training.seq_len", "100", "--env.max_tokens", "99")
+
+
+def settled(*arguments: str) -> EnvConfig:
+    """The section of the environment, with the defaults of what is trained."""
+    return plan_of(*arguments).config.env
 
 
 # ---- the data set ----
@@ -127,9 +102,7 @@ def test_the_environment_gets_the_data_as_its_own_option() -> None:
 def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
     first = read_config(Config, ["--env", "math", "--env.options.level", "2", "--steps", "10", "--output", "elsewhere"])
     first = with_values(first, {"checkpoint.step": 5})  # it was resumed itself
-    folder = path_of(tmp_path, 7)
-    folder.mkdir(parents=True)
-    write_manifest(folder, {"step": 7, "extra": {"algorithm": "grpo", "config": asdict(first)}})
+    save(tmp_path, 7, algorithm="grpo", config=asdict(first))
     again = read_config(Config, ["--resume", "--output", str(tmp_path), "--steps", "20"])
     assert (again.env.name, again.env.options, again.training.steps) == ("math", {"level": "2"}, 20)
     assert (again.output, again.resume, again.checkpoint.step) == (str(tmp_path), True, 0)
@@ -153,10 +126,7 @@ def test_a_checkpoint_of_another_version_or_algorithm_is_refused_as_such(
     saved = asdict(with_values(configs[algorithm](), {"env.options": {"level": 2}}))
     saved["training"] |= changes
     saved["training"] = {name: value for name, value in saved["training"].items() if value is not None}
-    folder = path_of(tmp_path, 40)
-    folder.mkdir(parents=True)
-    extra = {"algorithm": algorithm, "command": f"trainers.{algorithm}", "config": saved}
-    write_manifest(folder, {"step": 40, "extra": extra})
+    save(tmp_path, 40, algorithm=algorithm, command=f"trainers.{algorithm}", config=saved)
     with pytest.raises(UserError, match=f"step_000040 {words}"):
         read_config(Config, ["--resume", "--output", str(tmp_path)])
 
@@ -164,9 +134,7 @@ def test_a_checkpoint_of_another_version_or_algorithm_is_refused_as_such(
 def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(tmp_path: Path) -> None:
     config = read_config(Config, ["--env", "envs.math:Math", "--output", str(tmp_path)])
     config = with_values(config, {"env.name": "of_another_folder"})
-    path = path_of(tmp_path, 3)
-    path.mkdir(parents=True)
-    write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})
+    save(tmp_path, 3, algorithm="grpo", config=asdict(config))
     entry = {"target": "/project/own.py:Own", "file": "/project/.forge_env/registry.yaml"}
     (tmp_path / "run.json").write_text(json.dumps({"registered": entry}))
     words = "no environment 'of_another_folder' in this folder.*FORGE_ENV_REGISTRY=/project/.forge_env/registry.yaml"
@@ -181,12 +149,12 @@ def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Pa
         "        return {'max_turns': 200}\n"
     )
     game = ["--env", f"{tmp_path}/game.py:Game", *model]
-    env = settled(*game).env
+    env = settled(*game)
     assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 512, 4096)
-    assert settled(*game, "--env.max_turns", "3").env.max_turns == 3
+    assert settled(*game, "--env.max_turns", "3").max_turns == 3
     assert config_of(tmp_path, f"env: {{name: '{tmp_path}/game.py:Game', max_turns: 5}}").env.max_turns == 5
-    assert settled(*game, "--training.seq_len", "100").env.max_tokens == 100
-    levels = [settled("--env", "code_exec", "--env.options.level", str(n)).env.max_turns for n in (1, 4)]
+    assert settled(*game, "--training.seq_len", "100").max_tokens == 100
+    levels = [settled("--env", "code_exec", "--env.options.level", str(n)).max_turns for n in (1, 4)]
     assert levels == [3, 8]
     (tmp_path / "own.py").write_text(
         "import forge_env\n\n\nclass Own(forge_env.Env):\n    def __init__(self, *, data: str):\n        pass\n\n"
@@ -194,17 +162,15 @@ def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Pa
         "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
     )
     arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x", *model]
-    assert settled(*arguments).env.limits().max_turn_tokens == 90
-    both = settled(*arguments, "--training.seq_len", "300").env
+    assert settled(*arguments).limits().max_turn_tokens == 90
+    both = settled(*arguments, "--training.seq_len", "300")
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
 
 
 def test_a_resumed_run_has_its_secrets_or_asks_for_them(tmp_path: Path) -> None:
     options = {"api_key": "LEAK", "headers": {"Authorization": "Bearer LEAK"}, "level": 2}
     first = with_values(Config(), {"env.options": options, "output": str(tmp_path), "training.steps": 3})
-    extra = {"algorithm": "grpo", "command": "trainers.grpo", "config": masked(asdict(first))}
-    path_of(tmp_path, 3).mkdir(parents=True)
-    write_manifest(path_of(tmp_path, 3), {"extra": extra})
+    save(tmp_path, 3, algorithm="grpo", command="trainers.grpo", config=masked(asdict(first)))
     keep(tmp_path, asdict(first))
     resume = ["--resume", "--output", str(tmp_path), "--steps", "9"]
     again = read_config(Config, resume)
@@ -221,7 +187,5 @@ def test_a_resumed_run_has_its_secrets_or_asks_for_them(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_the_limits_that_it_had(tmp_path: Path) -> None:
     config = read_config(Config, ["--env", "code_exec", "--output", str(tmp_path)])
     config = with_values(config, {"env.max_turns": 7})
-    path = path_of(tmp_path, 3)
-    path.mkdir(parents=True)
-    write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})
+    save(tmp_path, 3, algorithm="grpo", config=asdict(config))
     assert read_config(Config, ["--output", str(tmp_path), "--resume"]).env.max_turns == 7

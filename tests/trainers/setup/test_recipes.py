@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.entry import never
+from tests.helpers.plans import lines_of, plan_of
 from trainers.api import enter
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
-from trainers.setup.plan import make_plan
 
 FOLDER = Path(__file__).parents[3] / "recipes"
 OF_CONTRIB = ("100m_tool_api", "135m_bug_fix", "135m_mini_swe_agent", "qwen3_1_7b_tools")
@@ -42,7 +42,8 @@ def test_a_recipe_would_start_on_a_machine_with_its_gpus(path: Path, capsys: pyt
 
 
 def would_start(path: Path, *options: str) -> None:
-    plan = make_plan(read_config(Config, ["--config", str(path), *options]), GRPO)
+    plan = plan_of("--config", str(path), *options)
+    assert lines_of(plan, "warning") == [], "its values are usual"
     enough = plan.placement.gpus_needed <= gpus_available()
     assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []
     assert bool(plan.problems) is not enough
@@ -58,7 +59,7 @@ def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
 def says_how_it_is_started(path: Path, *options: str) -> None:
     header = "".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#"))
     assert f"python -m trainers.grpo --config recipes/{path.name}" in header
-    placement = make_plan(read_config(Config, ["--config", str(path), *options]), GRPO).placement
+    placement = plan_of("--config", str(path), *options).placement
     wanted, needed = placement.gpus_wanted, placement.gpus_needed
     if wanted:
         assert f"{needed} GPU{'s' * (needed != 1)}" in header and ("Not run here" in header or "Measured" in header)
@@ -67,7 +68,7 @@ def says_how_it_is_started(path: Path, *options: str) -> None:
 
 def test_the_tiny_recipe_is_what_the_defaults_are() -> None:
     (path,) = [path for path in RECIPES if path.stem == "tiny_cpu"]
-    assert make_plan(read_config(Config, ["--config", str(path)]), GRPO).config == make_plan(Config(), GRPO).config
+    assert plan_of("--config", str(path)).config == plan_of().config
 
 
 def test_the_recipe_of_the_model_made_on_the_spot_is_harder_than_the_cpu_recipe() -> None:

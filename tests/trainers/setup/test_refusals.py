@@ -6,29 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.core.errors import UserError
 from forge_env.registry import contrib
 from forge_env.runtime.weights.one_host import shared_memory
+from tests.helpers.plans import plan_of, refusal
 from tests.helpers.rows import rows
-from trainers import dapo, reinforce, sapo, sft
-from trainers.algorithm import Algorithm
-from trainers.grpo import GRPO
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 
 CABINET = f"{Path(__file__).parents[3]}/examples/filing_cabinet.py:FilingCabinet"
-ALGORITHMS = {"grpo": GRPO, "dapo": dapo.DAPO, "reinforce": reinforce.REINFORCE, "sapo": sapo.SAPO, "sft": sft.SFT}
-
-
-def refusal(options: str, algorithm: Algorithm = GRPO) -> str:
-    with pytest.raises(UserError) as caught:
-        make_plan(read_config(algorithm.config, options.split()), algorithm).check()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(("algorithm", "options", "sentence"), rows(__file__, "refusals.tsv"))
 def test_a_refusal_is_one_sentence(algorithm: str, options: str, sentence: str) -> None:
-    found = refusal(options.replace("{cabinet}", CABINET), ALGORITHMS[algorithm])
+    found = refusal(options.replace("{cabinet}", CABINET), algorithm=algorithm)
     assert found == sentence.replace("{cabinet}", CABINET)
 
 
@@ -46,14 +34,14 @@ def test_what_observes_a_run_is_a_part_of_contrib(monkeypatch: pytest.MonkeyPatc
     assert refusal("--metrics.system_seconds=5") == (
         "--metrics.system_seconds is 5, and no part that measures the machine is installed: set it to 0"
     )
-    metrics = make_plan(read_config(GRPO.config, ["--env=math", "--metrics.tensorboard=false"]), GRPO).config.metrics
+    metrics = plan_of("--env=math", "--metrics.tensorboard=false").config.metrics
     assert (metrics.tensorboard, metrics.system_seconds) == (False, 0.0)
 
 
 def test_a_run_for_whose_weights_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contrib, "folders", dict)
     monkeypatch.setattr(shared_memory, "room", lambda: 1000)
-    plan = make_plan(read_config(GRPO.config, ["--env=math"]), GRPO)
+    plan = plan_of("--env=math")
     sentence = "--weights.store is auto, which leaves shared memory, and /dev/shm has "
     (problem,) = [problem for problem in plan.problems if problem.startswith(sentence)]
     assert problem.endswith("that 3 snapshots take: make it larger (docker run --shm-size)")

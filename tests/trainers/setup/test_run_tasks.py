@@ -15,13 +15,11 @@ from forge_env.core.types import Message, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.settings import with_values
+from tests.helpers.plans import plan_of
 from trainers import sft
-from trainers.algorithm import Algorithm
-from trainers.grpo import GRPO, Config
+from trainers.grpo import Config
 from trainers.setup.checks.resume_checks import check_data
 from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
-from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import read_run_tasks
 
 MODEL = ("--model", "Qwen/Qwen3-0.6B", "--lora.rank", "8")  # adapters: all weights want 28 GiB of memory
@@ -46,10 +44,6 @@ class Few(ToolEnv):
 
 class Lax(Few):
     strict = False
-
-
-def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
-    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
 @pytest.fixture
@@ -134,7 +128,7 @@ def test_own_data_without_demonstrations_needs_a_model(problems: Path) -> None:
         with pytest.raises(UserError, match="the expert of math has no solutions for the tasks of q.jsonl, .*--model"):
             plan_of(*options, *more)
     with pytest.raises(UserError, match="--sft.data"):
-        plan_of(*options, algorithm=sft.SFT)
+        plan_of(*options, algorithm="sft")
 
 
 def test_chats_are_read_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +136,13 @@ def test_chats_are_read_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     chats = [{"messages": messages}, {"messages": messages[:1]}]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     monkeypatch.chdir(tmp_path)
-    plan = plan_of("--sft.data", "chats.jsonl", algorithm=sft.SFT)
+    plan = plan_of("--sft.data", "chats.jsonl", algorithm="sft")
     [about] = plan.about_data
     assert about.startswith(
         "chats.jsonl: chats in the column messages, 2 rows, 1 left out (line 2: it has no assistant"
     )
     with pytest.raises(UserError, match="^there is no file "):
-        plan_of("--sft.data", "nowhere.jsonl", algorithm=sft.SFT)
+        plan_of("--sft.data", "nowhere.jsonl", algorithm="sft")
 
 
 def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_ones(

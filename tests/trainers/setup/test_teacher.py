@@ -10,44 +10,19 @@ import pytest
 
 from forge_env.core.errors import UserError
 from tests.helpers.model_folders import change_json, make_model_folder
-from trainers import dapo, reinforce
-from trainers.algorithm import Algorithm
+from tests.helpers.plans import lines_of, plan_of, refusal
 from trainers.families.table import known_shapes
-from trainers.grpo import GRPO
-from trainers.setup.describe import describe_plan
 from trainers.setup.memory import frozen_memory
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan, with_folders
-from trainers.setup.run_plan import RunPlan
-
-
-def plan_of(*options: str, algorithm: Algorithm = GRPO) -> RunPlan:
-    return make_plan(read_config(algorithm.config, list(options)), algorithm)
-
-
-def refusal(*options: str) -> str:
-    with pytest.raises(UserError) as caught:
-        plan_of(*options)
-    return str(caught.value)
+from trainers.setup.plan import with_folders
 
 
 def test_it_has_processes_and_memory_of_its_own_model() -> None:
-    options = ["--model=Qwen/Qwen3-0.6B", "--distill.teacher=Qwen/Qwen3-8B", "--teacher.procs=2", "--teacher.threads=3"]
-    plan = plan_of(*options, "--teacher.num_replicas=2")
-    places = [(p.rank, p.replica, p.part, p.where) for p, _ in plan.processes if p.service == "teacher"]
-    assert places == [
-        (rank, replica, f"frozen teacher, FSDP {rank}", "CPU, 3 threads") for replica in (0, 1) for rank in (0, 1)
-    ]
+    options = ["--model=Qwen/Qwen3-0.6B", "--distill.teacher=Qwen/Qwen3-8B", "--teacher.procs=2"]
+    plan = plan_of(*options)
     memory = next(memory for process, memory in plan.processes if process.service == "teacher")
     assert memory == frozen_memory(plan, plan.config.services.teacher, known_shapes()["Qwen/Qwen3-8B"])
     assert memory.always["weights"] == 4 * known_shapes()["Qwen/Qwen3-8B"].parameters / 2
     assert plan.deadlines == plan.config.deadlines.of(known_shapes()["Qwen/Qwen3-8B"].parameters)
-    [said] = [text for name, text in describe_plan(plan) if name == "teacher"]
-    assert said.endswith("counts 1 times; rewards count as well") and "8,190,735,360 parameters" in said
-    without = plan_of("--model=Qwen/Qwen3-0.6B", "--teacher.procs=2")
-    assert not without.placement.replicas["teacher"]
-    sentence = "--services.teacher.procs 2, because --distill.teacher is empty, and nothing is distilled"
-    assert ("no effect", sentence) in describe_plan(without)
 
 
 def test_several_teachers_have_processes_and_memory_each_and_the_policy_itself_has_none() -> None:
@@ -69,24 +44,14 @@ def test_several_teachers_have_processes_and_memory_each_and_the_policy_itself_h
     own = plan_of(*both, "--mixture.math.distill.teacher=self")
     assert not own.placement.replicas["teacher"] and own.objective is not None
     assert own.objective.distillation is not None
-    [said] = [text for name, text in describe_plan(own) if name == "teacher"]
+    [said] = lines_of(own, "teacher")
     assert said.startswith("math: the policy itself, with a hint in its prompt; code_exec: none; the reverse KL")
 
 
-def test_gpus_are_asked_for() -> None:
-    options = ["--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=8"]
-    plan = plan_of(*options, "--distill.teacher=Qwen/Qwen3-8B", "--teacher.with_gpus", "--teacher.procs=2")
-    assert plan.placement.gpus_wanted == {"generator": 1, "trainer": 1, "teacher": 2}
-    assert [process.gpu for process in plan.placement.processes if process.service == "teacher"] == [2, 3]
-
-
-@pytest.mark.parametrize("algorithm", [GRPO, dapo.DAPO, reinforce.REINFORCE])
-def test_a_teacher_alone_needs_no_siblings_and_drops_no_group(algorithm: Algorithm) -> None:
-    name = algorithm.name
-    plan = plan_of(
-        "--distill.teacher=Qwen/Qwen3-8B", "--distill.only", f"--{name}.n_samples=1", "--env.min_valid=1",
-        algorithm=algorithm,
-    )  # fmt: skip
+@pytest.mark.parametrize("name", ["grpo", "dapo", "reinforce"])
+def test_a_teacher_alone_needs_no_siblings_and_drops_no_group(name: str) -> None:
+    options = f"--distill.teacher=Qwen/Qwen3-8B --distill.only --{name}.n_samples=1 --env.min_valid=1"
+    plan = plan_of(options, algorithm=name)
     assert plan.objective is not None and plan.objective.distillation is not None
     assert (plan.objective.needs_signal, plan.objective.needs_siblings) == (False, False)
 

@@ -246,7 +246,7 @@ def test_time_and_the_owners_wish_end_it(tmp_path: Path) -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(Cancelled):
-        unpack_layer(never_ends(), tmp_path / "layer", what="the layer", cancelled=cancelled)
+        unpack_layer(never_ends(), tmp_path / "layer", what="the layer", cancel_event=cancelled)
 
 
 def test_what_the_source_raises_ends_it(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ class Keeper:
     end_s = 30.0
 
     def __init__(self) -> None:
-        self.ended: asyncio.Future[BoxEnd] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[BoxEnd] = asyncio.get_running_loop().create_future()
 
     def kill(self, *, keep: int = 0) -> None:
-        if not self.ended.done():
-            self.ended.set_result(BoxEnd())
+        if not self.end.done():
+            self.end.set_result(BoxEnd())
 
     def give_up(self) -> None:
         raise AssertionError("the end was reported")
