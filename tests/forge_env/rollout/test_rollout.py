@@ -243,10 +243,10 @@ async def test_an_environment_may_go_on_or_end_at_a_prompt_that_leaves_no_room(a
     assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.5, 3), "it is no turn"
     assert result.info["told"] == [["max_tokens", "the prompt has 9 tokens"]]
     assert result.info["shortened"] and result.info["full_contexts"] == [at]
-    ended = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
-    assert (ended.outcome, ended.reward, ended.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
-    assert (len(ended.turns), ended.rewards["part"]) == (at, 0.5)
-    assert Episode.from_json(ended.to_json()) == ended
+    end = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
+    assert (end.outcome, end.reward, end.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
+    assert (len(end.turns), end.rewards["part"]) == (at, 0.5)
+    assert Episode.from_json(end.to_json()) == end
 
 
 async def test_an_environment_that_only_asks_what_has_no_room_comes_to_an_end() -> None:
@@ -604,17 +604,19 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
 
 
 class Meets(Env):
-    """A blocking environment: its `part` returns when some instances are in it at once."""
+    """A blocking environment: its `part` returns when some instances are in it at once, or never."""
 
-    barrier: threading.Barrier
+    barrier: threading.Barrier | None = None
     part: str
 
     def __init__(self) -> None:
         self.meet("constructor")
 
     def meet(self, part: str) -> None:
-        if part == self.part:
+        if part == self.part and self.barrier is not None:
             self.barrier.wait(60.0)
+        while part == self.part and self.barrier is None:
+            time.sleep(0.001)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return TASK.prompt, {}
@@ -634,37 +636,17 @@ class Meets(Env):
 
 @pytest.mark.parametrize(("part", "parties"), [("constructor", 4), ("step", 40), ("success", 4), ("final_info", 4)])
 async def test_blocking_environments_do_not_stall_each_other(part: str, parties: int) -> None:
-    class Meets_(Meets):
-        barrier = threading.Barrier(parties)
-
-    Meets_.part = part
-    group = await play_group(Meets_, count=parties)
+    group = await play_group(
+        type("Met", (Meets,), {"part": part, "barrier": threading.Barrier(parties)}), count=parties
+    )
     assert group.rewards == (1.0,) * parties
     assert all(episode.success and episode.info["met"] for episode in group.episodes)
 
 
-class Endless(Meets):
-    """Its `part` does not end."""
-
-    def meet(self, part: str) -> None:
-        while part == self.part:
-            time.sleep(0.001)
-
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return TASK.prompt, {}
-
-    async def step(self, action: Action) -> Result:  # type: ignore[override]
-        return (), 1.0, True, False, {}
-
-
-@pytest.mark.parametrize("part", ["constructor", "success", "final_info"])
-async def test_the_limit_of_a_step_ends_the_constructor_and_the_verdict(part: str) -> None:
-    class Endless_(Endless):
-        pass
-
-    Endless_.part = part
-    result = await play(Endless_, limits=EpisodeLimits(step_seconds=0.1))
-    message = f"{'Endless_()' if part == 'constructor' else part} took longer than 0.1 s"
+@pytest.mark.parametrize("part", ["constructor", "step", "success", "final_info"])
+async def test_the_limit_of_a_step_ends_all_parts(part: str) -> None:
+    result = await play(type("Endless", (Meets,), {"part": part}), limits=EpisodeLimits(step_seconds=0.1))
+    message = f"{'Endless()' if part == 'constructor' else part} took longer than 0.1 s"
     if part == "final_info":
         assert (result.outcome, result.info["final_info_error"]) == (Outcome.SCORED, message)
     else:
@@ -740,9 +722,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     who = Watches()
     result = await play(Interleaved, who, limits=EpisodeLimits(max_turns=9))
     assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0)
-    asked = ((1, "3 of 2"), (1, "1 of 1"), (3, "1 of 1"), (1, "0 of 0"), (3, "0 of 0"), (5, "0 of 0"))
-    wanted = [f"{count} messages, first 'turn {turn}'" for count, turn in asked]
-    assert [turn.message["content"] for turn in result.turns] == wanted, "one after another, the one at hand last"
+    turns = ((1, "3 of 2"), (1, "1 of 1"), (3, "1 of 1"), (1, "0 of 0"), (3, "0 of 0"), (5, "0 of 0"))
+    expected = [f"{count} messages, first 'turn {turn}'" for count, turn in turns]
+    assert [turn.message["content"] for turn in result.turns] == expected, "one after another, the one at hand last"
     assert [request_id for request_id, _, _ in who.shown] == [
         "g/0", "g/0/context1", "g/0", "g/0/context2", "g/0/context1", "g/0",
     ]  # fmt: skip
@@ -753,9 +735,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     assert result.info == {"seen": 0}, "what is asked is no part of the record"
     began = [(row.turn, row.kind) for row in result.lineage]
     assert began == [(0, "environment"), (1, "environment"), (3, "")]
-    cut = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
-    assert (cut.outcome, len(cut.turns)) == (Outcome.TRUNCATED, 3)
-    assert [m["content"] for m in cut.tail] == ["turn 3 of 2"]
+    short = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
+    assert (short.outcome, len(short.turns)) == (Outcome.TRUNCATED, 3)
+    assert [m["content"] for m in short.tail] == ["turn 3 of 2"]
 
 
 async def test_what_was_asked_holds_for_one_turn() -> None:

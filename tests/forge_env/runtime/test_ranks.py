@@ -60,18 +60,14 @@ async def test_calls_reach_all_ranks_in_order_until_one_is_killed_inside_a_colle
             os.kill(pid, 0)
 
 
-async def test_a_deadline_and_an_error_of_one_rank_are_raised_while_others_never_answer(launcher: Launcher) -> None:
-    actor, _ = await start_two(launcher, Worker)
+async def test_what_befalls_one_rank_is_raised_while_others_never_answer(launcher: Launcher) -> None:
+    """The rank that is left often notices a death first, with a sentence that names no process."""
+    actor, pids = await start_two(launcher, Worker)
     with pytest.raises(ServiceError, match=r"^the team did not answer within 0\.05 s$"):
         await AllRanks(actor).deadline(0.05, "the team").call_one(Worker.hold, failing_rank=-1)
     call = AllRanks(actor).hold.call_one(failing_rank=1)
     with pytest.raises(UserError, match="^rank 1 cannot take part$"):
         await asyncio.wait_for(launcher.guard(within(10 * DEADLINE_S, call, "the team")), DEADLINE_S)
-
-
-async def test_a_broken_call_and_a_death_are_told_as_the_death(launcher: Launcher) -> None:
-    """The rank that is left often notices first, with a sentence that names no process."""
-    _, pids = await start_two(launcher, Worker)
 
     async def notice() -> None:
         pidfd = os.pidfd_open(pids[1])
