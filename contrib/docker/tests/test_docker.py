@@ -557,7 +557,7 @@ async def hostile(sandbox: DockerSandbox) -> AsyncIterator[DockerSandbox]:
     build = {"fileobj": context, "custom_context": True, "tag": "forge-env-sandbox-hostile:test", "rm": True}
     await engine.call(engine.client.images.build, **build)
     proved = sandbox.capabilities
-    recipe = Recipe(image=str(build["tag"]), namespaces=True, cpus=1.0, runtime=None, proved=proved)
+    recipe = Recipe(image=str(build["tag"]), namespaces=True, cpus=1.0, runtime=None, capabilities=proved)
     pool = Pool(engine, recipe, max_idle=2)
     yield DockerSandbox(engine, pool, proved, slots=2, max_sessions=2)
     await pool.close()

@@ -172,7 +172,7 @@ async def test_a_prompt_without_room_is_refused_while_others_are_answered() -> N
     said = ast.literal_eval(episode.info["program"]["stdout"])
     assert said == ["HTTP 400 context_length_exceeded", "echo task a", "echo task c"]
     again = await replay(episode, RunSettings(env="external", options={"command": command("tries")}, limits=LIMITS))
-    assert not again.stopped and again.replayed.info["program"]["stdout"] == episode.info["program"]["stdout"]
+    assert not again.stop_reason and again.replayed.info["program"]["stdout"] == episode.info["program"]["stdout"]
 
 
 async def test_the_clocks_stand_still_while_a_request_is_answered() -> None:

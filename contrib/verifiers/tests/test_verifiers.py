@@ -20,7 +20,7 @@ from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer
 from contrib.common.http_clients import no_proxy
 from contrib.verifiers import interpreter
-from contrib.verifiers.env import _merged
+from contrib.verifiers.env import _merge
 from contrib.verifiers.tests import small_worker
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
@@ -169,7 +169,7 @@ def test_tasks_are_held_out_by_content_or_by_a_config_of_their_own() -> None:
     assert not {t.id for t in train} & {t.id for t in test}
     assert factory.tasks("train", count=8) == train
     assert len(small(test_config='{"taskset": {"split": "test"}}').tasks("test", count=60)) == 60
-    assert _merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+    assert _merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
 
 
 async def test_mistakes_are_one_sentence() -> None:

@@ -65,7 +65,7 @@ class RunData:
         return (self.summary or {}).get(name, self.facts.get(name))
 
     def number(self, name: str) -> float | None:
-        """The same, where it is a number: another program may have written the file."""
+        """The same, as a number; None if it has another type."""
         value = self.fact(name)
         return value if is_number(value) else None
 

@@ -72,7 +72,7 @@ async def test_only_a_limit_of_the_workspace_is_the_fault_of_a_command_that_did_
     tmp_path: Path, number: int
 ) -> None:
     limits = WorkspaceLimits()
-    watched, answer = Watched(slot_v2(tmp_path / "0"), limits), Answer(failed=number)
+    watched, answer = Watched(slot_v2(tmp_path / "0"), limits), Answer(start_errno=number)
     outputs = Outputs(limits, lambda: None)
     try:
         if number == errno.EAGAIN:
