@@ -51,9 +51,6 @@ async def test_answers_are_scored() -> None:
     wrong = ("", "I do not know.", "894", "-893", "893 or 894", "8930", "0893.5", "37 * 24 + 5", "nan", "9" * 5000)
     for answer in wrong:
         assert await score(answer) == 0.0, answer
-    assert await score("\\boxed{(2, 3)}", target="(2, 3)") == 1.0
-    for answer in ("[2, 3]", "(2, 4)", "(x-2)(x-3) < 0"):
-        assert await score(f"\\boxed{{{answer}}}", target="(2, 3)") == 0.0, answer
 
 
 async def test_level_1_reads_as_it_always_did() -> None:
@@ -200,10 +197,14 @@ async def test_level_4_asks_for_a_box() -> None:
 async def test_the_graders_process_ends_with_the_factory() -> None:
     async with EnvFactory(Math) as factory:
         env = factory.make()
-        await env.reset(seed=0, options={"task": Task(prompt=(), target="x+1")})
-        _, reward, *_ = await env.step(Action(message={"role": "assistant", "content": "\\boxed{1+x}"}))
+        for target, answers in {
+            "x+1": {"1+x": 1.0},
+            "(2, 3)": {"(2, 3)": 1.0, "[2, 3]": 0.0, "(2, 4)": 0.0, "(x-2)(x-3) < 0": 0.0},
+        }.items():
+            await env.reset(seed=0, options={"task": Task(prompt=(), target=target)})
+            assert {answer: env.correct(f"\\boxed{{{answer}}}") for answer in answers} == answers
         pid = env.verifier.pid  # type: ignore[attr-defined]
-        assert (reward, Path(f"/proc/{pid}").exists()) == (1.0, True)
+        assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()
 
 

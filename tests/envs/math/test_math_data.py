@@ -68,12 +68,6 @@ def test_gsm8k_from_files(tmp_path: Path, suffix: str, streaming: bool) -> None:
         assert MathReward()("", f"It is \\boxed{{{number + 1000}}}.", task.target) == 1.0
 
 
-def test_math_takes_the_last_box(tmp_path: Path) -> None:
-    path = write(tmp_path / "math.parquet", MATH)
-    tasks = load_tasks(str(path), split="all", count=len(MATH))
-    assert {task.target for task in tasks} == {f"\\frac{{{i}}}{{2}}" for i in range(1, 40, 2)}
-
-
 def test_aime_has_capital_columns_and_whole_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "aime.jsonl", AIME)
     tasks = load_tasks(str(path), split="all", count=30)
@@ -228,8 +222,9 @@ def test_without_datasets_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
 
 async def test_the_math_environment_asks_for_a_box(tmp_path: Path) -> None:
     source = str(write(tmp_path / "math.parquet", MATH))
-    [task] = Math.tasks("all", count=1, data=source)
+    tasks = Math.tasks("all", count=len(MATH), data=source)
+    assert {task.target for task in tasks} == {f"\\frac{{{i}}}{{2}}" for i in range(1, 40, 2)}, "of the last box"
     env = Math(calculator=False)
-    messages, _ = await env.reset(seed=0, options={"task": task})
+    messages, _ = await env.reset(seed=0, options={"task": tasks[0]})
     assert [m["role"] for m in messages] == ["system", "user"]
     assert messages[0]["content"] == "Put the final answer in \\boxed{}."
