@@ -211,13 +211,16 @@ async def test_the_audit_of_a_set_trusts_it(made: Made, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "form",
-    ["folder at the top", "bundle", "files", pytest.param("tag", marks=pytest.mark.slow)],
+    ["folder at the top", "bundle", "files", *(pytest.param(form, marks=pytest.mark.slow) for form in ("tar", "tag"))],
 )
 async def test_a_repository_comes_in_many_forms(made: Made, form: str, tmp_path: Path) -> None:
     row = dict(made.row)
-    if form == "folder at the top":
-        subprocess.run(["tar", "-czf", tmp_path / "a.tar.gz", "-C", made.folder.parent, "shapes"], check=True)
+    if form == "tar":
+        subprocess.run(["tar", "-czf", tmp_path / "a.tar.gz", "-C", made.folder, "."], check=True)
         row["snapshot"] = "a.tar.gz"
+    elif form == "folder at the top":
+        subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", made.folder.parent, "shapes"], check=True)
+        row["snapshot"] = "a.tar"
     elif form == "bundle":
         _git(made.folder, "bundle", "create", "-q", str(tmp_path / "a.bundle"), "main")
         row["snapshot"] = "a.bundle"
@@ -294,10 +297,12 @@ ID = "tests/test_a.py::test_x"
         ("", {"": "SKIPPED"}, False, True),
         ("", {"": "XPASS"}, False, False),
         ("", {"": "FAILED"}, False, False),
+        ("", {"": "ERROR"}, False, False),
         ("", {}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "XFAIL"}, True, True),
         ("[a", {"[a b]": "SKIPPED", "[a c]": "SKIPPED"}, False, True),
         ("[a", {"[a b]": "PASSED", "[a c]": "SKIPPED"}, False, False),
+        ("[a", {"[a b]": "PASSED", "[a c]": "FAILED"}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "XPASS"}, True, True),
         ("[a", {"[b a]": "PASSED"}, False, False),
         ("[a]", {"[a] b]": "PASSED"}, False, False),

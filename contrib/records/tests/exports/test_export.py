@@ -156,6 +156,7 @@ def test_sft_keeps_the_episodes_with_their_tokens(tmp_path: Path, export: Comman
 
 def test_an_atif_folder_has_a_file_for_each_episode(tmp_path: Path, export: Command) -> None:
     write_run(tmp_path, an_episode(0), an_episode(1, kind="text"))
+    (tmp_path / "trajectories").mkdir()  # an empty folder may be filled
     export("atif", "trajectories", "--tokens")
     files = sorted((tmp_path / "trajectories").iterdir())
     assert [file.name for file in files] == ["000000-train_0_0.json", "000001-train_1_0.json"]
