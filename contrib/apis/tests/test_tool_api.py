@@ -318,6 +318,15 @@ async def test_functions_may_stand_beside_the_shop(functions: str) -> None:
         assert "functions_get_order" in names and "get_order" not in names
 
 
+async def test_two_functions_of_one_name_are_told_apart(functions: str, tmp_path: Path) -> None:
+    other = tmp_path / "sums.py"
+    other.write_text('def add(a: int, b: int) -> int:\n    """Add, and one."""\n    return a + b + 1\n')
+    async with factory(tools=[f"{functions}:add", f"{other}:add"]) as opened:
+        tasks = opened.tasks(count=20)
+        assert {task.metadata["tool"] for task in tasks} == {"add", "sums_add"}
+        assert {(await play(opened, EXPERT, task)).reward for task in tasks} == {1.0}
+
+
 # ---- a file of tasks ----
 
 

@@ -318,6 +318,7 @@ async def test_a_result_that_breaks_the_protocol_or_its_own_schema_is_shown_as_t
     audio = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
     shown: dict[str, tuple[Any, str]] = {
         "null_in_it": (said("seven", {"n": None}), "seven"),
+        "key_missing": (said("seven", {}), "seven"),
         "no_structure": ({"content": [{"type": "text", "text": "seven"}]}, "seven"),
         "list_for_object": (said("seven", [7]), "seven"),
         "only_structure": ({"structuredContent": {"n": "7"}}, '{"n":"7"}'),

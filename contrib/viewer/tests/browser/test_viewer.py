@@ -136,6 +136,20 @@ def test_two_evaluations_are_compared_and_their_episodes_stand_side_by_side(tmp_
             until(page, "location.hash.includes('at=1')")
 
 
+def test_a_comparison_without_a_common_task_says_so_and_can_be_changed(
+    server: ViewServer, runs: Path, shown: Watched
+) -> None:
+    evaluation(runs / "a", {0: [1.0]})
+    evaluation(runs / "b", {1: [1.0]})
+    index(server.library)
+    page = shown.go("#/a/compare?other=b")
+    assert (
+        "have no attempt at a task in common: compare runs of the same tasks" in page.locator(".warning").inner_text()
+    )
+    page.select_option("select[aria-label='B']", "a")
+    until(page, "document.querySelector('.group') !== null")
+
+
 def test_parts_of_the_reward_are_drawn_and_an_evaluation_that_goes_on_is_marked(
     server: ViewServer, runs: Path, shown: Watched
 ) -> None:
@@ -192,15 +206,32 @@ def test_tokens_are_shaded(shown: Watched, shade: str, first: str, last: str, wo
     marks = page.locator(".conversation .tok")
     assert marks.count() == 5
     assert first in marks.first.get_attribute("class") and last in marks.last.get_attribute("class")
-    marks.last.hover()
-    assert words in page.locator(".token-line").inner_text()
-    assert page.locator(".shade-bar .legend").is_visible()
     if shade == "logprob":
         backgrounds = "(tokens) => tokens.map((token) => getComputedStyle(token).backgroundColor)"
         assert len(set(marks.evaluate_all(backgrounds))) == 5, "one for each class of logprob"
+    marks.last.hover()
+    assert words in page.locator(".token-line").inner_text()
+    assert page.locator(".shade-bar .legend").is_visible()
     page.get_by_role("tab", name="Tokens").click()
     page.wait_for_selector(".token-row")
     assert page.locator(".token-row .tok").count() == 9
+
+
+def write_data(run: Path, data: Any) -> None:
+    """Write an episode that no program of ours would have written."""
+    run.mkdir()
+    (run / "episodes.jsonl").write_text(json.dumps(data) + "\n")
+
+
+def test_rows_of_a_broken_prefix_are_apart(server: ViewServer, runs: Path, shown: Watched) -> None:
+    data = json.loads(make_episode().to_json())
+    data["turns"][1]["starts_row"] = True
+    write_data(runs / "rows", data)
+    index(server.library)
+    page = shown.go("#/rows/episode?key=episodes%2F0", ".conversation")
+    assert page.locator(".break").count() == 1
+    page = shown.go("#/rows/episode?key=episodes%2F0&tab=tokens", ".token-row")
+    assert page.locator(".token-row").count() == 2
 
 
 def test_the_rows_of_an_episode_are_a_tree_that_leads_to_them(server: ViewServer, runs: Path, shown: Watched) -> None:
@@ -210,8 +241,7 @@ def test_the_rows_of_an_episode_are_a_tree_that_leads_to_them(server: ViewServer
     data["turns"][0]["auxiliary"] = "a title"
     rows = [(0, None, "auxiliary"), (1, 2, "sub_agent"), (2, None, ""), (3, 4, "tools"), (4, 3, "tools")]
     data["lineage"] = [{"turn": turn, "parent": parent, "kind": kind, "why": "w"} for turn, parent, kind in rows]
-    (runs / "tree").mkdir()
-    (runs / "tree" / "episodes.jsonl").write_text(json.dumps(data) + "\n")
+    write_data(runs / "tree", data)
     index(server.library)
     page = shown.go("#/tree/episode?key=episodes%2F0", ".conversation")
     tree = page.get_by_role("navigation", name="Rows of the episode")
@@ -353,6 +383,7 @@ def test_what_a_program_left_behind_can_be_read(server: ViewServer, runs: Path, 
 
 def test_filters_are_in_the_address_and_the_back_button_takes_them_back(shown: Watched) -> None:
     page = shown.go("#/run/episodes", ".tr.row")
+    assert texts(page, "select[aria-label='Kind of task'] option") == ["any", "no_kind", "add", "double"]
     page.select_option("select[aria-label='Only']", "fault")
     until(page, "document.querySelectorAll('.tr.row').length === 1")
     assert "has=fault" in page.url
@@ -598,6 +629,14 @@ def test_a_long_output_is_folded(server: ViewServer, runs: Path, shown: Watched)
     assert page.evaluate(length) == 6000
     page.get_by_role("button", name="more of 200 k characters").click()
     assert page.evaluate(length) == 200_000
+
+
+def test_lines_that_hold_no_episode_are_shown(server: ViewServer, runs: Path, shown: Watched) -> None:
+    (runs / "bad").mkdir()
+    (runs / "bad" / "episodes.jsonl").write_text("not JSON\n{}\n")
+    index(server.library)
+    page = shown.go("#/bad/overview", ".warning")
+    assert "2 lines hold no episode" in page.locator(".warning").inner_text()
 
 
 def test_a_request_that_the_browser_ends_is_sent_again(shown: Watched) -> None:
