@@ -32,13 +32,15 @@ TOGETHER = (
     (
         "tests/system/test_engine",
         "tests/agents/generator/",
-        "tests/trainers/families/",
-        "contrib/external/tests/served/",
+        "tests/trainers/families/test_proof",
+        "contrib/families/tests/test_proof",
+        "contrib/external/tests/served/test_served_engine",
     ),
     (
         "tests/trainers/titan/",
         "tests/trainers/run/test_checkpoint_model",
         "tests/forge_env/runtime/test_weights_shared",
+        "contrib/families/tests/test_gpt_oss",
     ),
 )
 """Files that one worker runs: it alone imports vLLM, or starts the server of tests/helpers/forks.py."""
