@@ -28,6 +28,8 @@ SHORT_NAMES = "forge_env_short_names"
 DOCKERFILE = "Dockerfile.sandbox"
 _NAME = re.compile(rf"({'|'.join(MOVED)})((?:\.\w+)*)(:\w[\w.]*)?")
 """A module, or a "module:object", as a text."""
+_MENTION = re.compile(rf"\b(?:{'|'.join(MOVED)})\b".encode())
+"""What a source contains that names a module which moves: a third of them need no parsing."""
 _TARGET = re.compile(rf'"({"|".join(MOVED)})\.')
 """The beginning of one in a file that is not Python."""
 
@@ -70,6 +72,8 @@ def with_long_names(source: bytes, root: Path, file: str) -> bytes:
     Raises:
         ValueError: for a name that cannot be replaced in its place, with the file and line.
     """
+    if not _MENTION.search(source):
+        return source
     nodes = list(ast.walk(ast.parse(source)))
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     used = {node.id for node in nodes if isinstance(node, ast.Name)}

@@ -100,8 +100,11 @@ def cases(files: list[Path]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[list[str]]:
-    """The command of an interpreter that starts at once."""
+def python(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """The command of an interpreter that starts at once; where slow tests run, too, it is the plain one."""
+    if "not slow" not in request.config.option.markexpr:
+        yield [sys.executable]
+        return
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(WarmPython(Path(folder))) as warm:
         yield warm.command
 

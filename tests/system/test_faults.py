@@ -1,7 +1,7 @@
 """What dies, hangs or fills up under a run, for real: rollouts are replaced, and what cannot be says so and resumes.
 
-docs/reliability.md has the table. The controller's death and two runs on one folder are in test_runs.py,
-test_resume.py and tests/trainers/test_checkpoints.py.
+docs/reliability.md has the table. The controller's death and two runs on one folder are in test_resume.py and
+tests/trainers/test_checkpoints.py.
 """
 
 from __future__ import annotations

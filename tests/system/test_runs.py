@@ -541,36 +541,6 @@ def test_ctrl_c_while_the_engine_starts(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_the_controller_is_killed(start: Start) -> None:
-    """SIGKILL runs no clean-up of ours: the actors notice by themselves. Files may stay, processes may not."""
-    run = start("trainers.grpo", "--env", "code_exec", "--steps", "100000", *UNTRAINED)
-    run.read_until("held-out success before")
-    assert len(run.processes()) >= 4
-    run.process.kill()
-    run.end()
-    run.forget_logs()
-
-
-@pytest.mark.slow
-def test_a_killed_trainer_ends_the_run(start: Start) -> None:
-    """The run says in one sentence which process died, and leaves nothing; other services are started again."""
-    run = start("trainers.grpo", "--env", "math", "--steps", "100000", "--launcher.restarts", "0", *UNTRAINED)
-    run.read_until("held-out success before")
-    logs = (run.output / "logs" / "trainer.log").resolve()
-    pid = next(pid for pid in run.processes() if _stdout_of(pid) == str(logs))
-    os.kill(pid, signal.SIGKILL)
-    console = run.ends_with(1)
-    assert "error: the trainer process died" in console
-
-
-def _stdout_of(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/1")
-    except OSError:
-        return ""
-
-
-@pytest.mark.slow
 def test_marks_with_new_rows_are_learned(start: Start, tmp_path: Path, tiny_model: Path) -> None:
     """A model in which both marks of a call have one row learns to call its tool, and is exported with the new rows."""
     model = make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=True)

@@ -19,8 +19,8 @@ from forge_env.rollout.factory import EnvFactory
 @pytest.fixture
 async def factory(tmp_path: Path) -> AsyncIterator[EnvFactory]:
     """An open environment, whose programs wait for what the test does in their place."""
-    async with opened(folder=tmp_path) as opened_factory:
-        yield opened_factory
+    async with opened(folder=tmp_path) as env_factory:
+        yield env_factory
 
 
 @pytest.fixture

@@ -102,10 +102,10 @@ class Playing:
     agent: Any
 
     @property
-    def asked(self) -> list[tuple[tuple[int, ...], Sampling, str]]:
-        """What the model of `says` was asked: prompts, sampling, and names of requests."""
-        asked: list[tuple[tuple[int, ...], Sampling, str]] = self.agent._policy.asked
-        return asked
+    def requests(self) -> list[tuple[tuple[int, ...], Sampling, str]]:
+        """The prompts that the model of `says` has had, with their sampling, and names."""
+        requests: list[tuple[tuple[int, ...], Sampling, str]] = self.agent._policy.asked
+        return requests
 
     async def end(self, last_line: str = '{"reward": 1.0}', code: int = 0) -> Episode:
         """Let the program print a line, write it to its result if it is JSON, and end; return the episode."""

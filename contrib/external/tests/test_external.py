@@ -228,12 +228,23 @@ def test_a_program_with_tasks_of_its_own_is_given_numbers() -> None:
         ({"command": "true", "reward_range": "1,0"}, "reward_range is '1,0'; it is two numbers"),
         ({"command": "true", "reward_range": "nan,1"}, "reward_range is 'nan,1'"),
         ({"command": "true", "tasks": "maths"}, "Did you mean math"),
+        ({"command": "true", "files": "/tmp"}, "which is for a program in a workspace"),
+        ({"command": "true", "tasks": "bug_fix", "image": "host"}, "has no option 'image'"),
+        ({"command": "true", "image": "host", "sandbox": "namespaces"}, "and the program runs in a workspace"),
+        ({"command": "true", "image": "host", "cwd": "/tmp"}, "the option files copies a folder of this machine"),
+        ({"command": "true", "image": "host", "host": "127.0.0.2"}, "host is '127.0.0.2'"),
+        ({"command": "true", "image": "no/image:1"}, "there is no image 'no/image:1'"),
+        (
+            {"command": "true", "image": "host", "files": "/nothing/here"},
+            "'/nothing/here', and there is no such folder",
+        ),
     ],
 )
 async def test_a_mistake_is_one_sentence(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError, match=reason) as error:
         async with make("external", **options):
             pass
+    assert "\n" not in str(error.value)
 
 
 def test_a_program_that_is_not_there_is_said_before_anything_starts() -> None:

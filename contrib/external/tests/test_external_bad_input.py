@@ -121,12 +121,12 @@ class Later:
     """The policy of an agent that answers, or fails, only when it may."""
 
     def __init__(self, agent: Any, error: Exception | None = None) -> None:
-        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.arrival, self.may_answer = asyncio.Event(), asyncio.Event()
         self._generate, self._error = agent._policy.generate, error
         agent._policy = self
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked.set()
+        self.arrival.set()
         await self.may_answer.wait()
         if self._error is not None:
             raise self._error
@@ -147,7 +147,7 @@ async def test_an_answer_that_a_client_has_left_is_given_to_its_second_try_or_is
     later = Later(agent)
     async with play(agent=agent) as program:
         asking = asyncio.create_task(program.chat("hi"))
-        await later.asked.wait()
+        await later.arrival.wait()
         asking.cancel()
         await asyncio.wait({asking})
         again = asyncio.create_task(program.chat("hi" if comes_back else "something else"))

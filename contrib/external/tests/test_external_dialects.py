@@ -54,7 +54,7 @@ async def test_messages_with_a_tool_are_one_row(play: Play, check: Check, tiny_m
         episode = await program.end()
 
     assert (episode.outcome, episode.reward, len(episode.rows)) == (Outcome.SCORED, 1.0, 1)
-    (prompt, _, _), (longer, _, _) = program.asked
+    (prompt, _, _), (longer, _, _) = program.requests
     assert longer[: len(prompt)] == prompt
     assert (second.usage.input_tokens, second.usage.output_tokens) == (len(longer), len(episode.turns[1].token_ids))
     assert [m["role"] for m in episode.turns[0].observation] == ["system", "user"]
@@ -127,7 +127,7 @@ async def test_a_limit_above_the_room_is_cut_to_the_room_in_every_dialect(play: 
         asked: Any = [{"role": "user", "content": "how do you do?"}]
         await client.messages.create(model="any", messages=asked, max_tokens=32_000)
         episode = await program.end()
-    assert all(sampling.max_tokens == 500 - len(prompt) for prompt, sampling, _ in program.asked)
+    assert all(sampling.max_tokens == 500 - len(prompt) for prompt, sampling, _ in program.requests)
     assert (episode.outcome, len(episode.turns)) == (Outcome.SCORED, 3), episode.error
 
 
@@ -150,7 +150,7 @@ async def test_responses_with_a_function_are_one_row(play: Play, check: Check) -
     assert (episode.reward, len(episode.turns), len(episode.rows)) == (1.0, 3, 1)
     assert [m["role"] for m in episode.turns[0].observation] == ["system", "user"]
     assert [[m["role"] for m in turn.observation] for turn in episode.turns[1:]] == [["tool"], ["user"]]
-    assert third.usage.input_tokens == len(program.asked[2][0])
+    assert third.usage.input_tokens == len(program.requests[2][0])
     check(episode)
 
 
@@ -203,7 +203,7 @@ async def test_what_cannot_be_served_is_left_out_and_named(play: Play, tiny_mode
         episode = await program.end()
     assert [m["role"] for m in episode.turns[0].observation] == ["system", "user", "system"]
     assert {*named} <= episode.info["ignored_fields"].keys()
-    prompt = Renderer(tiny_model).decode(program.asked[0][0])
+    prompt = Renderer(tiny_model).decode(program.requests[0][0])
     assert '"add"' in prompt and "web_search" not in prompt
 
 
@@ -224,7 +224,7 @@ async def test_a_function_of_a_namespace_is_called_and_sent_back_under_its_own_n
         assert (await responses.create(input=asked, **options)).output_text == "3"
         episode = await program.end()
     assert (len(episode.turns), len(episode.rows)) == (3, 1), episode.info
-    prompt = Renderer(tiny_model).decode(program.asked[0][0])
+    prompt = Renderer(tiny_model).decode(program.requests[0][0])
     assert '"sums__add"' in prompt and '"add"' in prompt
     check(episode)
 

@@ -38,7 +38,7 @@ async def test_a_conversation_with_a_tool_is_one_row_of_exact_tokens(
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True)
     assert "turns_at_once" not in episode.info
     [row] = episode.rows
-    (prompt, _, _), (longer, _, _) = program.asked
+    (prompt, _, _), (longer, _, _) = program.requests
     said = episode.turns[0].token_ids
     assert longer[: len(prompt) + len(said)] == (*prompt, *said), "bridged onto what was sampled"
     assert tuple(row.token_ids) == (*longer, *episode.turns[1].token_ids)
@@ -116,7 +116,7 @@ async def test_two_conversations_in_turns_leave_two_whole_rows(play: Play, check
     assert [turn.message["content"] for turn in episode.turns] == ["b1", "b2", "a1", "a2", "a3"]
     assert [turn.starts_row for turn in episode.turns] == [True, False, True, False, False]
     assert episode.turns[0].observation[0]["role"] == "system"
-    prompts, samplings, ids = zip(*program.asked, strict=True)
+    prompts, samplings, ids = zip(*program.requests, strict=True)
     assert ids == ("e0/0", "e0/context1/0", "e0/1", "e0/context1/1", "e0/2")
     assert len({sampling.seed for sampling in samplings}) == 5
     assert tuple(episode.rows[1].token_ids[: len(prompts[4])]) == prompts[4]
@@ -149,7 +149,7 @@ async def test_limits_and_stops_of_a_request_hold(play: Play, check: Check) -> N
         with pytest.raises(openai.BadRequestError, match="whole number"):
             await program.chat("again", known, "so?", max_tokens=0)
         episode = await program.end()
-    [first, second] = program.asked
+    [first, second] = program.requests
     assert (first[1].max_tokens, second[1].stop) == (2, ("hold",))
     assert "hold" in episode.turns[1].message["content"], "the record has all that was sampled, up to the stop"
     assert episode.turns[1].finish_reason == "stop"
@@ -178,7 +178,7 @@ async def test_plain_completions_are_turns_as_well(play: Play, check: Check, tin
         stream = await complete(model="m", prompt="88 ", stream=True)
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "hold"
         episode = await program.end()
-    prompts = [prompt for prompt, _, _ in program.asked]
+    prompts = [prompt for prompt, _, _ in program.requests]
     assert list(prompts[0]) == renderer.encode("How many ")
     assert prompts[1][: len(prompts[0]) + 3] == (*prompts[0], *episode.turns[0].token_ids), "goes on with the row's ids"
     assert list(prompts[2]) == ids

@@ -249,22 +249,3 @@ async def test_tasks_of_a_file_and_an_image_go_together(files: str, tmp_path: Pa
         commands = ("echo 7 > seven.txt", "echo 8 > seven.txt")
         good, bad = await asyncio.gather(*(_play(factory, task, command) for command in commands))
     assert (good.reward, bad.reward) == (1.0, 0.0), good.error
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"image": "host", "sandbox": "namespaces"}, "sandbox is 'namespaces', and the program runs in a workspace"),
-        ({"image": "host", "cwd": "/tmp"}, "the option files copies a folder of this machine"),
-        ({"image": "host", "host": "127.0.0.2"}, "host is '127.0.0.2'"),
-        ({"image": "no/image:1"}, "there is no image 'no/image:1'"),
-        ({"image": "host", "files": "/nothing/here"}, "files is '/nothing/here', and there is no such folder"),
-        ({"files": "/tmp"}, "which is for a program in a workspace"),
-        ({"tasks": "bug_fix", "image": "host"}, "has no option 'image'"),
-    ],
-)
-async def test_a_mistake_is_one_sentence(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError) as error:
-        async with make("external", command="true", **options):
-            pass
-    assert reason in str(error.value) and "\n" not in str(error.value)

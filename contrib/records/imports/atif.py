@@ -121,9 +121,10 @@ def _call(call: Any) -> dict[str, Any]:
     arguments = call.get("arguments", {})
     if not isinstance(arguments, Mapping):
         raise BadRecord(f"the arguments of the call of {call['function_name']} are no object")
-    text = _ours(call).get("arguments", json.dumps(arguments))
+    own = _ours(call)
+    text = own.get("arguments", json.dumps(arguments))
     function = {"name": call["function_name"], "arguments": text if isinstance(text, str) else json.dumps(text)}
-    return {"id": str(call.get("tool_call_id", "")), "type": "function", "function": function}
+    return {"id": str(own.get("tool_call_id", call.get("tool_call_id", ""))), "type": "function", "function": function}
 
 
 def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:

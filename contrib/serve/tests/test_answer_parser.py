@@ -75,8 +75,10 @@ def answers(dialect: str) -> Iterator[str]:
     )
     yield from (one.replace(NAME, ""), one.replace(NAME, "other"), f"{one}{one}", two[: -len(two) // 4])
     yield from (mark + "x" for mark in marks)
-    for thought in ("<think>\nI add.\n</think>\n\n", f"<think>{one}</think>", "<think></think>", "<think>I add. "):
-        yield from (thought, f"{thought}Three.", f"{thought}{one}", f"{thought}{one[: len(one) // 2]}")
+    first, *thoughts = ("<think>\nI add.\n</think>\n\n", f"<think>{one}</think>", "<think></think>", "<think>I add. ")
+    yield from (first, f"{first}Three.", f"{first}{one}", f"{first}{one[: len(one) // 2]}")
+    for thought in thoughts:
+        yield from (thought, f"{thought}{one}")
     yield from ("I add.</think>\n\nThree.", f"{one}</think>{two}")
     channels = (f"{THOUGHT}I add.{END}{ANSWER}", f"{THOUGHT}{one}{END}{ANSWER}", f"{THOUGHT}I add. ")
     for thought in channels if dialect == "harmony" else ():

@@ -20,7 +20,7 @@ from agents.scripted import ScriptedAgent
 from benchmarks.simulated_time import World
 from benchmarks.simulated_time import run as simulated
 from forge_env.core.env import Env
-from forge_env.core.episode import Episode, Turn
+from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import InvariantError, PolicyError, SandboxError, TemplateError, UserError
 from forge_env.core.protocols import ContextFull, Conversation, EndpointFull, NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
@@ -71,14 +71,14 @@ def agent(answer: str | Callable[[list[Message]], str] = "hi") -> ScriptedAgent:
 class Raises:
     """An agent whose policy breaks at its second turn."""
 
-    def __init__(self, error: BaseException | Callable[[], Awaitable[None]]) -> None:
-        self._error = error
+    def __init__(self, error: BaseException | Callable[[], Awaitable[None]], *, after: int = 1) -> None:
+        self._error, self._after = error, after
         self._first = agent()
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        if conversation.turns and isinstance(self._error, BaseException):
-            raise self._error
-        if conversation.turns:
+        if len(conversation.turns) >= self._after:
+            if isinstance(self._error, BaseException):
+                raise self._error
             await self._error()
         return await self._first.act(conversation, tools)
 
@@ -121,6 +121,12 @@ async def play(env_class: type[Env], who: Any = None, *, limits: EpisodeLimits =
         return await run_episode(
             factory, who or agent(), TASK, seed=7, episode_id="g/0", group_id="g", limits=limits, env_options=options
         )
+
+
+async def play_group(env_class: type[Env], who: Any = None, *, count: int, seed: int = 0, **options: Any) -> Group:
+    async with EnvFactory(env_class, **options) as factory:
+        spec = GroupSpec(task=TASK, count=count, seed=seed, group_id="g")
+        return await run_group(factory, who or agent(), spec, limits=LIMITS)
 
 
 def step_that(result: Any) -> type[Env]:
@@ -237,10 +243,10 @@ async def test_an_environment_may_go_on_or_end_at_a_prompt_that_leaves_no_room(a
     assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.5, 3), "it is no turn"
     assert result.info["told"] == [["max_tokens", "the prompt has 9 tokens"]]
     assert result.info["shortened"] and result.info["full_contexts"] == [at]
-    ended = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
-    assert (ended.outcome, ended.reward, ended.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
-    assert (len(ended.turns), ended.rewards["part"]) == (at, 0.5)
-    assert Episode.from_json(ended.to_json()) == ended
+    end = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
+    assert (end.outcome, end.reward, end.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
+    assert (len(end.turns), end.rewards["part"]) == (at, 0.5)
+    assert Episode.from_json(end.to_json()) == end
 
 
 async def test_an_environment_that_only_asks_what_has_no_room_comes_to_an_end() -> None:
@@ -276,13 +282,7 @@ async def test_an_environment_that_breaks_as_it_is_told_of_its_end_keeps_what_it
     [
         (StallsAtTheSecondTurn, {"episode_seconds": 0.05}, {"by": "model"}, ("TRUNCATED", -0.75, 2), ""),
         (StallsAtTheSecondTurn, {"step_seconds": 0.05}, {"by": "model"}, ("TRUNCATED", -0.75, 2), ""),
-        (
-            StallsAtTheSecondTurn,
-            {"episode_seconds": 0.05},
-            {"by": "service"},
-            ("TIMEOUT", None, 2),
-            "StallsAtTheSecond",
-        ),
+        (StallsAtTheSecondTurn, {"episode_seconds": 0.05}, {"by": "service"}, ("TIMEOUT", None, 2), "StallsAtThe"),
         (Slow, {"step_seconds": 0.05}, {}, ("ENV_FAULT", None, 1), "longer than 0.05 s"),
         # Nothing is the model's doing before its first turn.
         (SlowReset, {"episode_seconds": 0.05}, {}, ("TIMEOUT", None, 0), "0.05 s of episode_seconds"),
@@ -557,9 +557,8 @@ async def test_a_group_that_raises_leaves_nothing_running() -> None:
                 raise InvariantError("a bug")
             return await super().act(conversation, tools)
 
-    async with EnvFactory(Counter, closed=closed) as factory:
-        with pytest.raises(BaseException, match="a bug"):
-            await run_group(factory, FirstRaises(), GroupSpec(task=TASK, count=3, seed=0, group_id="g"), limits=LIMITS)
+    with pytest.raises(BaseException, match="a bug"):
+        await play_group(Counter, FirstRaises(), count=3, closed=closed)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -589,10 +588,8 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
     def without_times(result: Episode) -> Episode:
         return replace(result, turns=tuple(replace(turn, policy_seconds=0.0, env_seconds=0.0) for turn in result.turns))
 
+    crowd = await play_group(Dice, agent(script), count=64, seed=5)
     async with EnvFactory(Dice) as factory:
-        crowd = await run_group(
-            factory, agent(script), GroupSpec(task=TASK, count=64, seed=5, group_id="g"), limits=LIMITS
-        )
         for i in (0, 20, 63):
             alone = await run_episode(
                 factory, agent(script), TASK, seed=5 + i, episode_id=f"g/{i}", group_id="g", limits=LIMITS
@@ -607,17 +604,19 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
 
 
 class Meets(Env):
-    """A blocking environment: its `part` returns when some instances are in it at once."""
+    """A blocking environment: its `part` returns when some instances are in it at once, or never."""
 
-    barrier: threading.Barrier
+    barrier: threading.Barrier | None = None
     part: str
 
     def __init__(self) -> None:
         self.meet("constructor")
 
     def meet(self, part: str) -> None:
-        if part == self.part:
+        if part == self.part and self.barrier is not None:
             self.barrier.wait(60.0)
+        while part == self.part and self.barrier is None:
+            time.sleep(0.001)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return TASK.prompt, {}
@@ -637,40 +636,17 @@ class Meets(Env):
 
 @pytest.mark.parametrize(("part", "parties"), [("constructor", 4), ("step", 40), ("success", 4), ("final_info", 4)])
 async def test_blocking_environments_do_not_stall_each_other(part: str, parties: int) -> None:
-    class Meets_(Meets):
-        barrier = threading.Barrier(parties)
-
-    Meets_.part = part
-    async with EnvFactory(Meets_) as factory:
-        group = await run_group(
-            factory, agent(), GroupSpec(task=TASK, count=parties, seed=0, group_id="g"), limits=LIMITS
-        )
+    group = await play_group(
+        type("Met", (Meets,), {"part": part, "barrier": threading.Barrier(parties)}), count=parties
+    )
     assert group.rewards == (1.0,) * parties
     assert all(episode.success and episode.info["met"] for episode in group.episodes)
 
 
-class Endless(Meets):
-    """Its `part` does not end."""
-
-    def meet(self, part: str) -> None:
-        while part == self.part:
-            time.sleep(0.001)
-
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return TASK.prompt, {}
-
-    async def step(self, action: Action) -> Result:  # type: ignore[override]
-        return (), 1.0, True, False, {}
-
-
-@pytest.mark.parametrize("part", ["constructor", "success", "final_info"])
-async def test_the_limit_of_a_step_ends_the_constructor_and_the_verdict(part: str) -> None:
-    class Endless_(Endless):
-        pass
-
-    Endless_.part = part
-    result = await play(Endless_, limits=EpisodeLimits(step_seconds=0.1))
-    message = f"{'Endless_()' if part == 'constructor' else part} took longer than 0.1 s"
+@pytest.mark.parametrize("part", ["constructor", "step", "success", "final_info"])
+async def test_the_limit_of_a_step_ends_all_parts(part: str) -> None:
+    result = await play(type("Endless", (Meets,), {"part": part}), limits=EpisodeLimits(step_seconds=0.1))
+    message = f"{'Endless()' if part == 'constructor' else part} took longer than 0.1 s"
     if part == "final_info":
         assert (result.outcome, result.info["final_info_error"]) == (Outcome.SCORED, message)
     else:
@@ -746,14 +722,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     who = Watches()
     result = await play(Interleaved, who, limits=EpisodeLimits(max_turns=9))
     assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0)
-    assert [turn.message["content"] for turn in result.turns] == [
-        "1 messages, first 'turn 3 of 2'",
-        "1 messages, first 'turn 1 of 1'",
-        "3 messages, first 'turn 1 of 1'",
-        "1 messages, first 'turn 0 of 0'",
-        "3 messages, first 'turn 0 of 0'",
-        "5 messages, first 'turn 0 of 0'",
-    ], "one after another, the one at hand last"
+    turns = ((1, "3 of 2"), (1, "1 of 1"), (3, "1 of 1"), (1, "0 of 0"), (3, "0 of 0"), (5, "0 of 0"))
+    expected = [f"{count} messages, first 'turn {turn}'" for count, turn in turns]
+    assert [turn.message["content"] for turn in result.turns] == expected, "one after another, the one at hand last"
     assert [request_id for request_id, _, _ in who.shown] == [
         "g/0", "g/0/context1", "g/0", "g/0/context2", "g/0/context1", "g/0",
     ]  # fmt: skip
@@ -764,12 +735,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     assert result.info == {"seen": 0}, "what is asked is no part of the record"
     began = [(row.turn, row.kind) for row in result.lineage]
     assert began == [(0, "environment"), (1, "environment"), (3, "")]
-
-
-async def test_an_episode_that_is_cut_shows_the_conversation_at_hand_last() -> None:
-    result = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
-    assert (result.outcome, len(result.turns)) == (Outcome.TRUNCATED, 3)
-    assert [m["content"] for m in result.tail] == ["turn 3 of 2"]
+    short = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
+    assert (short.outcome, len(short.turns)) == (Outcome.TRUNCATED, 3)
+    assert [m["content"] for m in short.tail] == ["turn 3 of 2"]
 
 
 async def test_what_was_asked_holds_for_one_turn() -> None:
@@ -793,13 +761,8 @@ async def test_messages_from_outside_that_no_template_takes_are_a_fault_and_our_
     error = TemplateError("no place for it")
     with pytest.raises(TemplateError):
         await play(Counter, Raises(error))
-    result = await play(Interleaved, RaisesAtOnce(error))
+    result = await play(Interleaved, Raises(error, after=0))
     assert (result.outcome, result.reward, result.error) == (Outcome.ENV_FAULT, None, "no place for it")
-
-
-class RaisesAtOnce(Raises):
-    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        raise self._error
 
 
 @pytest.mark.parametrize(

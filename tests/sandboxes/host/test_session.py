@@ -7,12 +7,10 @@ import errno
 import os
 import signal
 import socket
-import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +21,13 @@ from forge_env.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, Sess
 from sandboxes import open_sandbox
 from sandboxes.host import interpreter
 from tests.helpers.processes import descendants, descriptors, without_descriptors
+from tests.helpers.sandboxes import owner_of, said_by
 from tests.helpers.waiting import is_alive, until
 
 if sys.platform != "linux":
     pytest.skip("the namespace sandbox needs Linux", allow_module_level=True)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ROOT = Path(__file__).parents[3]
 SHORT = Limits(wall_s=0.5)
 PROMPT_S = 30.0  # far below the sleeps of the cells
 
@@ -513,11 +511,8 @@ asyncio.run(main())
 
 
 async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
-    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if "site-packages" in entry)])
-    environ = {"PYTHONPATH": path, "PATH": os.environ.get("PATH", "")}
-    command = [sys.executable, "-c", OWNER]
-    with subprocess.Popen(command, cwd="/", env=environ, text=True, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None and owner.stdout.readline() == "ready\n"
+    with owner_of(OWNER) as owner:
+        assert said_by(owner) == "ready\n"
         helper = sandbox.capabilities.memory_limit.startswith("cgroup")  # of the only slot
         await until(lambda: len(descendants(owner.pid)) == 2 + 3 * 2 + 2 + helper)
         left = descendants(owner.pid)

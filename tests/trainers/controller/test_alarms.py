@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.plans import plan_of
 from trainers.controller.alarms import MismatchAlarm, make_alarm
-from trainers.grpo import GRPO, Config
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 
 
 def metrics(difference: float, kl: float = 0.0) -> dict[str, float]:
@@ -67,7 +65,7 @@ def test_settings_of_the_engine_that_change_logprobs_are_named() -> None:
 
 
 def alarm_of(*arguments: str) -> MismatchAlarm:
-    return make_alarm(make_plan(read_config(Config, arguments), GRPO), print)
+    return make_alarm(plan_of(*arguments), print)
 
 
 def test_the_bound_depends_on_the_coarser_dtype() -> None:

@@ -7,11 +7,14 @@ from dataclasses import asdict
 
 import pytest
 
+from forge_env.core.episode import Group
 from forge_env.core.errors import NothingTrained, ServiceError
 from forge_env.core.faults import MAX_FAULTS_IN_A_ROW
-from forge_env.core.types import Outcome
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.kinds import Kinds
 from tests.trainers.controller.test_loop import group
-from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, DropCounts
+from tests.trainers.episodes import episode, turn
+from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, DropCounts, SignalCounts
 
 
 def test_a_checkpoint_restores_every_count() -> None:
@@ -89,3 +92,33 @@ def test_faults_beside_groups_without_a_signal_are_named() -> None:
         NothingTrained, match="the only step had no gradient: .* reward 0, and 1 more were dropped with"
     ):
         drops.train(step("failed"), has_gradient=False, most=1)
+
+
+# ---- signals ----
+
+
+def test_groups_are_counted_by_outcome_and_by_kind() -> None:
+    counts = SignalCounts(Kinds(names=("add",)))
+
+    def group(kind: str, *rewards: float) -> Group:
+        members = tuple(episode(turn(1), reward=reward, name=str(i)) for i, reward in enumerate(rewards))
+        return Group(task=Task(prompt=(), kind=kind), episodes=members, id=kind)
+
+    counts.add(group("add", 0.0, 1.0), [0.0, 1.0])
+    counts.add(group("add", 0.0, 0.0), [0.0, 0.0])
+    counts.add(group("add", 1.0, 1.0), [1.0, 1.0])
+    counts.add(group("", 0.0, 1.0), [0.5, 0.5])  # a reward of the user's that is the same for both
+    assert counts.metrics == {
+        "signal/groups": 4,
+        "signal/failed": 1,
+        "signal/solved": 1,
+        "signal/same": 1,
+        "signal/share": 0.25,
+        "signal/groups/add": 3,
+        "signal/failed/add": 1,
+        "signal/solved/add": 1,
+        "signal/groups/no_kind": 1,
+        "signal/same/no_kind": 1,
+    }
+    counts.clear()
+    assert set(counts.metrics.values()) == {0}

@@ -11,13 +11,9 @@ import pytest
 from forge_env.core.episode import Episode, Group
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
-from trainers.config import SHORT_OPTIONS
+from tests.helpers.plans import plan_of
 from trainers.controller.learner import Learner
-from trainers.grpo import GRPO
-from trainers.reinforce import REINFORCE
 from trainers.run.audit import Cheats
-from trainers.setup.options.parser import parse
-from trainers.setup.plan import make_plan
 
 MOVED = {"skipped": 0.0, "grad_norm": 1e-7, "groups_with_signal": 0.0}
 
@@ -60,16 +56,16 @@ def test_the_metrics_of_a_step_have_the_parts_of_the_reward() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "options", "metrics", "has_learned"),
     [
-        (GRPO, (), {"groups_with_signal": 1.0}, True),
-        (GRPO, (), {"groups_with_signal": 1.0, "grad_norm": 0.0}, False),
-        (GRPO, (), {"groups_with_signal": 1.0, "grad_norm": math.nan, "skipped": 1.0}, False),
-        (GRPO, ("--grpo.beta", "0.1"), {}, False),  # rounding of the KL penalty
-        (GRPO, ("--training.entropy_coef", "0.1"), {}, True),
-        (GRPO, ("--loss", "trainers.losses:SFTLoss"), {}, True),
-        (REINFORCE, ("--reinforce.baseline", "none"), {}, True),
+        ("grpo", "", {"groups_with_signal": 1.0}, True),
+        ("grpo", "", {"groups_with_signal": 1.0, "grad_norm": 0.0}, False),
+        ("grpo", "", {"groups_with_signal": 1.0, "grad_norm": math.nan, "skipped": 1.0}, False),
+        ("grpo", "--grpo.beta=0.1", {}, False),  # rounding of the KL penalty
+        ("grpo", "--training.entropy_coef=0.1", {}, True),
+        ("grpo", "--loss=trainers.losses:SFTLoss", {}, True),
+        ("reinforce", "--reinforce.baseline=none", {}, True),
     ],
 )
 def test_what_counts_as_a_gradient(algorithm, options, metrics, has_learned) -> None:  # type: ignore[no-untyped-def]
-    plan = make_plan(parse(algorithm.config, list(options), SHORT_OPTIONS), algorithm)
+    plan = plan_of(options, algorithm=algorithm)
     learner = cast(Learner, SimpleNamespace(run=SimpleNamespace(plan=plan), objective=plan.objective))
     assert Learner.has_gradient(learner, MOVED | metrics) == has_learned

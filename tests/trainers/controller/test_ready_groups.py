@@ -8,28 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.core.episode import Episode, Group, Turn
+from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
+from tests.trainers.episodes import turn
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop_state import READY_FILE, LoopState, ReadyGroup, pack, unpack
 
 
 def make_group(number: int, members: int, replaced: int = 0) -> Group:
     task = Task(prompt=({"role": "user", "content": f"\ud800 {number}"},), target=number)
-    turn = Turn(
-        kind="sampled",
-        observation=(),
-        message={"role": "assistant", "content": "é\n"},
-        prompt_ids=(0,),
-        token_ids=(number, 2),
-        logprobs=(-0.1, -1 / 3),
-        versions=((3, 1), (4, 1)),
-        starts_row=True,
-    )
+    sampled = turn(number, 2, logprobs=(-0.1, -1 / 3), starts_row=True)
+    sampled = replace(sampled, message={"role": "assistant", "content": "é\n"}, versions=((3, 1), (4, 1)))
     name = f"train/{number}"
     episodes = tuple(
-        Episode(task=task, turns=(turn,), outcome=Outcome.SCORED, reward=i / 3, id=f"{name}/{i}", group_id=name)
+        Episode(task=task, turns=(sampled,), outcome=Outcome.SCORED, reward=i / 3, id=f"{name}/{i}", group_id=name)
         for i in range(members)
     )
     faulted = tuple(

@@ -78,7 +78,7 @@ def test_an_unseen_task_has_the_rate_of_its_kind_and_old_visits_are_forgotten() 
     assert given.pool(2) == "unseen"
 
 
-@settings(deadline=None, max_examples=8)  # each draws thousands of tasks
+@settings(deadline=None, max_examples=4)  # each draws thousands of tasks
 @given(seed=st.integers(0, 2**31), size=st.integers(1, 16))
 def test_no_task_is_ever_lost(seed: int, size: int) -> None:
     given = sampler(by="window", seed=seed)

@@ -135,37 +135,52 @@ async def test_which_groups_a_step_takes_does_not_depend_on_the_clock_in_waves()
     assert await trained([0]) == await trained([20, 3, 11]) == await trained([1, 30])
 
 
-@pytest.mark.parametrize(("staleness", "interval"), [(0, 1), (2, 3), (5, 3), (4, 2)])
-async def test_a_run_that_goes_on_after_a_window_loses_and_repeats_no_prompt(staleness: int, interval: int) -> None:
+PACES = [(0, 1, False), (1, 1, False), (3, 1, False), (0, 1, True), (2, 3, True), (5, 3, True), (4, 2, True)]
+
+
+@pytest.mark.parametrize(("staleness", "interval", "in_windows"), PACES)
+async def test_a_run_that_goes_on_loses_and_repeats_no_prompt(staleness: int, interval: int, in_windows: bool) -> None:
+    """After any step, or any window: what was ready is trained on as it was, and only what was running begins again."""
     steps = 8
 
     async def flaky(task: Task, index: int) -> Group:
         await ticks(index % 4)
         return group(index, (Outcome.ENV_FAULT if index % 3 == 1 else Outcome.SCORED,) * 2)
 
-    async def run(**place: Any) -> tuple[Windows, Loop, dict[int, tuple[dict[str, Any], Any]]]:
-        done = place.get("steps_done", 0)
-        record, places = Windows(flaky, train_ticks=20, published=done, version=done, first=done), {}
+    async def run(**place: Any) -> tuple[Record, Loop, dict[int, tuple[dict[str, Any], Any]]]:
+        done, places = place.get("steps_done", 0), {}
+        start: dict[str, Any] = {"train_ticks": 20, "published": done, "version": done}
+        record = Windows(flaky, first=done, **start) if in_windows else Record(flaky, **start)
+        record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)
 
         async def after_step(step: int, state: LoopState | None) -> None:
-            assert (state is None) == loop.is_in_window == (step % interval != 0 and step < steps)
+            assert record.steps[-1] == step == loop.steps_done  # it is written down by then
+            assert (state is None) == loop.is_in_window == (in_windows and step % interval != 0 and step < steps)
             if state is not None:
                 places[step] = state.ledger.state_dict(), state.ready
 
-        pace = {"staleness": staleness, "sync_interval": interval}
-        loop = record.loop(steps=steps, after_step=after_step, **pace, **place)
+        loop = record.loop(steps=steps, staleness=staleness, sync_interval=interval, after_step=after_step, **place)
         await loop.run()
         return record, loop, places
 
     whole, _, places = await run()
     assert list(places) == [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
+    assert in_windows or any(ready for _, ready in places.values()) == (staleness > 0)
     for step, (place, ready) in places.items():
         ledger = Ledger()
         ledger.load_state_dict(place)
+        assert sorted(group.number for group in ready) == place["ready"]
         rest, loop, _ = await run(steps_done=step, ledger=ledger, ready=ready)
-        assert [len(window) for window in rest.windows] == sizes(steps, interval, step)
+        assert rest.steps == list(range(step + 1, steps + 1))
+        if isinstance(rest, Windows):
+            assert [len(window) for window in rest.windows] == sizes(steps, interval, step)
         trained = [index for groups in whole.trained[:step] + rest.trained for index in groups]
         assert len(trained) == len(set(trained)) == loop.ledger.trained == steps * 2
+        assert not set(place["ready"]) & set(rest.admitted)
+        assert set(place["open"]) - set(place["ready"]) <= set(rest.admitted) or step == steps
+        admitted = {group.number: whole.admitted[group.number] for group in ready} | rest.admitted
+        for later, groups in enumerate(rest.trained, step):  # from version `later`
+            assert all(0 <= later - admitted[index] <= staleness for index in groups)
         if staleness == interval - 1:
             assert rest.trained == whole.trained[step:]
 

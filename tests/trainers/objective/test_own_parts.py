@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,10 +199,58 @@ def test_a_reward_that_is_no_number_is_said_when_it_comes(file: str, name: str, 
         load_reward(f"{file}:{name}")(episode(turn(1), reward=reward))
 
 
-@pytest.mark.parametrize(("name", "words"), [("two", "called with one episode"), ("number", "cannot be called")])
-def test_rewards_that_cannot_be_used(file: str, name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("load", "name", "words"),
+    [
+        (load_loss, "MyLos", "Did you mean MyLoss"),
+        (load_loss, "NeedsArguments", "every setting of the class needs a default"),
+        (load_loss, "unknown", "asks for 'logits'"),
+        (load_loss, "blind", "neither logprobs nor entropy"),
+        (load_loss, "number", "cannot be called"),
+        (load_advantages, "two", "called with one list"),
+        (load_advantages, "number", "cannot be called"),
+        (load_reward, "two", "called with one episode"),
+        (load_reward, "number", "cannot be called"),
+    ],
+)
+def test_parts_that_cannot_be_used(file: str, load: Callable[[str], Any], name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        load_reward(f"{file}:{name}")
+        load(f"{file}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "words"),
+    [
+        ("loss", "nan_loss", "on made-up values the loss is not finite"),
+        ("loss", "logarithm", "on made-up values the loss is not finite"),
+        ("loss", "steep", "on made-up values the gradient is not finite"),
+        ("loss", "zero", "its gradient is 0 everywhere"),
+        ("loss", "OwnWeight", "its gradient is 0 everywhere"),
+        ("loss", "number_zero", "must return one number as a tensor that depends on"),
+        ("loss", "per_token", "must return one number as a tensor that depends on"),
+        ("loss", "detached", "must return one number as a tensor that depends on"),
+        ("loss", "matrices", "failed on made-up values: RuntimeError: mat1"),
+        *(("loss", name, "") for name in ("MyLoss", "PerEpisode", "plain", "of_entropy", "old_ratio")),
+        ("advantages", "by_deviation", r"failed on the rewards \[1.0, 1.0, .*: ZeroDivisionError"),
+        ("advantages", "raises", r"failed on the rewards \[.*: AttributeError"),
+        ("advantages", "not_a_number", "it must give one finite number for each"),
+        ("advantages", "fewer", "it must give one finite number for each"),
+        ("advantages", "zeros", "so that nothing would be trained"),
+        ("advantages", "texts", "'0.5' is no number"),
+        *(("advantages", name, "") for name in ("ranks", "tensor")),
+    ],
+)
+def test_parts_are_tried_for_a_plan(file: str, option: str, name: str, words: str) -> None:
+    config = Config(training=TrainingConfig(**{option: f"{file}:{name}"}))
+    with pytest.raises(UserError, match=f"--{option} .*{name}.*{words}") if words else nullcontext():
+        plan_objective(config, GRPO)
+
+
+def test_a_loss_of_a_file_is_found_from_another_folder(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(file).parent)
+    sent = pickle.dumps(load_loss("mine.py:MyLoss"))
+    monkeypatch.chdir(ROOT)
+    assert repr(pickle.loads(sent).loss) == "MyLoss()"
 
 
 def test_without_own_parts_nothing_changes() -> None:
@@ -214,84 +262,6 @@ def test_functions_and_objects_are_losses_too(file: str) -> None:
     assert LossCall(load_loss(f"{file}:plain")).names == {"logprobs", "loss_mask", "advantages"}
     call = LossCall(load_loss(f"{file}:PerEpisode"))
     assert call.names == {"logprobs", "normalizer"} and call.units(tokens=9, episodes=2) == 2
-
-
-def test_a_loss_of_a_file_works_in_a_process_in_another_folder(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(file).parent)
-    sent = pickle.dumps(load_loss("mine.py:MyLoss"))
-    monkeypatch.chdir(ROOT)
-    script = "import pickle, sys; print(pickle.load(sys.stdin.buffer).loss)"
-    done = subprocess.run([sys.executable, "-c", script], input=sent, capture_output=True, timeout=120, check=False)
-    assert done.stdout.strip() == b"MyLoss()", done.stderr.decode()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("MyLos", "Did you mean MyLoss"),
-        ("NeedsArguments", "every setting of the class needs a default"),
-        ("unknown", "asks for 'logits'"),
-        ("blind", "neither logprobs nor entropy"),
-        ("number", "cannot be called"),
-    ],
-)
-def test_a_loss_that_cannot_be_used(file: str, name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        load_loss(f"{file}:{name}")
-
-
-@pytest.mark.parametrize(("name", "words"), [("two", "called with one list"), ("number", "cannot be called")])
-def test_advantages_that_cannot_be_used(file: str, name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        load_advantages(f"{file}:{name}")
-
-
-def test_advantages_that_raise(file: str) -> None:
-    with pytest.raises(UserError, match=r"failed on the rewards \[1\.0\]: AttributeError"):
-        load_advantages(f"{file}:raises")([1.0])
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nan_loss", "on made-up values the loss is not finite"),
-        ("logarithm", "on made-up values the loss is not finite"),
-        ("steep", "on made-up values the gradient is not finite"),
-        ("zero", "its gradient is 0 everywhere"),
-        ("OwnWeight", "its gradient is 0 everywhere"),
-        ("number_zero", "must return one number as a tensor that depends on"),
-        ("per_token", "must return one number as a tensor that depends on"),
-        ("detached", "must return one number as a tensor that depends on"),
-        ("matrices", "failed on made-up values: RuntimeError: mat1"),
-        ("MyLoss", ""),
-        ("PerEpisode", ""),
-        ("plain", ""),
-        ("of_entropy", ""),
-        ("old_ratio", ""),
-    ],
-)
-def test_a_loss_is_tried_for_a_plan(file: str, name: str, words: str) -> None:
-    config = Config(training=TrainingConfig(loss=f"{file}:{name}"))
-    with pytest.raises(UserError, match=f"--loss .*{name}.*{words}") if words else nullcontext():
-        plan_objective(config, GRPO)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("by_deviation", r"failed on the rewards \[1.0, 1.0, .*: ZeroDivisionError"),
-        ("not_a_number", "it must give one finite number for each"),
-        ("fewer", "it must give one finite number for each"),
-        ("zeros", "so that nothing would be trained"),
-        ("texts", "'0.5' is no number"),
-        ("ranks", ""),
-        ("tensor", ""),
-    ],
-)
-def test_advantages_are_tried_for_a_plan(file: str, name: str, words: str) -> None:
-    config = Config(training=TrainingConfig(advantages=f"{file}:{name}"))
-    with pytest.raises(UserError, match=f"--advantages .*{name}.*{words}") if words else nullcontext():
-        plan_objective(config, GRPO)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,11 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.registry.contrib import Row
 from forge_env.rollout.factory import EnvFactory
-from trainers.grpo import GRPO, Config
+from tests.helpers.plans import lines_of, plan_of
 from trainers.run import audit
 from trainers.run.audit import Hole, audit_tasks
 from trainers.run.run_record import RunRecord
 from trainers.setup import describe
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 from trainers.setup.run_tasks import RunTasks
 
 TASKS = [Task(prompt=(), target=number) for number in range(6)]
@@ -55,7 +53,7 @@ def by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def audited(folder: Path, *options: str, tasks: Sequence[Task] = TASKS, resume: bool = False) -> Any:
-    plan = make_plan(read_config(Config, ["--env=math", *options]), GRPO)
+    plan = plan_of("--env=math", *options)
     object.__setattr__(plan.config, "resume", resume)
     with RunRecord(folder) as record:
         rest, facts, _ = await audit_tasks(plan, {"": RunTasks(train=tasks)}, record)
@@ -98,6 +96,5 @@ async def test_without_a_part_that_attacks_nothing_happens(tmp_path: Path, monke
 )
 def test_the_plan_says_what_is_attacked(monkeypatch: pytest.MonkeyPatch, options: list[str], lines: list[str]) -> None:
     monkeypatch.setattr(describe, "rows", lambda table: {"tasks": Row("tasks", f"{__name__}:Numbers")})
-    plan = make_plan(read_config(Config, ["--env=math", *options]), GRPO)
-    said = [text for name, text in describe.describe_plan(plan) if name == "audit"]
+    said = lines_of(plan_of("--env=math", *options), "audit")
     assert len(said) == len(lines) and all(map(str.startswith, said, lines))

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trainers.grpo import GRPO, Config
+from tests.helpers.plans import plan_of
 from trainers.run.open_run import _write_facts
 from trainers.run.run_record import RunRecord
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 
 
 def test_a_changed_loss_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loss = tmp_path / "mine.py"
     source = "def mine(logprobs, advantages, loss_mask):\n    return -(advantages * logprobs).sum()\n"
     loss.write_text(source)
-    plan = make_plan(read_config(Config, ["--env", "math", "--loss", f"{loss}:mine"]), GRPO)
+    plan = plan_of("--env=math", f"--loss={loss}:mine")
     for changed in (source, source, source.replace("-(", "-2 * (")):
         loss.write_text(changed)
         assert "mine.py" not in capsys.readouterr().out

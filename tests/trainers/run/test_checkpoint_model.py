@@ -66,7 +66,7 @@ def be_a_rank(root: Path) -> None:
     init_process_group()
     for name, changes in RANKS.items():
         trainer = TitanTrainer(root / name / "initial_model", replace(SETTINGS, learning_rate=1e-2, **changes))
-        trainer.train_step(make_samples(), SFTLoss())
+        trainer.train_step(make_samples(2), SFTLoss())
         trainer.save(path_of(root / name, 1), 1, EXTRA)
         trainer.export_hf(root / name / "expected")
         trainer.close()
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one_process(tiny_model: Path, tmp_
     for name in RANKS:
         (tmp_path / name).mkdir()
         changes = {"tied tensor": {"tie_word_embeddings": True}, "experts": experts}.get(name, {})
-        make_model_folder(tmp_path / name / "initial_model", tiny_model, **changes)
+        make_model_folder(tmp_path / name / "initial_model", tiny_model, num_hidden_layers=1, **changes)
     run_ranks(be_a_rank, tmp_path, world=2, seconds=120)
     for name in RANKS:
         out = tmp_path / name / "out"

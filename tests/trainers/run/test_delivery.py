@@ -9,15 +9,12 @@ import pytest
 
 from agents.generator.policy import Scored
 from forge_env.core.errors import ServiceError
-from trainers import grpo
-from trainers.config import SHORT_OPTIONS
+from tests.helpers.plans import plan_of
 from trainers.run.delivery import PROMPT, Delivery, make_delivery
-from trainers.setup.options.parser import parse
-from trainers.setup.plan import make_plan
 
 TOKENS = len(PROMPT) - 1
-GPUS = ("--trainer.with_gpus", "--services.generator.with_gpus", "true")
-MODEL = ["--model", "Qwen/Qwen3-0.6B"]
+GPUS = "--trainer.with_gpus --generator.with_gpus"
+ADAPTERS = "--model=Qwen/Qwen3-0.6B --lora.rank=8"
 Engine = Callable[[list[np.ndarray]], np.ndarray]
 """What an engine says, of what the trainer's weights say exactly after each update, from the start on."""
 
@@ -145,21 +142,20 @@ def test_a_trainer_without_steps_or_with_broken_weights_judges_nothing() -> None
 @pytest.mark.parametrize(
     ("options", "is_exact"),
     [
-        ([], True),
-        ([*MODEL, "--lora.rank", "8"], True),
-        (["--training.dtype", "bfloat16"], False),
-        (["--services.generator.with_gpus", "true"], False),
-        ([*GPUS], True),
-        ([*GPUS, *MODEL, "--lora.rank", "8"], True),
-        ([*GPUS, *MODEL, "--lora.rank", "8", "--lora.publish", "merged"], False),
-        ([*GPUS, "--training.fp32_head", "true"], False),
-        ([*GPUS, "--services.generator.engine.quantization", "fp8_per_tensor"], False),
-        (["--model.size", "tiny-moe"], False),
+        ("", True),
+        (ADAPTERS, True),
+        ("--training.dtype=bfloat16", False),
+        ("--generator.with_gpus", False),
+        (GPUS, True),
+        (f"{GPUS} {ADAPTERS}", True),
+        (f"{GPUS} {ADAPTERS} --lora.publish=merged", False),
+        (f"{GPUS} --training.fp32_head", False),
+        (f"{GPUS} --generator.engine.quantization=fp8_per_tensor", False),
+        ("--model.size=tiny-moe", False),
     ],
 )
-def test_which_runs_are_exact(options: list[str], is_exact: bool) -> None:
-    plan = make_plan(parse(grpo.Config, options, SHORT_OPTIONS), grpo.GRPO)
-    assert make_delivery(plan)._is_exact is is_exact
+def test_which_runs_are_exact(options: str, is_exact: bool) -> None:
+    assert make_delivery(plan_of(options))._is_exact is is_exact
 
 
 def test_an_engine_with_a_short_context_is_asked_a_shorter_prompt() -> None:

@@ -9,12 +9,11 @@ import pytest
 
 from forge_env.core.errors import ForgeError, ProcessDied, ServiceError, UserError
 from forge_env.utils.settings import with_values
-from trainers.grpo import GRPO, Config
+from tests.helpers.plans import plan_of
+from trainers.grpo import Config
 from trainers.run import restarts
 from trainers.run.restarts import with_restarts
 from trainers.run.training_run import TrainingRun
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
 END = "the trainer process died of SIGKILL (signal 9)"
@@ -34,7 +33,7 @@ def dies(times: int, seen: list[RunPlan], error: Exception | None = None) -> Any
 
 def begun(folder: Path, *options: str, console: str = "console.jsonl") -> tuple[RunPlan, TrainingRun]:
     """A plan, and a run that has made its folder."""
-    plan, run = make_plan(read_config(Config, ["--env=math", *options]), GRPO), TrainingRun()
+    plan, run = plan_of("--env=math", *options), TrainingRun()
     run.folder = folder
     (folder / console).touch()
     return plan, run

@@ -10,16 +10,14 @@ import pytest
 pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
-from trainers.config import RunConfig, TrainingConfig
+from trainers.config import RunConfig
 from trainers.run import start
 from trainers.run.trainer_actor import allocator
 from trainers.settings.services import EnvsConfig, ServiceConfig, ServicesConfig
 from trainers.settings.tasks import EnvConfig
-from trainers.setup.describe import describe_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
 from trainers.sft import SFT
-from trainers.titan.settings import ParallelismConfig, RateSettings
 from trainers.titan.trainer import TitanSettings
 
 
@@ -54,39 +52,7 @@ def test_all_agents_think_as_the_config_says() -> None:
         assert config.env.limits().max_thinking_tokens == budget
 
 
-def test_the_trainer_is_given_what_the_config_says() -> None:
-    config = RunConfig(
-        training=TrainingConfig(
-            learning_rate=2e-5,
-            warmup_steps=3,
-            weight_decay=0.1,
-            dtype="bfloat16",
-            attention="flex",
-            compile=True,
-            packing=True,
-            max_tokens_per_micro_batch=512,
-        ),
-        services=ServicesConfig(trainer=ServiceConfig(procs=12, threads=3, with_gpus=True)),
-        parallelism=ParallelismConfig(
-            tensor_parallel_degree=2, data_parallel_shard_degree=2, context_parallel_degree=3
-        ),
-    )
-    plan = make_plan(config, SFT)
-    settings = plan.trainer
-    wanted = {
-        "weight_decay": 0.1,
-        "dtype": "bfloat16",
-        "attention": "flex",
-        "compile": True,
-        "pack_length": 512,
-        "max_tokens_per_micro_batch": 512,
-        "tensor_parallel_degree": 2,
-        "context_parallel_degree": 3,
-        "data_parallel_shard_degree": 2,
-        "threads": 3,
-    }
-    assert {name: getattr(settings, name) for name in wanted} == wanted
-    assert plan.rate == RateSettings(learning_rate=2e-5, lr_schedule="linear", warmup_steps=3)
+def test_what_no_option_sets_is_the_trainers_own_default() -> None:
     plain = make_plan(RunConfig(), SFT).trainer
     recipe = {"betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
@@ -98,12 +64,6 @@ def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_m
     assert plan.trainer_at_start.compile_full
     plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
     assert not plan.trainer_at_start.compile_full
-
-
-def test_the_placement_names_every_process() -> None:
-    config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
-    said = describe_services(make_plan(config, SFT))
-    assert said == "services are up, the engine is starting: envs on CPU, generator on CPU, trainer on GPU x 2"
 
 
 def test_the_trainer_s_memory_grows_in_place_unless_the_user_has_set_the_allocator_up(

@@ -15,12 +15,10 @@ from envs.math import Math
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
+from tests.helpers.plans import plan_of
 from tests.trainers.episodes import turn
 from trainers.batching.batch import Sample
-from trainers.grpo import GRPO
 from trainers.run.teachers import Teachers
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 
 MESSAGES = ({"role": "user", "content": "2 + 2?"},)
 TASK = Task(prompt=MESSAGES, target="4")
@@ -33,7 +31,7 @@ def teachers(model: Path, asked: list[tuple[str, list[Sample]]], *options: str) 
         asked.append((name, list(samples)))
         return [np.full(sample.num_targets, -float(len(name))) for sample in samples]
 
-    return Teachers(make_plan(read_config(GRPO.config, given), GRPO), ask, model)
+    return Teachers(plan_of(*given), ask, model)
 
 
 def of(env: str, prompt: Sequence[int], *outcomes: Outcome) -> Group:

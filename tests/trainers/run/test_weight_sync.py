@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agents.generator.policy import Scored
+from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
 from tests.helpers.waiting import until
 from tests.trainers.episodes import episode, turn
@@ -259,15 +263,22 @@ async def begun(*, deaf: str = "") -> tuple[WeightSync, Trainer, Engines]:
     return weights, trainer, engines
 
 
+async def updates(weights: WeightSync, steps: Iterable[int]) -> list[dict[str, float]]:
+    """An update before each of these steps."""
+    found = []
+    for step in steps:
+        found.append(await weights.sync(step))
+        weights.mark_ahead()
+    return found
+
+
 async def silent(version: int) -> None:
     """A pull that nothing comes of but the weights."""
 
 
 async def test_updates_that_arrive_are_proved_with_each_of_them() -> None:
     weights, *_ = await begun()
-    for step in range(4):
-        proof = await weights.sync(step)
-        weights.mark_ahead()
+    for proof in await updates(weights, range(4)):
         assert (proof["delivery/difference"], proof["delivery/missing"]) == pytest.approx((0.0, 0.0), abs=1e-9)
         assert proof["seconds/proof"] > 0
 
@@ -295,24 +306,18 @@ async def test_an_update_that_an_engine_pulls_twice_counts_once() -> None:
 
 async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second() -> None:
     weights, _, engines = await begun()
-    for step in range(3):
-        await weights.sync(step)
-        weights.mark_ahead()
+    await updates(weights, range(3))
     engines.deaf = {"generator_0"}
-    await weights.sync(3)
-    weights.mark_ahead()
+    await updates(weights, [3])
     with pytest.raises(ServiceError, match=r"generator_0 .*moved by 0\.2 since update 2.* it answers as before"):
         await weights.sync(4)
 
 
 async def test_an_engine_that_replaced_another_is_checked_from_its_own_start_on() -> None:
     weights, _, engines = await begun()
-    for step in range(3):
-        await weights.sync(step)
-        weights.mark_ahead()
+    await updates(weights, range(3))
     await weights.catch_up(NewEngine(silent))  # type: ignore[arg-type]
-    await weights.sync(3)
-    weights.mark_ahead()
+    await updates(weights, [3])
     engines.deaf, engines.steps["generator_1"] = {"generator_1"}, 0
     await weights.catch_up(NewEngine(silent, deaf=True))  # type: ignore[arg-type]
     with pytest.raises(ServiceError, match=r"generator_1 .*moved by 0\.5 since the start, the engine's by 0,"):
@@ -331,3 +336,62 @@ async def test_an_engine_that_is_too_busy_to_answer_is_judged_the_next_time() ->
     del engines.fanout  # type: ignore[method-assign]
     weights.mark_ahead()
     assert (await weights.sync(1))["delivery/missing"] == pytest.approx(0.0, abs=1e-9)
+
+
+# ---- ages ----
+
+
+def sampled(*versions: int) -> Episode:
+    return episode(*(turn(1, version=version) for version in versions))
+
+
+def test_an_episode_is_as_old_as_its_oldest_token() -> None:
+    ages = WeightAges(staleness=3)
+    ages.note_version(7)
+    ages.note_step(skipped=False)
+    ages.note_step(skipped=False)
+    ages.note_version(8)
+    assert ages.of([sampled(8), sampled(7), sampled(7, 8)]) == [0, 2, 2]
+    ages.note_step(skipped=False)
+    assert ages.of([sampled(8), sampled(7)]) == [1, 3]
+    ages.note_step(skipped=True)
+    ages.note_version(9)
+    assert ages.of([sampled(9), sampled(8), sampled(7)]) == [0, 1, 3]
+
+
+def test_weights_published_again_after_a_skipped_step_are_as_fresh_as_before() -> None:
+    ages = WeightAges(staleness=1)
+    ages.note_version(0)
+    ages.note_step(skipped=True)
+    ages.note_version(1)
+    assert ages.of([sampled(0), sampled(1)]) == [0, 0]
+
+
+@given(data=st.data(), interval=st.integers(1, 5), more=st.integers(0, 5), steps=st.integers(1, 30))
+def test_no_age_is_beyond_the_setting_and_each_is_counted_in_steps(
+    data: st.DataObject, interval: int, more: int, steps: int
+) -> None:
+    """With a kill and a resume at any step, and some steps skipped."""
+    staleness = interval - 1 + more
+    ages, version = WeightAges(staleness=staleness), data.draw(st.integers(0, 3))
+    taken: list[tuple[int, int]] = [(0, version)]  # steps done at the publication of each version
+    changed = [0]  # updates after so many steps
+    for step in range(steps):  # from version `step`
+        ages.note_version(version)
+        allowed = [(at, v) for at, v in taken if step - at <= staleness]
+        at, chosen = data.draw(st.sampled_from(allowed))
+        assert ages.of([sampled(chosen)]) == [changed[step] - changed[at]]
+        assert ages.of([sampled(chosen)])[0] <= staleness
+        skipped = data.draw(st.booleans())
+        ages.note_step(skipped=skipped)
+        changed.append(changed[-1] + (not skipped))
+        if (step + 1) % interval == 0:
+            version += 1
+            taken.append((step + 1, version))
+        if data.draw(st.integers(0, 5)) == 0:
+            state = json.loads(json.dumps(ages.state_dict()))
+            ages = WeightAges(staleness=staleness)
+            ages.load_state_dict(state)
+            if (step + 1) % interval:  # the resumed run publishes what it goes on from
+                version += 1
+                taken.append((step + 1, version))

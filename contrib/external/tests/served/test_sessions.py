@@ -34,7 +34,7 @@ SAYS_THREE = ScriptedAgent(three)
 async def test_a_client_plays_a_session_token_exactly(served: Open, tiny_model: Path, check: Check) -> None:
     """The real client, with what POST /sessions tells it."""
     async with served() as server:
-        episode = server.begin(says(tiny_model, calls("add", a=1, b=2), "3"))
+        playing = server.begin(says(tiny_model, calls("add", a=1, b=2), "3"))
         session = await server.take()
         assert session["task"] == {"id": TASK.id, "messages": list(TASK.prompt), "metadata": {"level": 1}}
         assert "target" not in str(session)
@@ -45,12 +45,12 @@ async def test_a_client_plays_a_session_token_exactly(served: Open, tiny_model: 
             messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
             await client.chat.completions.create(model=session["model"], messages=messages, tools=[ADD])
         done = (await server.finish(session, reward=0.5, answer="three")).json()
-        played = await episode
+        episode = await playing
     assert (done["outcome"], done["reward"], done["state"]) == ("scored", 0.5, "ended")
-    assert (played.outcome, played.reward, played.rewards) == (Outcome.SCORED, 0.5, {"agent": 0.5})
-    assert (played.is_trainable, len(played.rows), len(played.turns), played.env) == (True, 1, 2, "sessions")
-    assert played.info["session"]["answer"] == "three"
-    check(played)
+    assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 0.5, {"agent": 0.5})
+    assert (episode.is_trainable, len(episode.rows), len(episode.turns), episode.env) == (True, 1, 2, "sessions")
+    assert episode.info["session"]["answer"] == "three"
+    check(episode)
 
 
 async def test_a_group_fills_by_the_sessions_of_several_agents(served: Open) -> None:

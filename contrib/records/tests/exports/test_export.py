@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,19 @@ def test_an_atif_folder_has_a_file_for_each_episode(tmp_path: Path, export: Comm
     assert found["final_metrics"] == {"total_prompt_tokens": 9, "total_completion_tokens": 3, "total_steps": 4}
     assert found["extra"]["forge_env"]["reward"] == 1.0
     assert "metrics" not in without["steps"][2]
+
+
+def test_ids_of_calls_in_atif_are_unique_though_each_turn_counts_anew(tmp_path: Path, export: Command) -> None:
+    """Harbor's own export of spans finds a result by the id of its call, in the trajectory as a whole."""
+    first, last = an_episode(0, kind="text").turns
+    again = replace(first, observation=last.observation)
+    write_run(tmp_path, an_episode(0, kind="text", turns=(first, again, last)))
+    export("atif", "trajectories")
+    (file,) = (tmp_path / "trajectories").iterdir()
+    steps = [step for step in json.loads(file.read_text())["steps"] if "tool_calls" in step]
+    ids = [step["tool_calls"][0]["tool_call_id"] for step in steps]
+    assert ids == ["call_0", "call_0_4"]
+    assert [step["observation"]["results"][0]["source_call_id"] for step in steps] == ids
 
 
 def test_conversations_of_one_episode_are_lines_of_their_own(tmp_path: Path, export: Command) -> None:
