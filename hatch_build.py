@@ -14,7 +14,7 @@ import itertools
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ SHORT_NAMES = "forge_env_short_names"
 DOCKERFILE = "Dockerfile.sandbox"
 _NAME = re.compile(rf"({'|'.join(MOVED)})((?:\.\w+)*)(:\w[\w.]*)?")
 """A module, or a "module:object", as a text."""
+_MENTION = re.compile(rf"\b(?:{'|'.join(MOVED)})\b".encode())
+"""What a source contains that names a module which moves: a third of them need no parsing."""
 _TARGET = re.compile(rf'"({"|".join(MOVED)})\.')
 """The beginning of one in a file that is not Python."""
 
@@ -70,13 +72,15 @@ def with_long_names(source: bytes, root: Path, file: str) -> bytes:
     Raises:
         ValueError: for a name that cannot be replaced in its place, with the file and line.
     """
-    tree = ast.parse(source)
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not _MENTION.search(source):
+        return source
+    nodes = list(ast.walk(ast.parse(source)))
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
     lines = source.splitlines(keepends=True)
     starts = [0, *itertools.accumulate(map(len, lines))]
     places = set()
-    for node, name in _names(tree, root):
+    for node, name in _names(nodes, root):
         start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         found = re.search(rf"\b{re.escape(name)}\b".encode(), source[start:end])
         # `import envs.math` binds envs, and `import forge_env.envs.math` does not.
@@ -89,9 +93,9 @@ def with_long_names(source: bytes, root: Path, file: str) -> bytes:
     return source
 
 
-def _names(tree: ast.AST, root: Path) -> Iterator[tuple[Any, str]]:
+def _names(nodes: Iterable[ast.AST], root: Path) -> Iterator[tuple[Any, str]]:
     """Yield the nodes that name a module that moves, and the name."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and not node.level and node.module and _moves(node.module):
             yield node, node.module
         elif isinstance(node, ast.Import):

@@ -9,6 +9,7 @@ above it prints, "..." standing for anything. A `py` block is code of another li
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import json
 import os
@@ -16,7 +17,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ import pytest
 import yaml
 
 from forge_env.registry.contrib import folders
+from tests.helpers.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIB = sorted((ROOT / "contrib").glob("*/*.md"))
@@ -95,13 +99,25 @@ def cases(files: list[Path]) -> list[Any]:
     return [pytest.param(path, marks=[pytest.mark.slow] * (name in SLOW), id=name) for path, name in names.items()]
 
 
+@pytest.fixture(scope="module")
+def python(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """The command of an interpreter that starts at once; where slow tests run, too, it is the plain one."""
+    if "not slow" not in request.config.option.markexpr:
+        yield [sys.executable]
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(WarmPython(Path(folder))) as warm:
+        yield warm.command
+
+
 @pytest.mark.parametrize("page", cases(PAGES))
-def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_every_block_of_a_page_runs(page: Path, python: list[str], tmp_path: Path) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
     parts: list[str] = []
     """The blocks that run, in one process: Python blocks share its names."""
     expected: dict[int, str] = {}
+    forge_env = [*python, str(Path(sys.executable).with_name("forge-env"))]
+    quick = f"alias python={shlex.quote(shlex.join(python))} forge-env={shlex.quote(shlex.join(forge_env))}"
     for language, body in blocks:
         file = FILE.match(body)
         if language == "python" and file:
@@ -109,25 +125,26 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         elif language == "python":
             parts.append(body)
         elif language == "bash":
-            parts.append(f"__import__('subprocess').run(['bash', '-euo', 'pipefail', '-c', {body!r}], check=True)\n")
+            shell = f"shopt -s expand_aliases\n{quick}\n{body}"
+            parts.append(f"__import__('subprocess').run(['bash', '-euo', 'pipefail', '-c', {shell!r}], check=True)\n")
         elif language == "py":
             ast.parse(body)
         else:
             assert language == "text", f"{page.name} has a block of {language!r}, which no test runs"
             expected[len(parts) - 1] = body
     script = "".join(f"{part}print({MARK!r}, flush=True)\n" for part in parts)
-    printed = run([sys.executable, "-c", script], tmp_path).split(MARK + "\n")
+    printed = run([*python, "-c", script], tmp_path).split(MARK + "\n")
     for number, shown in expected.items():
         assert same(shown, printed[number]), f"{page.name} shows\n{shown}\nand this was printed:\n{printed[number]}"
 
 
 @pytest.mark.parametrize("example", cases(EXAMPLES))
-def test_every_example_runs(example: Path, tmp_path: Path) -> None:
+def test_every_example_runs(example: Path, python: list[str], tmp_path: Path) -> None:
     output = {
         "own_loop": "8 episodes, ",
         "trl_environment": "--as openenv",
     }.get(example.stem, "reward 1.0")
-    assert output in run([sys.executable, str(example)], tmp_path)
+    assert output in run([*python, str(example)], tmp_path)
 
 
 @pytest.mark.slow
@@ -153,12 +170,12 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
-def test_every_script_has_a_help(script: Path, tmp_path: Path) -> None:
+def test_every_script_has_a_help(script: Path, python: list[str], tmp_path: Path) -> None:
     """Also if its packages are not installed, or its variables not set."""
     words = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split()[:3]
     module = ".".join(script.relative_to(ROOT).with_suffix("").parts)
     command = ["-m", module] if (script.parent / "__init__.py").exists() else [str(script)]
-    printed = run([sys.executable, *command, "--help"], tmp_path)
+    printed = run([*python, *command, "--help"], tmp_path)
     assert "usage: " in printed or words == printed.split()[:3]
 
 

@@ -9,7 +9,8 @@ import importlib.util
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -73,47 +74,58 @@ CONTRIB = {
 }
 
 
-@functools.cache
-def imports(source: str, *, for_types: bool = True) -> tuple[str, ...]:
-    """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b.
+@dataclass(frozen=True)
+class Facts:
+    """What a source says of others.
 
-    A relative import begins with its dots.
-
-    Args:
-        for_types: also those under `if TYPE_CHECKING:`, which no process executes.
+    Attributes:
+        imports: every module that it names in an import, wherever in it; `from a import b` gives both a and a.b. A
+            relative import begins with its dots.
+        at_run_time: those of them that are not under `if TYPE_CHECKING:`, which no process executes.
+        texts: all its constant texts.
     """
-    return tuple(_imports(source, for_types))
+
+    imports: set[str]
+    at_run_time: set[str]
+    texts: set[str]
 
 
-def _imports(source: str, for_types: bool) -> Iterator[str]:
-    tree = ast.parse(source)
-    for node in [] if for_types else ast.walk(tree):
+@functools.cache
+def facts(source: str) -> Facts:
+    found = Facts(set(), set(), set())
+    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    while nodes:
+        node, for_types = nodes.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            yield "." * node.level + (node.module or "")
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            nodes += [(part, True) for part in node.body] + [(part, for_types) for part in node.orelse]
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.texts.add(node.value)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.imports.update(_modules(node))
+            found.at_run_time.update(() if for_types else _modules(node))
+        nodes += [(part, for_types) for part in ast.iter_child_nodes(node)]
+    return found
+
+
+def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    module = "." * node.level + (node.module or "")
+    return [module] if node.level else [module, *(f"{module}.{name}" for name in names)]
 
 
 def against_direction(package: str, source: str) -> list[str]:
     """Our own packages that a source of `package` must not import."""
-    tops = {name.partition(".")[0] for name in imports(source)}
+    tops = {name.partition(".")[0] for name in facts(source).imports}
     return sorted((tops & OURS.keys()) - OURS[package])
 
 
 def of_contrib(source: str) -> set[str]:
     """Folders of contrib that a source imports, or names in a text as "module" or "module:object"."""
-    texts = {
-        node.value.partition(":")[0]
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    names = (name.split(".") for name in {*imports(source), *texts} if name.startswith("contrib."))
+    texts = {text.partition(":")[0] for text in facts(source).texts}
+    names = (name.split(".") for name in facts(source).imports | texts if name.startswith("contrib."))
     return {parts[1] for parts in names if all(map(str.isidentifier, parts))}
 
 
@@ -125,7 +137,7 @@ def upwards(file: Path, source: str) -> list[str]:
         if ".".join(parts[:depth]) != package or parts[depth] == "__init__":
             continue
         rooms, room = ROOMS[package].split(), parts[depth]
-        used = {name.split(".")[depth] for name in imports(source) if name.startswith(f"{package}.")} - {room}
+        used = {name.split(".")[depth] for name in facts(source).imports if name.startswith(f"{package}.")} - {room}
         below = set(rooms[: rooms.index(room)]) - (APART if room in APART else set())
         above |= (used & set(rooms)) - below
     return sorted(above)
@@ -135,7 +147,7 @@ def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Module -> those of `sources` that it imports, in functions too, but not those for type checkers only."""
     arrows = {}
     for module, source in sources.items():
-        names = set(imports(source, for_types=False)) & sources.keys()
+        names = facts(source).at_run_time & sources.keys()
         packages = {name.rpartition(".")[0] for name in names}  # `from a import b` names both a and the module a.b
         arrows[module] = names - packages - {module}
     return arrows
@@ -162,7 +174,7 @@ def out_of_place(file: str, source: str) -> list[str]:
     return sorted(
         heavy
         for heavy, owners in OWNERS.items()
-        if any(name == heavy or name.startswith(f"{heavy}.") for name in imports(source))
+        if any(name == heavy or name.startswith(f"{heavy}.") for name in facts(source).imports)
         and not any(fnmatch(file, owner) for owner in owners)
     )
 
@@ -171,12 +183,13 @@ def test_every_file_imports_only_what_it_may() -> None:
     wrong = {}
     for path in FILES:
         file, source = path.relative_to(REPOSITORY), path.read_text(encoding="utf-8")
+        relative = sorted(name for name in facts(source).imports if name[0] == ".")
         rules = {
             "another package": against_direction(file.parts[0], source),
             "a room above": upwards(file, source),
             "an outbuilding": sorted(of_contrib(source)),
             "a heavy package": out_of_place(file.as_posix(), source),
-            "a relative import, which the other rules do not see": [name for name in imports(source) if name[0] == "."],
+            "a relative import, which the other rules do not see": relative,
         }
         wrong |= {f"{file}: {rule}": found for rule, found in rules.items() if found}
     assert wrong == {}

@@ -22,8 +22,7 @@ from envs.code_exec import grading, values
 from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
 from envs.math.shapes import read as read_shape
-from tests.agents.renderer.test_qwen25 import make_qwen25
-from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25
 
 TIMES = 8
 MOST = 24
@@ -48,6 +47,8 @@ def form_of(text: str) -> object:
     )
 
 
+FORMATS = [name for name in answers.FORMATS if name != "number"]
+"""Of answers. A number is what MathReward looks for last in each text."""
 READERS: dict[str, Read] = {
     "the code of an answer": code_exec.extract_code,
     **{f"calls, {name}": lambda text, name=name: dialects.parse(text, name) for name in dialects.DIALECTS},
@@ -55,7 +56,7 @@ READERS: dict[str, Read] = {
     "arguments of a call": lambda text: dialects.from_openai({"tool_calls": [call_of(text)]}),
     "JSON": model_json.decode_all,
     "an error's sentence": model_json.shorten,
-    **{f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name]) for name in answers.FORMATS},
+    **{f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name]) for name in FORMATS},
     "answer, a number is wanted": lambda text: answers.same_answer(text, "42"),
     "answer, words are wanted": lambda text: answers.same_answer(text, "north east"),
     "answer, for the algebra": lambda text: answers._is_bounded(text) and read_shape(text),

@@ -23,24 +23,24 @@ def same_answer(answer: str, target: Any) -> bool:
     (True, False, True)
     """
     text = after_thinking(answer)[: _MAX_ANSWER + 1].strip()
-    wanted = (target if isinstance(target, str) else json.dumps(target, ensure_ascii=False)).strip()
+    right = (target if isinstance(target, str) else json.dumps(target, ensure_ascii=False)).strip()
     if not text or len(text) > _MAX_ANSWER:
         return False
-    if text.split() == wanted.split():
+    if text.split() == right.split():
         return True
-    number = _number(wanted)
+    number = _number(right)
     if number is not None:
         return _number(text) == number
-    return wanted.startswith(("{", "[")) and _same_json(text, wanted)
+    return right.startswith(("{", "[")) and _same_json(text, right)
 
 
 def _number(text: str) -> Decimal | None:
     return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
-def _same_json(text: str, wanted: str) -> bool:
+def _same_json(text: str, right: str) -> bool:
     try:
-        return _same(*(json.loads(value, parse_int=Decimal, parse_float=Decimal) for value in (text, wanted)))
+        return _same(*(json.loads(value, parse_int=Decimal, parse_float=Decimal) for value in (text, right)))
     except (ValueError, ArithmeticError, RecursionError):
         return False
 

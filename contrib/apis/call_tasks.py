@@ -117,7 +117,7 @@ async def _make_tasks(calls: _Calls, split: str, count: int, seed: int, level: i
 
 
 async def _draw(calls: _Calls, tasks: dict[str, Task], rng: random.Random, split: str, count: int, level: int) -> None:
-    tried: set[str] = set()
+    questions: set[str] = set()
     for _ in range(200 * count + 1000):
         if len(tasks) == count:
             return
@@ -125,9 +125,9 @@ async def _draw(calls: _Calls, tasks: dict[str, Task], rng: random.Random, split
         try:
             arguments = draw_arguments(calls.tools[name].parameters, rng, level=level)
             question = _PROMPT.format(name=name, arguments=_json(arguments))
-            if question in tried or (bucket(question, 10) == 0) != (split == "test"):
+            if question in questions or (bucket(question, 10) == 0) != (split == "test"):
                 continue
-            tried.add(question)
+            questions.add(question)
             tasks[question] = _task(question, await calls.result(name, arguments), name, arguments)
         except (_UnusableCall, ValueError) as reason:
             calls.count_failure(name, reason)

@@ -86,8 +86,8 @@ class ToolApi(ToolEnv):
     def effects(cls, *, tools: Sequence[str] = (SHOP,), cassette_mode: str = "auto") -> str:
         """Say which services an episode calls; a cassette that is only replayed calls none."""
         kinds = ("mcp:",) if cassette_mode == "replay" else ("mcp:", "openapi:")
-        called = [source for source in map(source_target, map(str.strip, tools)) if source.startswith(kinds)]
-        return f"calls {', '.join(called)}" if called else ""
+        services = [source for source in map(source_target, map(str.strip, tools)) if source.startswith(kinds)]
+        return f"calls {', '.join(services)}" if services else ""
 
     @classmethod
     def can_demonstrate(cls, task: Task) -> bool:
@@ -151,10 +151,10 @@ class ToolApi(ToolEnv):
             start = shop_of(self.task)
             mine = [order for order in start.orders if order[1] == start.customers[0][0]]
             latest = max(mine, key=lambda order: order[3])[0]
-            shown = [
+            results = [
                 m["content"] for m in self.messages if m["role"] == "tool" and not m["content"].startswith("Error")
             ]
-            if not any(f'"order_id":{latest},' in text for text in shown):
+            if not any(f'"order_id":{latest},' in text for text in results):
                 return 0.0
         return shop_score(shop.server.state(self._token), self.task)
 

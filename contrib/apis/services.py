@@ -110,7 +110,7 @@ async def open_services(
                 cassette=cassette,
                 cassette_mode=cassette_mode,
                 base_url=base_url,
-                taken=OPERATIONS if has_shop else (),
+                other_names=OPERATIONS if has_shop else (),
             )
         )
         shop = None

@@ -48,10 +48,10 @@ class Sources:
         """Return the tools for one episode. With a cassette, each episode replays the recordings from the start."""
         if self.client.settings.cassette_mode == "off":
             return self.tools
-        recorded: dict[str, Tool] = {}
+        replays: dict[str, Tool] = {}
         for api, service, names in self.services:
-            recorded |= {names[tool.name]: _renamed(tool, names) for tool in api.tools(service.with_headers({}))}
-        return {**self.tools, **recorded}
+            replays |= {names[tool.name]: _rename(tool, names) for tool in api.tools(service.with_headers({}))}
+        return {**self.tools, **replays}
 
 
 @asynccontextmanager
@@ -65,13 +65,13 @@ async def open_sources(
     cassette: str = "",
     cassette_mode: str = "auto",
     base_url: str = "",
-    taken: Iterable[str] = (),
+    other_names: Iterable[str] = (),
 ) -> AsyncIterator[Sources]:
     """Open the sources of tools, and close them when left; see `contrib.apis.services.open_services`.
 
     Args:
-        taken: names of further tools. If one of these, or of an earlier source, has a tool's name, the tool is renamed,
-            see `contrib.apis.tool_names`.
+        other_names: names of further tools. If one of these, or of an earlier source, has a tool's name, the tool is
+            renamed, see `contrib.apis.tool_names`.
     """
     rules = _Rules(parse_auth(auth))
     sources_in_order = _with_base_url([source.strip() for source in tools], base_url)
@@ -87,13 +87,13 @@ async def open_sources(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ApiClient(settings))
         sources = Sources(tools={}, client=client)
-        names = ToolNames(taken)
+        names = ToolNames(other_names)
         for source in sources_in_order:
-            opened = await _tools(source, sources, rules, mcp_env, stack)
-            new_names = names.of(source, [tool.name for tool in opened])
+            source_tools = await _tools(source, sources, rules, mcp_env, stack)
+            new_names = names.of(source, [tool.name for tool in source_tools])
             if sources.services and source.startswith("openapi:"):
                 sources.services[-1] = (*sources.services[-1][:2], new_names)
-            sources.tools.update({new_names[tool.name]: _renamed(tool, new_names) for tool in opened})
+            sources.tools.update({new_names[tool.name]: _rename(tool, new_names) for tool in source_tools})
         rules.check()
         yield sources
 
@@ -150,22 +150,22 @@ class _Rules:
 
     def __init__(self, rules: Mapping[str, Mapping[str, str]]) -> None:
         self._rules = rules
-        self._used: set[str] = set()
+        self._source_hosts: set[str] = set()
         self._hosts: list[str] = []
 
     def of(self, url: str) -> dict[str, str]:
         hosts = _hosts(url)
         self._hosts += hosts[:1]
-        self._used.update(hosts)
+        self._source_hosts.update(hosts)
         return {name: template for host in hosts for name, template in self._rules.get(host, {}).items()}
 
     def check(self) -> None:
-        for host in self._rules.keys() - self._used:
+        for host in self._rules.keys() - self._source_hosts:
             names = ", ".join(f"{host}/{name}" for name in self._rules[host])
-            known = ", ".join(sorted(set(self._hosts))) or "none, and an MCP server that is a command has mcp_env"
+            hosts = ", ".join(sorted(set(self._hosts))) or "none, and an MCP server that is a command has mcp_env"
             raise UserError(
                 f"the credential {names} is for no source of tools, so nothing would be sent; hosts of the sources, "
-                f"with the port where it is not the usual one: {known}"
+                f"with the port where it is not the usual one: {hosts}"
             )
 
 
@@ -198,5 +198,5 @@ def _hosts(url: str) -> list[str]:
     return [host, f"{host}:{usual}"]
 
 
-def _renamed(tool: Tool, names: Mapping[str, str]) -> Tool:
+def _rename(tool: Tool, names: Mapping[str, str]) -> Tool:
     return tool if names[tool.name] == tool.name else replace(tool, name=names[tool.name])

@@ -72,8 +72,8 @@ def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
     for pattern in operations:
         if not fnmatch.filter(OPERATIONS, pattern):
             raise UserError(f"the shop has no operation {pattern!r}. {nearest(pattern, OPERATIONS)}")
-    chosen = [n for pattern_of_names in operations for n in fnmatch.filter(OPERATIONS, pattern_of_names)]
-    return list(dict.fromkeys(chosen or [name for kind in kinds for name in _NEEDED[kind]]))
+    selection = [n for pattern_of_names in operations for n in fnmatch.filter(OPERATIONS, pattern_of_names)]
+    return list(dict.fromkeys(selection or [name for kind in kinds for name in _NEEDED[kind]]))
 
 
 def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operations: Sequence[str] = ()) -> list[Task]:
@@ -83,13 +83,13 @@ def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operat
     if not kinds:
         needs = "; ".join(f"{kind}: {', '.join(_NEEDED[kind])}" for kind in _kinds(level))
         raise UserError(f"no task of level {level} can be solved with {', '.join(available)} alone. They need {needs}")
-    drawn = count
+    size = count
     while True:  # until there are enough of the kinds, or the shop says that there are no more
-        tasks = shop_tasks(split, count=drawn, seed=seed, levels=(level,))
+        tasks = shop_tasks(split, count=size, seed=seed, levels=(level,))
         fitting = [task for task in tasks if task.kind in kinds]
         if len(fitting) >= count:
             return fitting[:count]
-        drawn = 2 * drawn + 8
+        size = 2 * size + 8
 
 
 def _kinds(level: int) -> list[str]:

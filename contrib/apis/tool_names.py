@@ -19,18 +19,18 @@ _LONGEST_LABEL = 24
 class ToolNames:
     """The names that are taken so far. Example: ``ToolNames().of("wiki.py:search", ["search"])``."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = set(names)
 
     def of(self, source: str, names: Iterable[str]) -> dict[str, str]:
         """Return the name of each tool of the next source, by the name that the source has for it."""
         names_of_source = list(names)
-        result = {name: name for name in names_of_source if name not in self._taken}
-        self._taken |= result.keys()
+        result = {name: name for name in names_of_source if name not in self._names}
+        self._names |= result.keys()
         for name in names_of_source:
             if name not in result:
-                result[name] = free_name(f"{label_of(source)}_{name}", self._taken)
-                self._taken.add(result[name])
+                result[name] = free_name(f"{label_of(source)}_{name}", self._names)
+                self._names.add(result[name])
         return result
 
 
@@ -70,11 +70,11 @@ def _program(command: str) -> str:
     return PurePath((plain or words or ["mcp"])[0]).stem
 
 
-def free_name(wanted: str, taken: Collection[str]) -> str:
-    """Return a name of 1 to 64 characters that the APIs of models accept, different from `taken`."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted)[:64] or "tool"
+def free_name(name_hint: str, names: Collection[str]) -> str:
+    """Return a name of 1 to 64 characters that the APIs of models accept, different from all other `names`."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", name_hint)[:64] or "tool"
     number, free = 1, name
-    while free in taken:
+    while free in names:
         number += 1
         free = f"{name[: 63 - len(str(number))]}_{number}"
     return free

@@ -107,10 +107,10 @@ class ChatAgent:
             PolicyError: there was no answer.
         """
         constraint = conversation.constraint
-        offered, form = (tools, {}) if constraint is None else constraint.request(tools)
+        tools_on_offer, form = (tools, {}) if constraint is None else constraint.request(tools)
         reply = await self.client.complete(
             self.sent(conversation.messages),
-            tools=offered,
+            tools=tools_on_offer,
             max_tokens=_room(conversation),
             temperature=self.temperature,
             more=form,
@@ -131,7 +131,7 @@ class ChatAgent:
 
     def sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages in the form that the endpoint gets."""
-        return [_sent(message, thoughts=self.sends_thoughts) for message in messages]
+        return [_as_sent(message, thoughts=self.sends_thoughts) for message in messages]
 
     async def aclose(self) -> None:
         await self.client.aclose()
@@ -145,19 +145,19 @@ class ChatAgent:
 
 def _room(conversation: Conversation) -> int:
     """Tokens of the next answer at most. The size of the conversation is known from the last answer's usage."""
-    held = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
-    room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
+    used_tokens = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
+    room = min(conversation.max_turn_tokens, conversation.max_tokens - int(used_tokens))
     if conversation.next_turn is not None and conversation.next_turn.max_tokens is not None:
         room = min(room, conversation.next_turn.max_tokens)
-    if room < 1 or conversation.is_long(int(held)):
-        raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")
+    if room < 1 or conversation.is_long(int(used_tokens)):
+        raise ContextFull(f"the conversation holds {used_tokens:g} tokens of {conversation.max_tokens}")
     return room
 
 
 def _action(reply: Reply) -> Action:
     calls = from_openai(reply.message)
-    if isinstance(listed := reply.message.get("tool_calls"), list):
-        calls = tuple(map(_refused, calls, listed))
+    if isinstance(items := reply.message.get("tool_calls"), list):
+        calls = tuple(map(_with_refusal, calls, items))
     message: Message = {"role": "assistant", "content": reply.text}
     reasoning = reply.message.get("reasoning_content") or reply.message.get("reasoning")
     if reasoning and isinstance(reasoning, str):
@@ -167,7 +167,7 @@ def _action(reply: Reply) -> Action:
     return Action(message=message, tool_calls=calls, finish_reason=reply.finish_reason, usage=dict(reply.usage))
 
 
-def _refused(call: ToolCall, item: Any) -> ToolCall:
+def _with_refusal(call: ToolCall, item: Any) -> ToolCall:
     """A call with the sentence of `forge-env serve`, which has read the text of the call and could not."""
     function = item.get("function") if isinstance(item, Mapping) else None
     error = function.get("unreadable") if isinstance(function, Mapping) else None
@@ -176,22 +176,22 @@ def _refused(call: ToolCall, item: Any) -> ToolCall:
     return replace(call, arguments=None, raw=str(function.get("arguments") or ""), error=error)  # type: ignore[union-attr]
 
 
-def _sent(message: Message, *, thoughts: bool) -> dict[str, Any]:
+def _as_sent(message: Message, *, thoughts: bool) -> dict[str, Any]:
     """A message in the endpoint's form: arguments as JSON text, no fields of forge_env."""
-    sent: dict[str, Any] = {"role": message["role"], "content": message["content"]}
+    result: dict[str, Any] = {"role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
-        return sent | {"tool_call_id": message.get("tool_call_id", "")}
+        return result | {"tool_call_id": message.get("tool_call_id", "")}
     if "name" in message:
-        sent["name"] = message["name"]
+        result["name"] = message["name"]
     if thoughts and "reasoning_content" in message:
-        sent |= dict.fromkeys(("reasoning", "reasoning_content"), message["reasoning_content"])
+        result |= dict.fromkeys(("reasoning", "reasoning_content"), message["reasoning_content"])
     calls = to_openai(from_openai(message))
     if calls:
         for call in calls:
             call["function"]["arguments"] = _as_object(call["function"]["arguments"])
         # Several endpoints refuse an empty text beside calls.
-        sent |= {"content": message["content"] or None, "tool_calls": calls}
-    return sent
+        result |= {"content": message["content"] or None, "tool_calls": calls}
+    return result
 
 
 def _as_object(arguments: str) -> str:

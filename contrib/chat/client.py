@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from contrib.chat.refusals import says_context_full
-from contrib.chat.reply import Broken, Reply, headers_in, message_of, read_reply, redacted, says_no_quota
+from contrib.chat.reply import Broken, Reply, headers_in, message_of, read_reply, redact, says_no_quota
 from contrib.chat.stream import read_body
 from contrib.common.http_clients import Retries, connection, is_here, retry_after
 from contrib.common.usage import Usage
@@ -84,9 +84,9 @@ class ChatClient:
         except ValueError:
             raise UserError(f"base_url {self.base_url!r} is no address: write it as 'https://host/v1'") from None
         if not plain or "@" in url.netloc or url.query:
-            shown = f"{url.scheme}://{url.hostname or ''}{url.path}"  # not all of it: it may contain a password
+            address = f"{url.scheme}://{url.hostname or ''}{url.path}"  # not all of it: it may contain a password
             raise UserError(
-                f"base_url {shown!r} is no plain address: write it as 'https://host/v1', the key goes elsewhere"
+                f"base_url {address!r} is no plain address: write it as 'https://host/v1', the key goes elsewhere"
             )
         if self.idle_timeout is not None and not self.idle_timeout > 0:
             raise UserError(f"idle_timeout={self.idle_timeout} is not above 0; None asks for whole answers")
@@ -152,36 +152,38 @@ class ChatClient:
         content = text.encode("utf-8", "replace")
         tallies = (self.usage,) if used is None else (self.usage, used)
         async with self._slot() as client:
-            return await self._retried(client, content, self.timeout if timeout is None else timeout, tallies)
+            return await self._retry(client, content, self.timeout if timeout is None else timeout, tallies)
 
-    async def _retried(
+    async def _retry(
         self, client: httpx.AsyncClient, content: bytes, seconds: float, tallies: Sequence[Usage]
     ) -> Reply:
-        left, retries = seconds, Retries(_FIRST_PAUSE, _LONGEST_PAUSE, self.retries)
+        remaining_s, retries = seconds, Retries(_FIRST_PAUSE, _LONGEST_PAUSE, self.retries)
         while True:
             await self._wait_for_rate_limit()
-            started = time.monotonic()
+            start = time.monotonic()
             _count(tallies, Usage(requests=1))
-            result = await self._attempt(client, content, left, seconds)
+            result = await self._attempt(client, content, remaining_s, seconds)
             if isinstance(result, Reply):
                 _count(tallies, self._usage_of(result))
                 return result
             if result.is_full:
                 raise EndpointFull(f"{self.base_url}: {result.reason}")
-            left -= time.monotonic() - started
+            remaining_s -= time.monotonic() - start
             pause = retries.pause(result.wait)
             if not result.retry or pause is None:
                 attempts = f" ({retries.failures} attempts)" if retries.failures > 1 else ""
                 raise self._error(f"{result.reason}{attempts}")
-            if pause >= left:
+            if pause >= remaining_s:
                 raise self._error(
                     f"{result.reason}; too little of the {seconds:g} s is left to wait {pause:.1f} s and try again"
                 )
             _count(tallies, Usage(retries=1))
             await asyncio.sleep(pause)
-            left -= pause
+            remaining_s -= pause
 
-    async def _attempt(self, client: httpx.AsyncClient, content: bytes, left: float, seconds: float) -> Reply | Broken:
+    async def _attempt(
+        self, client: httpx.AsyncClient, content: bytes, remaining_s: float, seconds: float
+    ) -> Reply | Broken:
         key, headers = self._key(), {"Content-Type": "application/json", **self.headers()}
         idle = self.idle_timeout
         limits = httpx.Timeout(None, connect=_CONNECT_SECONDS, read=idle)
@@ -189,7 +191,7 @@ class ChatClient:
         try:
             # No retry after a time-out of this client: the server may still be working on the first request.
             async with (
-                asyncio.timeout(left if idle is None else None),
+                asyncio.timeout(remaining_s if idle is None else None),
                 client.stream("POST", url, content=content, headers=headers, timeout=limits) as response,
             ):
                 body = await read_body(response)
@@ -199,10 +201,10 @@ class ChatClient:
             raise self._error(f"sent nothing for {idle:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:  # never chained: the request in it holds the key
             reason = f"the connection failed: {type(error).__name__}: {error}".rstrip(": ")
-            return Broken(reason=redacted(reason, key))
+            return Broken(reason=redact(reason, key))
         if body is None:
             return Broken(reason="its stream ended before the answer did")
-        data = redacted(body, key)
+        data = redact(body, key)
         result = read_reply(data) if response.status_code == 200 else self._refusal(response, data)
         if isinstance(result, Reply):
             return result
@@ -210,8 +212,8 @@ class ChatClient:
 
     def _usage_of(self, reply: Reply) -> Usage:
         prompt, completion = reply.usage["prompt_tokens"], reply.usage["completion_tokens"]
-        spent = None if self.prices is None else self.prices.cost(prompt, completion)
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, spent=spent)
+        cost = None if self.prices is None else self.prices.cost(prompt, completion)
+        return Usage(prompt_tokens=prompt, completion_tokens=completion, spent=cost)
 
     def _refusal(self, response: httpx.Response, data: Any) -> Broken:
         status, message = response.status_code, message_of(data)
@@ -258,8 +260,8 @@ class ChatClient:
     def _pool(self) -> _Pool:
         loop = asyncio.get_running_loop()
         if loop not in self._pools:
-            for closed in [other for other in self._pools if other.is_closed()]:
-                del self._pools[closed]
+            for old_loop in [other for other in self._pools if other.is_closed()]:
+                del self._pools[old_loop]
             counts = [min(_CONNECTIONS, self.max_concurrency - n) for n in range(0, self.max_concurrency, _CONNECTIONS)]
             clients = [self._open(count) for count in reversed(counts)]
             free = [client for client, count in zip(clients, reversed(counts), strict=True) for _ in range(count)]

@@ -87,9 +87,9 @@ def says_context_full(data: Any, status: int = 400) -> bool:
     is_limit = not _ACCOUNT.isdisjoint((str(status), *words)) or _LIMITED.search(text)
     if (is_limit or _MISSET.search(text) or not _FULL.search(text)) and _CODES.isdisjoint(words):
         return False
-    window, asked = _WINDOW.search(text), _ASKED.search(text)
+    window, size = _WINDOW.search(text), _ASKED.search(text)
     # An answer as long as the window leaves no room for any conversation: that is a setting, too.
-    return window is None or asked is None or _number(asked[1] or asked[2]) < _number(window[1])
+    return window is None or size is None or _number(size[1] or size[2]) < _number(window[1])
 
 
 def _number(text: str) -> int:

@@ -61,13 +61,13 @@ async def compare_rendering(
             return ""
         for messages, expected in prompts(turns):
             try:
-                rendered = await _tokenize(client, agent, messages, tools)
+                tokens = await _tokenize(client, agent, messages, tools)
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
                 return f"{agent!r} was not compared with {folder}: {error}" if like else ""
-            if found := difference(renderer, expected, rendered):
+            if problem := difference(renderer, expected, tokens):
                 return (
                     f"{agent!r} does not render what {folder} was trained on, so that its model may do worse there: "
-                    f"{found}; `forge-env serve {folder}` renders the same"
+                    f"{problem}; `forge-env serve {folder}` renders the same"
                 )
     return ""
 

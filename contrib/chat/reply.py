@@ -58,22 +58,22 @@ def body_of(response: httpx.Response) -> Any:
     return body[0] if isinstance(body, list) and len(body) == 1 else body  # Gemini's errors are in a list
 
 
-def redacted(value: Any, key: str) -> Any:
+def redact(value: Any, key: str) -> Any:
     """Remove the key from a parsed body: in parsed JSON no escape can hide it."""
     if len(key) < _SECRET_LENGTH:
         return value
     try:
-        return _replaced(value, key)
+        return _replace(value, key)
     except RecursionError:
         return "JSON that is nested too deep"
 
 
-def _replaced(value: Any, key: str) -> Any:
+def _replace(value: Any, key: str) -> Any:
     if isinstance(value, str):
         return value.replace(key, "[API key]")
     if isinstance(value, dict):
-        return {_replaced(k, key): _replaced(v, key) for k, v in value.items()}
-    return [_replaced(item, key) for item in value] if isinstance(value, list) else value
+        return {_replace(k, key): _replace(v, key) for k, v in value.items()}
+    return [_replace(item, key) for item in value] if isinstance(value, list) else value
 
 
 def read_reply(data: Any) -> Reply | Broken:
@@ -88,8 +88,8 @@ def read_reply(data: Any) -> Reply | Broken:
         problem = f"it ended the answer with the finish reason {reason!r:.80}"
         is_empty = not (text_of(message.get("content")) or message.get("tool_calls"))
         if ending is not Ending.BROKEN and not (ending is Ending.FULL and is_empty):
-            used = data.get("usage")
-            counts = {name: _count(used, name) for name in ("prompt_tokens", "completion_tokens")}
+            usage = data.get("usage")
+            counts = {name: _count(usage, name) for name in ("prompt_tokens", "completion_tokens")}
             finish = "stop" if ending is Ending.WHOLE else "length"
             return Reply(message=message, finish_reason=finish, usage=counts)
     is_full = ending is Ending.FULL or says_context_full([data, error_of(data)])
@@ -110,8 +110,8 @@ def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{"type": "function", "function": call}]}
 
 
-def _count(used: Any, name: str) -> int:
-    value = used.get(name) if isinstance(used, dict) else None
+def _count(usage: Any, name: str) -> int:
+    value = usage.get(name) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and value > 0 else 0
 
 
@@ -120,8 +120,8 @@ def error_of(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     status = data.get("base_resp")  # MiniMax's; its code is 0 if all is well
-    failed = status if isinstance(status, dict) and status.get("status_code") else None
-    return data.get("error") or _choice_of(data).get("error") or failed or data
+    base_error = status if isinstance(status, dict) and status.get("status_code") else None
+    return data.get("error") or _choice_of(data).get("error") or base_error or data
 
 
 def headers_in(data: Any) -> dict[str, str]:
@@ -129,18 +129,18 @@ def headers_in(data: Any) -> dict[str, str]:
     error = error_of(data)
     metadata, details = (error.get("metadata"), error.get("details")) if isinstance(error, dict) else (None, None)
     headers = metadata.get("headers") if isinstance(metadata, dict) else None
-    named = {name: str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
+    result = {name: str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
     for item in details if isinstance(details, list) else ():
         if isinstance(item, dict) and "retryDelay" in item:
-            named["retry-after"] = str(item["retryDelay"])
-    return named
+            result["retry-after"] = str(item["retryDelay"])
+    return result
 
 
 def says_no_quota(data: Any) -> bool:
     """Whether a refusal is for lack of credit; a retry would not help."""
     error = error_of(data)
-    named = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
-    return any(name in ("insufficient_quota", "exceeded_current_quota_error") for name in named)
+    names = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
+    return any(name in ("insufficient_quota", "exceeded_current_quota_error") for name in names)
 
 
 def message_of(data: Any) -> str:

@@ -35,9 +35,9 @@ async def read_body(response: httpx.Response) -> Any:
         text = ""
         if not isinstance(chunk, dict):
             return chunk
-        said = "choices" not in chunk and text_of(chunk.get("message"))
+        message_text = "choices" not in chunk and text_of(chunk.get("message"))
         error = error_of(chunk)
-        if error is not chunk or said or "error" in (name, chunk.get("object"), chunk.get("type")):
+        if error is not chunk or message_text or "error" in (name, chunk.get("object"), chunk.get("type")):
             return {"error": error}
         answer.add(chunk)
     return text or answer.body()
@@ -78,8 +78,8 @@ class _Answer:
     def add(self, chunk: dict[str, Any]) -> None:
         self._usage = chunk.get("usage") or self._usage
         choices = chunk.get("choices")
-        listed = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-        choice = next((choice for choice in listed if choice.get("index") in (0, None)), {})
+        items = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+        choice = next((choice for choice in items if choice.get("index") in (0, None)), {})
         reason = choice.get("finish_reason")
         if reason and reason != "null":  # DashScope's text for none
             self._reasons.append(reason)
@@ -124,13 +124,13 @@ class _Calls:
         text = dump(arguments) if is_object else arguments or ""
         id_, index = text_of(part.get("id")), part.get("index")
         number = index if type(index) is int else None if id_ else place
-        known = self._find(number, id_)
-        if known is None or _begins(known, id_, name, text, is_numbered=number is not None):
-            known = {"type": "function", "function": {"name": "", "arguments": ""}}
-            self._calls.append((len(self._calls) if number is None else number, known))
+        entry = self._find(number, id_)
+        if entry is None or _begins(entry, id_, name, text, is_numbered=number is not None):
+            entry = {"type": "function", "function": {"name": "", "arguments": ""}}
+            self._calls.append((len(self._calls) if number is None else number, entry))
         if id_:
-            known.setdefault("id", id_)
-        call = known["function"]
+            entry.setdefault("id", id_)
+        call = entry["function"]
         if error := part.get("unreadable"):
             call["unreadable"] = error
         if name != call["name"]:
@@ -140,20 +140,20 @@ class _Calls:
 
     def whole(self) -> list[dict[str, Any]]:
         """The calls by their numbers, those of one number in the order of their first parts."""
-        return [call for _, call in sorted(self._calls, key=lambda numbered: numbered[0])]
+        return [call for _, call in sorted(self._calls, key=lambda pair: pair[0])]
 
     def _find(self, number: int | None, id_: str) -> dict[str, Any] | None:
         """The call that a part belongs to, unless it begins another one."""
-        calls = [call for known, call in self._calls if number in (None, known)]
+        calls = [call for other, call in self._calls if number in (None, other)]
         return next((call for call in calls if id_ and call.get("id") == id_), calls[-1] if calls else None)
 
 
-def _begins(known: dict[str, Any], id_: str, name: str, text: str, *, is_numbered: bool) -> bool:
+def _begins(entry: dict[str, Any], id_: str, name: str, text: str, *, is_numbered: bool) -> bool:
     """Whether a part begins another call than the known one. Only a part with a name may."""
-    call = known["function"]
+    call = entry["function"]
     if not name or not call["name"]:
         return False
-    if id_ and id_ != known.get("id", id_):
+    if id_ and id_ != entry.get("id", id_):
         return True
     if name != call["name"]:
         return bool(call["arguments"]) or not is_numbered

@@ -50,7 +50,7 @@ async def run_audit(
     for name, value in (("seconds", seconds), ("tasks", tasks)):
         if value is not None and not value > 0:
             raise UserError(f"{name} is {value:g}; it is above 0")
-    started = time.monotonic()
+    start = time.monotonic()
     audit_tasks = factory.env_class.audit  # type: ignore[attr-defined]
     plans: Sequence[TaskAudit] = audit_tasks(**select_options(audit_tasks, factory.options))
     if tasks is not None and tasks < len(plans):
@@ -78,43 +78,43 @@ async def run_audit(
         name=factory.name,
         tasks=tuple(done[number] for number in sorted(done)),
         not_audited=tuple(plan.name for number, plan in enumerate(plans) if number not in done),
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - start,
     )
 
 
 async def _audit(factory: EnvFactory, plan: TaskAudit, seed: int) -> TaskReport:
-    started = time.monotonic()
+    start = time.monotonic()
 
     async def play(strategy: Strategy) -> Episode:
         return await play_task(factory, plan.task, strategy, seed)
 
     solution = follow_expert(plan.solution)
-    solved = [await play(solution), await play(solution)]
+    solution_episodes = [await play(solution), await play(solution)]
     empty = [await play(actions_in_order()), await play(actions_in_order())]
     cheats = {name: await play(actions_in_order(*map(as_action, cheat))) for name, cheat in plan.cheats.items()}
-    took = [float(episode.info.get("verdict", {}).get("verifier_seconds", 0.0)) for episode in solved]
-    earned = max(0.0, *(episode.reward or 0.0 for episode in empty))
-    paid = tuple(name for name, episode in cheats.items() if (episode.reward or 0.0) > earned)
+    took = [float(episode.info.get("verdict", {}).get("verifier_seconds", 0.0)) for episode in solution_episodes]
+    baseline = max(0.0, *(episode.reward or 0.0 for episode in empty))
+    paying_cheats = tuple(name for name, episode in cheats.items() if (episode.reward or 0.0) > baseline)
     return TaskReport(
         name=plan.name,
-        solution=solved[0].reward,
+        solution=solution_episodes[0].reward,
         empty=empty[0].reward,
         cheats={name: episode.reward for name, episode in cheats.items()},
-        paid=paid,
-        holes=tuple(hole_of(factory.env_class, name) for name in paid),
+        paid=paying_cheats,
+        holes=tuple(hole_of(factory.env_class, name) for name in paying_cheats),
         needs_network=bool(plan.fetches),
-        is_deterministic=_is_same(solved) and _is_same(empty),
+        is_deterministic=_is_same(solution_episodes) and _is_same(empty),
         verifier_seconds=max(took),
         verifier_limit=plan.verifier_limit,
-        problems=tuple(_problems(plan, solved, empty, cheats, max(took))),
-        seconds=time.monotonic() - started,
+        problems=tuple(_problems(plan, solution_episodes, empty, cheats, max(took))),
+        seconds=time.monotonic() - start,
     )
 
 
 def hole_of(env_class: type[Env], name: str) -> str:
     """What is wrong with a grader that rewards a cheat, by the name of the cheat."""
-    known = {cheat.name: cheat.hole for cheat in getattr(env_class, "known_cheats", ())}
-    return f"{known[name]} ({name})" if name in known else f"it rewards {name}"
+    holes = {cheat.name: cheat.hole for cheat in getattr(env_class, "known_cheats", ())}
+    return f"{holes[name]} ({name})" if name in holes else f"it rewards {name}"
 
 
 async def play_task(factory: EnvFactory, task: Task, strategy: Strategy, seed: int) -> Episode:
@@ -134,22 +134,24 @@ def _earns_1(episode: Episode) -> bool:
 
 def _problems(
     plan: TaskAudit,
-    solved: Sequence[Episode],
+    solution_episodes: Sequence[Episode],
     empty: Sequence[Episode],
     cheats: Mapping[str, Episode],
     took: float,
 ) -> Iterator[str]:
     """Yield a sentence for each reason not to trust the task, but none for the cheats that are paid."""
-    if not all(map(_earns_1, solved)):
-        left = [path for episode in solved for path in episode.info.get("verdict", {}).get("not_counted", ())]
-        changes = f": its changes of {', '.join(dict.fromkeys(left))} do not count" if left else ""
-        yield f"the solution earns {_earned(solved)}, not 1{changes}"
+    if not all(map(_earns_1, solution_episodes)):
+        paths = [
+            path for episode in solution_episodes for path in episode.info.get("verdict", {}).get("not_counted", ())
+        ]
+        changes = f": its changes of {', '.join(dict.fromkeys(paths))} do not count" if paths else ""
+        yield f"the solution earns {_rewards_text(solution_episodes)}, not 1{changes}"
     if any(episode.reward is None or not are_same([episode.reward, 0.0]) for episode in empty):
-        yield f"an empty answer earns {_earned(empty)}, not 0"
-    for name, episodes in (("the solution", solved), ("an empty answer", empty)):
+        yield f"an empty answer earns {_rewards_text(empty)}, not 0"
+    for name, episodes in (("the solution", solution_episodes), ("an empty answer", empty)):
         if not _is_same(episodes):
-            yield f"the verifier is not deterministic: {name} earns {_earned(episodes)} in two runs"
-    if plan.fetches and not all(map(_earns_1, solved)):
+            yield f"the verifier is not deterministic: {name} earns {_rewards_text(episodes)} in two runs"
+    if plan.fetches and not all(map(_earns_1, solution_episodes)):
         yield f"the verifier needs a network: {plan.fetches}"
     if plan.verifier_limit and took > MOST_OF_LIMIT * plan.verifier_limit:
         yield f"the verifier took {took:.1f} s of {plan.verifier_limit:g} s: leave it twice the time that it takes"
@@ -158,7 +160,7 @@ def _problems(
             yield f"the cheat {name!r} ends as {episode.outcome}: {episode.error[:200]}"
 
 
-def _earned(episodes: Sequence[Episode]) -> str:
+def _rewards_text(episodes: Sequence[Episode]) -> str:
     """The rewards of episodes; for one without a reward, how it ended."""
     values = [
         f"{episode.reward:g}" if episode.reward is not None else f"nothing ({episode.outcome}: {episode.error[:400]})"

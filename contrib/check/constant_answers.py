@@ -21,10 +21,10 @@ async def constant_answers(context: CheckContext) -> str:
 
     Where no right answer is known, as in a game, a constant may be a move that wins; all of them are none.
     """
-    known = [task for task in context.tasks if right_answers(context, task)]
+    tasks = [task for task in context.tasks if right_answers(context, task)]
     for constant in CONSTANTS:
         rewards = []
-        for task in known:
+        for task in tasks:
             if any(is_same(constant, answer) for answer in right_answers(context, task)):
                 continue
             episode = await context.episode(task, actions_in_order(final_answer(constant)))
@@ -43,14 +43,14 @@ async def constant_answers(context: CheckContext) -> str:
                 "tasks whose answer it is not: give partial credit only for what has to be worked out"
             )
     for task in context.tasks:
-        if task not in known and await _all_succeed(context, task):
+        if task not in tasks and await _all_succeed(context, task):
             raise CheckFailed(
                 f"each of {len(CONSTANTS)} constants succeeds on the task {task.id!r}: let the reward depend on the "
                 "answer"
             )
-    unknown = len(context.tasks) - len(known)
+    unknown = len(context.tasks) - len(tasks)
     others = f", and not all of them on {unknown} tasks whose right answer is not known" if unknown else ""
-    return f"none of {len(CONSTANTS)} constants scores on {len(known)} tasks{others}"
+    return f"none of {len(CONSTANTS)} constants scores on {len(tasks)} tasks{others}"
 
 
 async def _all_succeed(context: CheckContext, task: Task) -> bool:

@@ -72,8 +72,8 @@ class CheckContext:
     @property
     def limits(self) -> EpisodeLimits:
         """Limits of an episode: `LIMITS`, with more turns where the environment declares more."""
-        declared = self.factory.declared_limits().get("max_turns", 0)
-        return replace(LIMITS, max_turns=max(LIMITS.max_turns, declared))
+        max_turns = self.factory.declared_limits().get("max_turns", 0)
+        return replace(LIMITS, max_turns=max(LIMITS.max_turns, max_turns))
 
     @property
     def strategies(self) -> list[Strategy]:
@@ -89,7 +89,7 @@ class CheckContext:
         barrier: TurnBarrier | None = None,
         limits: EpisodeLimits | None = None,
     ) -> Episode:
-        started = time.monotonic()
+        start = time.monotonic()
         try:
             episode = await run_episode(
                 self.factory,
@@ -100,7 +100,7 @@ class CheckContext:
                 limits=limits or self.limits,
             )
             self.episodes_played += 1
-            self.slowest = max(self.slowest, time.monotonic() - started)
+            self.slowest = max(self.slowest, time.monotonic() - start)
             self.on_episode(self.episodes_played)
             return episode
         finally:

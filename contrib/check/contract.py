@@ -45,8 +45,8 @@ async def _check_episode(env: Env, task: Task, seed: int, strategy: Strategy) ->
         _fail_on(step_problem(result))
         if result[2] or result[3]:
             return turn
-        answered = {message.get("tool_call_id") for message in result[0]}
-        if missing := next((call for call in action.tool_calls if call.id not in answered), None):
+        ids = {message.get("tool_call_id") for message in result[0]}
+        if missing := next((call for call in action.tool_calls if call.id not in ids), None):
             raise CheckFailed(
                 f"step() left the call {missing.name} unanswered: return a tool message with the tool_call_id of each "
                 "call"

@@ -52,17 +52,17 @@ async def call_env(part: str, env: Env, *args: Any, **kwargs: Any) -> Any:
 
 async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> AsyncGenerator[tuple[float, Any]]:
     """Play one episode without the rollout loop; yields the seconds and the result of `reset`, then of each `step`."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     result = await reset(env, task, seed)
-    yield time.perf_counter() - started, result
+    yield time.perf_counter() - start, result
     conversation = Conversation(request_id="check", seed=seed, observation=own_copy(tuple(result[0])))
     for _ in range(LIMITS.max_turns):
         action = await strategy(conversation, env.tools)
         message = own_copy(action.message)
         conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=message))
-        started = time.perf_counter()
+        start = time.perf_counter()
         result = await step(env, action)
-        yield time.perf_counter() - started, result
+        yield time.perf_counter() - start, result
         conversation.observation = own_copy(tuple(result[0]))
         if result[2] or result[3]:
             return

@@ -36,9 +36,9 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         while True:
-            started = time.perf_counter()
+            start = time.perf_counter()
             await asyncio.sleep(BEAT_SECONDS)
-            self.longest = max(self.longest, time.perf_counter() - started - BEAT_SECONDS)
+            self.longest = max(self.longest, time.perf_counter() - start - BEAT_SECONDS)
 
 
 async def event_loop(context: CheckContext) -> str:
@@ -63,9 +63,9 @@ async def _longest_stall(context: CheckContext) -> tuple[float, str]:
 
 async def _episode_stall(context: CheckContext, task: Task, strategy: Strategy) -> tuple[float, str]:
     stalls = []
-    started = time.perf_counter()
+    start = time.perf_counter()
     async with fresh_instance(context) as env:
-        stalls.append((time.perf_counter() - started, "the constructor"))
+        stalls.append((time.perf_counter() - start, "the constructor"))
         async with Heartbeat() as heart, aclosing(play_directly(env, task, context.seed, strategy)) as calls:
             try:
                 async for seconds, _ in calls:

@@ -18,28 +18,28 @@ async def isolation(context: CheckContext) -> str:
     A sandbox has `capabilities`; a worker has `enforced()`, which returns a mapping with the sentences of "missing".
     """
     for name, shared in context.factory.shared.items():
-        if (enforced := await _enforced(shared)) is not None:
-            context.isolation[name] = enforced
-    for name, enforced in context.isolation.items():
+        if (report := await _report_of(shared)) is not None:
+            context.isolation[name] = report
+    for name, report in context.isolation.items():
         # A sandbox that enforces nothing. A worker has no mount namespace to report, and may do so.
-        if enforced.get("seccomp") is False and enforced.get("mount_namespace") is False:
-            problems = "; ".join(enforced["missing"])
+        if report.get("seccomp") is False and report.get("mount_namespace") is False:
+            problems = "; ".join(report["missing"])
             raise CheckFailed(f"{name} isolates nothing: {problems}; use it only for code that you trust")
     if not context.isolation:
         return "the episodes share no sandbox and no worker, so nothing is to be enforced"
-    return ". ".join(f"{name}: {sentence(enforced)}" for name, enforced in context.isolation.items())
+    return ". ".join(f"{name}: {sentence(report)}" for name, report in context.isolation.items())
 
 
-async def _enforced(shared: Any) -> dict[str, Any] | None:
+async def _report_of(shared: Any) -> dict[str, Any] | None:
     capabilities = getattr(shared, "capabilities", None)
     if is_dataclass(capabilities) and not isinstance(capabilities, type):
         return asdict(capabilities)
     method = getattr(shared, "enforced", None)
-    enforced = await invoke(method) if callable(method) else None
-    return dict(enforced) if isinstance(enforced, Mapping) else None
+    report = await invoke(method) if callable(method) else None
+    return dict(report) if isinstance(report, Mapping) else None
 
 
-def sentence(enforced: Mapping[str, Any]) -> str:
+def sentence(report: Mapping[str, Any]) -> str:
     """Return one line: what is enforced, and what is not.
 
     >>> sentence({"seccomp": True, "uid_drop": False, "limits": ("core", "stack"), "missing": ("memory is free",)})
@@ -47,7 +47,7 @@ def sentence(enforced: Mapping[str, Any]) -> str:
     """
     enforced_names: list[str] = []
     missing_names: list[str] = []
-    for name, value in enforced.items():
+    for name, value in report.items():
         if name in _NOT_LISTED:
             continue
         words = name.replace("_", " ")
@@ -59,7 +59,7 @@ def sentence(enforced: Mapping[str, Any]) -> str:
         else:
             (enforced_names if value else missing_names).append(words)
     missing = [", ".join(missing_names)] if missing_names else []
-    missing += enforced.get("missing", ())
+    missing += report.get("missing", ())
     parts = [", ".join(enforced_names)] if enforced_names else []
     parts += ["not enforced: " + "; ".join(missing)] if missing else []
     return "; ".join(parts)

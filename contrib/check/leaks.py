@@ -42,20 +42,20 @@ async def leaks(context: CheckContext) -> str:
     temporary = tempfile.TemporaryDirectory(prefix="forge_check_", ignore_cleanup_errors=True)
     with temporary as name, temporary_files_in(name):
         folder = Path(name)
-        if await _leaked(context, folder) and (leaked := await _leaked(context, folder)):
-            raise CheckFailed(f"after all episodes and the environment are closed there are {'; '.join(leaked)}")
+        if await _leaks(context, folder) and (phrases := await _leaks(context, folder)):
+            raise CheckFailed(f"after all episodes and the environment are closed there are {'; '.join(phrases)}")
     return "nothing is left after episodes that ended, faulted or were cancelled"
 
 
-async def _leaked(context: CheckContext, folder: Path) -> list[str]:
+async def _leaks(context: CheckContext, folder: Path) -> list[str]:
     """Play one round of episodes; returns what there is more of than before, one phrase for each kind."""
     before = _resources(folder)
     async with context.factory:
         await _play_round(context)
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (leaked := _more(_resources(folder), before)) and time.monotonic() < deadline:
+    while (phrases := _more(_resources(folder), before)) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_SECONDS)
-    return leaked
+    return phrases
 
 
 async def _play_round(context: CheckContext) -> None:
@@ -86,10 +86,10 @@ class FailingAgent:
 
 class HangingAgent:
     def __init__(self) -> None:
-        self.reached = asyncio.Event()  # set when it is asked
+        self.first_turn = asyncio.Event()  # set when it is asked
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        self.reached.set()
+        self.first_turn.set()
         await asyncio.Event().wait()
         raise AssertionError("it is cancelled")
 
@@ -99,9 +99,9 @@ async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent 
     if agent is None:
         await asyncio.sleep(0)
     else:
-        reached = asyncio.create_task(agent.reached.wait())
-        await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
-        await cancel(reached)
+        turn = asyncio.create_task(agent.first_turn.wait())
+        await asyncio.wait({running, turn}, return_when=asyncio.FIRST_COMPLETED)
+        await cancel(turn)
     await _end(running, f"an episode that is cancelled {when}")
 
 

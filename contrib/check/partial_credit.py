@@ -62,7 +62,9 @@ async def partial_credit(context: CheckContext) -> str:
         call = tool_calls((name, sample_arguments(tools, name)))
         await _play(context, f"one call of {name} and the answer '0'", "0", [call, final_answer("0")])
     best = _best(context.episodes_of, weights)
-    if sentences := [_sentence(part, *earned) for part, earned in best.items() if reaches(fmean(earned[1]), LEAST)]:
+    if sentences := [
+        _sentence(part, *best_answer) for part, best_answer in best.items() if reaches(fmean(best_answer[1]), LEAST)
+    ]:
         raise CheckWarning(
             f"{'; '.join(sentences)}: a policy may learn this in the place of the task; pay a part only together with "
             "what has to be worked out, or keep it small"
@@ -80,19 +82,19 @@ def _best(episodes_of: Mapping[str, Sequence[Episode]], weights: Mapping[str, fl
     """The answer that earns the most of each part of the reward; none for a part that none earns."""
     best: dict[str, _Best] = {}
     for what, episodes in episodes_of.items():
-        earned: dict[str, list[float]] = defaultdict(list)
-        counted = [episode for episode in episodes if episode.outcome.is_valid and not is_success(episode)]
-        for episode in counted:
-            for part, value in _earned(episode, weights).items():
-                earned[part].append(value)
-        for part, values in earned.items():
-            values += [0.0] * (len(counted) - len(values))
+        values_of_part: dict[str, list[float]] = defaultdict(list)
+        failures = [episode for episode in episodes if episode.outcome.is_valid and not is_success(episode)]
+        for episode in failures:
+            for part, value in _credit(episode, weights).items():
+                values_of_part[part].append(value)
+        for part, values in values_of_part.items():
+            values += [0.0] * (len(failures) - len(values))
             if not reaches(fmean(best[part][1]) if part in best else 0.0, fmean(values)):
                 best[part] = what, values
     return best
 
 
-def _earned(episode: Episode, weights: Mapping[str, float]) -> dict[str, float]:
+def _credit(episode: Episode, weights: Mapping[str, float]) -> dict[str, float]:
     """What an episode earned by each part; parts of an environment's own that do not add up are not told apart."""
     reward = episode.reward or 0.0
     parts = {f"the part {name!r}": weights.get(name, 1.0) * value for name, value in episode.rewards.items()}
@@ -104,6 +106,6 @@ def _earned(episode: Episode, weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def _sentence(part: str, what: str, values: Sequence[float]) -> str:
-    paid = sum(not reaches(0.0, value) for value in values)
-    tasks = f"on {paid} of {len(values)} tasks whose answer it is not"
+    count = sum(not reaches(0.0, value) for value in values)
+    tasks = f"on {count} of {len(values)} tasks whose answer it is not"
     return f"{what} earns {fmean(values):.3g} of {part} on average, {tasks}"

@@ -99,8 +99,8 @@ class Latency:
         """Return the nearest-rank percentiles of durations in seconds; None when there are none."""
         if not seconds:
             return None
-        ordered = sorted(seconds)
-        p50, p95 = (ordered[math.ceil(q * len(ordered)) - 1] * 1000.0 for q in (0.5, 0.95))
+        ascending = sorted(seconds)
+        p50, p95 = (ascending[math.ceil(q * len(ascending)) - 1] * 1000.0 for q in (0.5, 0.95))
         return cls(p50=p50, p95=p95)
 
 

@@ -97,11 +97,11 @@ def tools_problem(tools: Any) -> str:
 def _schema_problem(schema: Any) -> str:
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         return f"are {shorten(repr(schema))}; they are a JSON schema of type object"
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties, names = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not all(isinstance(p, (Mapping, bool)) for p in properties.values()):
         return "have properties that are no dict of JSON schemas"
-    if not isinstance(required, list) or not set(required) <= properties.keys():
-        return f"require {required!r}, which must be a list of names among the properties"
+    if not isinstance(names, list) or not set(names) <= properties.keys():
+        return f"require {names!r}, which must be a list of names among the properties"
     return json_problem(schema) or _draft_problem(schema)
 
 

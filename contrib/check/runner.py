@@ -19,7 +19,7 @@ from contrib.check.isolation import isolation
 from contrib.check.leaks import leaks
 from contrib.check.partial_credit import partial_credit
 from contrib.check.report import CheckReport, CheckRow, Latency
-from contrib.check.scoring import breakdown, cheats, gold, limits, malformed, some_reward, wrong
+from contrib.check.scoring import breakdown, cheats, gold, limits, malformed_actions, some_reward, wrong
 from contrib.check.seeds import same_seed, two_seeds
 from contrib.check.tasks import tasks
 from contrib.check.threads import advice, threads
@@ -65,7 +65,7 @@ CHECKS = (
     Check(name="wrong answers", function=wrong, uses="gold answers"),
     Check(name="constants", function=constant_answers, uses="gold answers"),
     Check(name="partial credit", function=partial_credit, needs="reward", uses="constants"),
-    Check(name="malformed actions", function=malformed),
+    Check(name="malformed actions", function=malformed_actions),
     Check(name="cheats", function=cheats),
     Check(name="same seed", function=same_seed),
     Check(name="two seeds", function=two_seeds),
@@ -125,9 +125,9 @@ def _selected(only: Sequence[str]) -> set[str]:
         return set(NAMES)
     needs = {check.name: (check.needs, check.uses) for check in (FIRST, *CHECKS, LAST)} | {OPEN: ()}
     waiting = [name.strip().lower().replace("-", " ").replace("_", " ") for name in only]
-    for given, name in zip(only, waiting, strict=True):
+    for text, name in zip(only, waiting, strict=True):
         if name not in needs:
-            raise UserError(f"there is no check {given!r}. {nearest(name, NAMES)}")
+            raise UserError(f"there is no check {text!r}. {nearest(name, NAMES)}")
     selected: set[str] = {FIRST.name}
     while waiting:
         name = waiting.pop()
@@ -144,8 +144,8 @@ class _Runner:
         self.rows: list[CheckRow] = []
         self._context = context
         self._progress = progress
-        self._passed = {""}
-        self._unfinished: set[str] = set()
+        self._successes = {""}
+        self._without_result: set[str] = set()
         self._remaining = len(selected)
         self._selected = selected
         self._budget = seconds
@@ -157,12 +157,12 @@ class _Runner:
         All in one task: some shared resources must be closed by the task that opened them.
         """
         self._progress(OPEN)
-        started = time.perf_counter()
+        start = time.perf_counter()
         stack = AsyncExitStack()
         problem = await _open_problem("opening", stack.enter_async_context(self._context.factory))
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
         if not problem:
-            self._passed.add(OPEN)
+            self._successes.add(OPEN)
         for check in checks:
             await self.check(check)
         problem = problem or await _open_problem("closing", stack.aclose())
@@ -174,19 +174,19 @@ class _Runner:
         if check.name not in self._selected:
             return
         self._progress(check.name)
-        started = time.perf_counter()
-        if check.needs in self._unfinished:
+        start = time.perf_counter()
+        if check.needs in self._without_result:
             row = CheckRow(name=check.name, ok=None, detail=f"{check.needs!r} was not finished", unfinished=True)
-        elif check.needs not in self._passed:
+        elif check.needs not in self._successes:
             row = CheckRow(name=check.name, ok=None, detail=f"the check {check.needs!r} has to pass first")
         else:
             row = await self._row(check)
         if row.ok:
-            self._passed.add(check.name)
+            self._successes.add(check.name)
         if row.unfinished:
-            self._unfinished.add(check.name)
+            self._without_result.add(check.name)
         self._remaining -= 1
-        self._add(row, time.perf_counter() - started)
+        self._add(row, time.perf_counter() - start)
 
     def _add(self, row: CheckRow, seconds: float) -> None:
         # A detail may quote what an environment raises: make it one line without control characters.
@@ -196,8 +196,8 @@ class _Runner:
 
     async def _row(self, check: Check) -> CheckRow:
         row = partial(CheckRow, name=check.name)
-        left = self._deadline - time.monotonic()
-        share = max(left / max(self._remaining, 1), left * MIN_SHARE)
+        remaining_s = self._deadline - time.monotonic()
+        share = max(remaining_s / max(self._remaining, 1), remaining_s * MIN_SHARE)
         if share <= 0:
             why = f"the budget of {self._budget:g} s is used up: raise it with --seconds, or select checks with --only"
             return row(ok=None, detail=why, unfinished=True)
@@ -217,11 +217,11 @@ class _Runner:
         except EnvTimeout as error:
             if limit == MAX_CHECK_SECONDS or time.monotonic() < self._context.deadline:
                 return row(ok=False, detail=f"{error}: find the call that hangs, or check fewer tasks")
-            played = self._context.episodes_played - played_before
+            episodes = self._context.episodes_played - played_before
             detail = f"not finished within its {share:.3g} s of the budget of {self._budget:g} s"
-            detail += f", after {played} episodes"
+            detail += f", after {episodes} episodes"
             patience = max(HANG_SECONDS, 100 * self._context.slowest)
-            if not played and (check.name in (FIRST.name, CONTRACT) or share >= patience):
+            if not episodes and (check.name in (FIRST.name, CONTRACT) or share >= patience):
                 remedy = "find the call that hangs, or raise the budget with --seconds"
                 return row(ok=False, detail=f"{detail}: {remedy}")
             remedy = "raise it with --seconds, or check fewer --tasks"

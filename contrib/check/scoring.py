@@ -64,7 +64,7 @@ async def breakdown(context: CheckContext) -> str:
     async with fresh_instance(context) as env:
         parts = (*env._rewards, *env._rubric) if isinstance(env, ToolEnv) else ()
     weights = {part.name: part.weight for part in parts}
-    explained = 0
+    count = 0
     for task in context.tasks[:2]:
         for strategy in (*context.strategies, actions_in_order(final_answer("0"))):
             episode = await context.episode(task, strategy)
@@ -72,7 +72,7 @@ async def breakdown(context: CheckContext) -> str:
             if episode.outcome is not Outcome.SCORED or len(episode.rewards) <= is_own:
                 continue  # one part of its own may be on another scale
             terms = [weights.get(name, 1.0) * value for name, value in episode.rewards.items()]
-            explained += 1
+            count += 1
             scores = [_reward(episode), episode.turns[-1].reward]  # earlier steps may have rewards without parts
             if not any(_is_sum(terms, score) or (is_own and _is_otherwise(terms, score)) for score in scores):
                 raise CheckFailed(
@@ -80,7 +80,7 @@ async def breakdown(context: CheckContext) -> str:
                     f"in an episode of the task {task.id!r} ({shorten(str(dict(episode.rewards)))}): give each part "
                     "once, under a name of its own, so that they add up"
                 )
-    return f"the parts of {explained} rewards add up" if explained else "no reward has several parts"
+    return f"the parts of {count} rewards add up" if count else "no reward has several parts"
 
 
 def _is_sum(terms: Sequence[float], reward: float) -> bool:
@@ -104,8 +104,8 @@ async def gold(context: CheckContext) -> str:
     for task in context.tasks:
         episode = await context.episode(task, follow_expert(context.expert))
         if not episode.outcome.is_valid:
-            ended = f"ended as {episode.outcome}: {episode.error}"
-            raise CheckFailed(f"the expert's episode of the task {task.id!r} {ended}")
+            ending = f"ended as {episode.outcome}: {episode.error}"
+            raise CheckFailed(f"the expert's episode of the task {task.id!r} {ending}")
         if not is_success(episode):
             raise CheckFailed(
                 f"the expert scores {_reward(episode):g} on the task {task.id!r} with {_final_answer(episode)!r}, "
@@ -128,17 +128,17 @@ async def _refusal(context: CheckContext, task: Task) -> str:
 
 async def wrong(context: CheckContext) -> str:
     """Empty and wrong answers, copies of the question and the answers of other tasks are not a success."""
-    tried = 0
+    count = 0
     for task in context.tasks:
         for kind, answer in _wrong_answers(context, task):
             episode = await context.episode(task, actions_in_order(final_answer(answer)))
             _require_valid(episode, task, kind)
             _require_no_success(episode, task, kind)
-            tried += 1
-    return f"none of {tried} wrong answers scores full marks"
+            count += 1
+    return f"none of {count} wrong answers scores full marks"
 
 
-async def malformed(context: CheckContext) -> str:
+async def malformed_actions(context: CheckContext) -> str:
     """Malformed actions neither break the environment nor succeed."""
     async with fresh_instance(context) as env:
         await reset(env, context.tasks[0], context.seed)  # the tools may be set in reset
@@ -159,21 +159,21 @@ async def cheats(context: CheckContext) -> str:
         raise CheckSkipped(
             "there are no cheats: define the classmethod cheats(task) with the answers that must not score"
         )
-    tried = 0
+    count = 0
     for task in context.tasks:
         for i, cheat in enumerate(list_cheats(task)):
             messages = [final_answer(cheat)] if isinstance(cheat, str) else map(as_action, cheat)
             episode = await context.episode(task, actions_in_order(*messages))
             _require_valid(episode, task, f"the cheat {i}")
             if not reaches(0.0, _reward(episode)):
-                shown = cheat if isinstance(cheat, str) else repr([m["content"] or _functions(m) for m in cheat])
+                text = cheat if isinstance(cheat, str) else repr([m["content"] or _functions(m) for m in cheat])
                 raise CheckFailed(
-                    f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(shown)!r}"
+                    f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(text)!r}"
                 )
-            tried += 1
-    if not tried:
+            count += 1
+    if not count:
         raise CheckSkipped("cheats(task) names no answers")
-    return f"none of {tried} cheats scores"
+    return f"none of {count} cheats scores"
 
 
 async def limits(context: CheckContext) -> str:

@@ -29,7 +29,7 @@ async def same_seed(context: CheckContext) -> str:
     specs = [
         (task, strategy, context.seed + i) for i, task in enumerate(context.tasks) for strategy in context.strategies
     ]
-    started = time.monotonic()
+    start = time.monotonic()
     alone = [await _episode(context, spec) for spec in specs]
     valid = [(spec, episode) for spec, episode in zip(specs, alone, strict=True) if episode.outcome.is_valid]
     if not valid:
@@ -37,7 +37,7 @@ async def same_seed(context: CheckContext) -> str:
     for spec, episode in valid[:2]:
         _compare(episode, await _episode(context, spec), "when it is played again")
     await _check_reset_again(context, valid[0][0])
-    count = _concurrent_episodes(context, (time.monotonic() - started) / len(specs))
+    count = _concurrent_episodes(context, (time.monotonic() - start) / len(specs))
     barrier = TurnBarrier(count)
     crowd = list(islice(cycle(valid), count))
     together = await asyncio.gather(*(_episode(context, spec, barrier) for spec, _ in crowd))
@@ -62,8 +62,8 @@ def _check_tasks_are_kept(context: CheckContext) -> None:
 
 def _concurrent_episodes(context: CheckContext, seconds: float) -> int:
     """Return how many episodes of this duration fit into the budget if they run one after another, within bounds."""
-    left = context.deadline - time.monotonic()
-    fitting = int(left / max(seconds, 0.001)) if math.isfinite(left) else MAX_CONCURRENT
+    remaining_s = context.deadline - time.monotonic()
+    fitting = int(remaining_s / max(seconds, 0.001)) if math.isfinite(remaining_s) else MAX_CONCURRENT
     return max(MIN_CONCURRENT, min(MAX_CONCURRENT, fitting))
 
 
@@ -95,25 +95,25 @@ async def _transcript(env: Env, spec: EpisodeSpec) -> list[Any]:
     return [[list(messages), *numbers] for messages, *numbers, _ in results]
 
 
-def _compare(expected: Episode, got: Episode, when: str) -> None:
-    if difference := _difference(expected, got):
+def _compare(expected: Episode, actual: Episode, when: str) -> None:
+    if difference := _difference(expected, actual):
         what = f"with the same seed the task {expected.task.id!r} is another episode {when}: {difference}"
         remedy = ". Draw from self.np_random after self.seed(seed), and keep state on self"
-        if not got.outcome.is_valid:
+        if not actual.outcome.is_valid:
             remedy = f": find what raises {when}, and keep what two episodes must not share on self"
-        raise CheckFailed(f"{what}{advice(got.error) or advice(difference) or remedy}")
+        raise CheckFailed(f"{what}{advice(actual.error) or advice(difference) or remedy}")
 
 
-def _difference(expected: Episode, got: Episode) -> str:
-    fields: list[tuple[str, Any, Any]] = [("outcome", str(expected.outcome), str(got.outcome))]
-    if not got.outcome.is_valid:
-        return f"it ends as {got.outcome} ({shorten(repr(got.error))})"
-    messages = zip(expected.messages, got.messages, strict=False)
+def _difference(expected: Episode, actual: Episode) -> str:
+    fields: list[tuple[str, Any, Any]] = [("outcome", str(expected.outcome), str(actual.outcome))]
+    if not actual.outcome.is_valid:
+        return f"it ends as {actual.outcome} ({shorten(repr(actual.error))})"
+    messages = zip(expected.messages, actual.messages, strict=False)
     fields += [(f"message {i}", dict(a), dict(b)) for i, (a, b) in enumerate(messages)]
-    fields.append(("number of messages", len(expected.messages), len(got.messages)))
-    fields.append(("step rewards", [turn.reward for turn in expected.turns], [turn.reward for turn in got.turns]))
-    fields.append(("reward", expected.reward, got.reward))
-    fields.append(("rewards", dict(expected.rewards), dict(got.rewards)))
+    fields.append(("number of messages", len(expected.messages), len(actual.messages)))
+    fields.append(("step rewards", [turn.reward for turn in expected.turns], [turn.reward for turn in actual.turns]))
+    fields.append(("reward", expected.reward, actual.reward))
+    fields.append(("rewards", dict(expected.rewards), dict(actual.rewards)))
     for name, a, b in fields:
         if a != b:
             return f"the {name} is {shorten(repr(a))} and then {shorten(repr(b))}"

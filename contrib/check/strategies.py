@@ -70,7 +70,7 @@ def final_answer(text: str) -> Action:
 
 def tool_calls(*calls: tuple[str, dict[str, Any] | None]) -> Action:
     """Return a turn that calls tools, by name and arguments; None for arguments that are not JSON."""
-    parsed = tuple(
+    turn_calls = tuple(
         ToolCall(id=f"call_{i}", name=name, arguments=arguments)
         if arguments is not None
         else ToolCall(id=f"call_{i}", name=name, arguments=None, raw='{"a": ', error="not a JSON object")
@@ -78,9 +78,9 @@ def tool_calls(*calls: tuple[str, dict[str, Any] | None]) -> Action:
     )
     openai_calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or call.raw}}
-        for call in parsed
+        for call in turn_calls
     ]
-    return Action(message={"role": "assistant", "content": "", "tool_calls": openai_calls}, tool_calls=parsed)
+    return Action(message={"role": "assistant", "content": "", "tool_calls": openai_calls}, tool_calls=turn_calls)
 
 
 def actions_in_order(*actions: Action) -> Strategy:
@@ -127,12 +127,12 @@ def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
 def as_action(message: Message) -> Action:
     if message["role"] != "assistant" or not isinstance(message["content"], str):
         raise ValueError("it returned no assistant message whose content is text")
-    parsed = []
+    calls = []
     for i, call in enumerate(message.get("tool_calls", [])):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        parsed.append(ToolCall(id=call.get("id", f"call_{i}"), name=name, arguments=arguments))
-    return Action(message=message, tool_calls=tuple(parsed))
+        calls.append(ToolCall(id=call.get("id", f"call_{i}"), name=name, arguments=arguments))
+    return Action(message=message, tool_calls=tuple(calls))
 
 
 _SAMPLE_OF_TYPE: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None}

@@ -16,9 +16,9 @@ from forge_env.rollout.task_list import TASKS_SECONDS, BadTasks
 
 async def tasks(context: CheckContext) -> str:
     """Both splits return the requested number of distinct tasks, repeatably, and share none."""
-    drawn = {split: _draw(context, split) for split in ("train", "test")}
-    context.tasks = drawn["train"]
-    for split, items in drawn.items():
+    splits = {split: _draw(context, split) for split in ("train", "test")}
+    context.tasks = splits["train"]
+    for split, items in splits.items():
         again = context.factory.tasks(split, count=len(items), seed=context.seed)
         if [content(task) for task in again] != [content(task) for task in items]:
             raise CheckFailed(
@@ -26,9 +26,9 @@ async def tasks(context: CheckContext) -> str:
                 "random.Random(seed), and keep no state between calls"
             )
     context.are_repeatable = True
-    shared = _check_disjoint(drawn["train"], drawn["test"])
+    shared = _check_disjoint(splits["train"], splits["test"])
     return (
-        f"{len(drawn['train'])} train and {len(drawn['test'])} test tasks, disjoint and the same for the same seed"
+        f"{len(splits['train'])} train and {len(splits['test'])} test tasks, disjoint and the same for the same seed"
         + (f"; {shared} test tasks have the prompt of a train task, with another target or metadata" if shared else "")
     )
 

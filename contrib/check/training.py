@@ -55,11 +55,11 @@ class TaskAuditor:
 
     def __init__(self, factory: EnvFactory) -> None:
         self._factory, self._class = factory, factory.env_class
-        self._known: Sequence[KnownCheat] = getattr(self._class, "known_cheats", ())
-        self._patterns = [(cheat.name, re.compile(cheat.pattern)) for cheat in self._known if cheat.pattern]
+        self._known_cheats: Sequence[KnownCheat] = getattr(self._class, "known_cheats", ())
+        self._patterns = [(cheat.name, re.compile(cheat.pattern)) for cheat in self._known_cheats if cheat.pattern]
         self._has_list = hasattr(self._class, "cheats")
         self._attacks: dict[str, Sequence[Attack]] = {}  # by the id of a task
-        self.tasks_by_default = TASKS if self._known else 0
+        self.tasks_by_default = TASKS if self._known_cheats else 0
 
     @property
     def knows_cheats(self) -> bool:
@@ -71,13 +71,13 @@ class TaskAuditor:
         """Attack tasks, several attacks at once: a task that has no verdict in time is not in the answer."""
         slots = asyncio.Semaphore(max(2, min(MOST_AT_ONCE, os.cpu_count() or 2)))
         attacks = {task.id: [Attack(EMPTY), *self._attacks_on(task)] for task in tasks}
-        played: dict[str, dict[str, Episode]] = {task.id: {} for task in tasks}
+        episodes_of: dict[str, dict[str, Episode]] = {task.id: {} for task in tasks}
 
         async def play(task: Task, attack: Attack) -> None:
             async with slots:
                 with suppress(ForgeError):  # of this attack: it has no verdict
                     strategy = actions_in_order(*attack.actions)
-                    played[task.id][attack.name] = await play_task(self._factory, task, strategy, seed)
+                    episodes_of[task.id][attack.name] = await play_task(self._factory, task, strategy, seed)
 
         async with self._factory:
             with suppress(TimeoutError):
@@ -87,7 +87,7 @@ class TaskAuditor:
                             group.create_task(play(task, attack))
         holes: dict[str, Hole | None] = {}
         for task in tasks:
-            episodes, names = played[task.id], {attack.name for attack in attacks[task.id]}
+            episodes, names = episodes_of[task.id], {attack.name for attack in attacks[task.id]}
             verdicts = {name for name, episode in episodes.items() if episode.reward is not None}
             if verdicts == names or any(map(is_success, episodes.values())):
                 holes[task.id] = self._hole(task, episodes)
@@ -100,10 +100,10 @@ class TaskAuditor:
                 self._attacks.clear()
             self._attacks[task.id] = []
             with suppress(Exception):  # of the user's code
-                self._attacks[task.id] = [*self._listed(task)]
+                self._attacks[task.id] = [*self._cheats_of(task)]
         return self._attacks[task.id]
 
-    def _listed(self, task: Task) -> Iterator[Attack]:
+    def _cheats_of(self, task: Task) -> Iterator[Attack]:
         for cheat in self._class.cheats(task) if self._has_list else ():  # type: ignore[attr-defined]
             if isinstance(cheat, str):
                 words = shorten(" ".join(cheat.split()), 40)
@@ -111,17 +111,17 @@ class TaskAuditor:
             else:
                 attack = Attack("", [*map(as_action, cheat)])
                 text = "\n".join(sorted(attack.texts))
-                names = (known.name for known in self._known if known.script in text)
+                names = (item.name for item in self._known_cheats if item.script in text)
                 yield Attack(next(names, f"the calls {shorten(text, 40)!r}"), attack.actions)
 
-    def _hole(self, task: Task, played: Mapping[str, Episode]) -> Hole | None:
+    def _hole(self, task: Task, episodes: Mapping[str, Episode]) -> Hole | None:
         """The first cheat that is a success, or else the one that earns most and more than an empty answer."""
-        earned = {name: episode.reward or 0.0 for name, episode in played.items()}
-        name = next((n for n in played if is_success(played[n])), max(earned, key=earned.__getitem__))
-        is_paid_in_full = is_success(played[name])
-        if not is_paid_in_full and earned[name] <= max(0.0, earned.get(EMPTY, 0.0)):
+        rewards = {name: episode.reward or 0.0 for name, episode in episodes.items()}
+        name = next((n for n in episodes if is_success(episodes[n])), max(rewards, key=rewards.__getitem__))
+        is_paid_in_full = is_success(episodes[name])
+        if not is_paid_in_full and rewards[name] <= max(0.0, rewards.get(EMPTY, 0.0)):
             return None
-        why = f"{EMPTY} earns {earned[name]:g}" if name == EMPTY else hole_of(self._class, name)
+        why = f"{EMPTY} earns {rewards[name]:g}" if name == EMPTY else hole_of(self._class, name)
         return Hole(task=str(task.metadata.get("name") or task.id), why=why, is_paid_in_full=is_paid_in_full)
 
     # ---- in a run ----

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(address: str, port: int) -> str:
     """A note for a person about the address, or ""."""
     try:
-        resolved = socket.gethostbyname(address)
-        socket.create_server((resolved, port)).close()
+        ip = socket.gethostbyname(address)
+        socket.create_server((ip, port)).close()
     except (OSError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
         reason = os.strerror(number) if number else str(error)
@@ -54,7 +54,7 @@ def _check(address: str, port: int) -> str:
             f"cannot listen at {address}:{port} ({reason}): give an address of this machine and a free port, "
             "--address ADDRESS --port PORT"
         ) from None
-    return "; only this machine reaches that: --address ADDRESS names another" if resolved.startswith("127.") else ""
+    return "; only this machine reaches that: --address ADDRESS names another" if ip.startswith("127.") else ""
 
 
 def _end(number: int, frame: object) -> None:

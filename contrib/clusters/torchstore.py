@@ -46,8 +46,8 @@ class TorchStoreWeights(WeightStore):
     def reason(cls, request: StoreRequest) -> str:
         if request.hosts > 1:
             return f"the run has {request.hosts} hosts" + (f", and {request.too_much}" if request.all_on_gpus else "")
-        needed = in_words(SNAPSHOTS * request.size)
-        return f"{SNAPSHOTS} snapshots take {needed}, and {SHARED_MEMORY} has {in_words(room())} free"
+        size = in_words(SNAPSHOTS * request.size)
+        return f"{SNAPSHOTS} snapshots take {size}, and {SHARED_MEMORY} has {in_words(room())} free"
 
     @classmethod
     def refusal(cls, request: StoreRequest, instead: str) -> str:
@@ -85,13 +85,15 @@ class TorchStoreWeights(WeightStore):
         weights.copy_to(flat)
         return _TakenCopy(version, weights.layout, flat)
 
-    async def commit(self, taken: _TakenCopy) -> None:
+    async def commit(self, snapshot: _TakenCopy) -> None:
         store = import_torchstore()
-        if await store.exists(f"{_key(taken.version)}/{_MARKER}"):
-            raise published_already(taken.version)
-        await store.put_state_dict({"layout": taken.layout.to_json(), "weights": taken.flat}, _key(taken.version))
-        if taken.version >= self.keep:
-            await _forget(store, taken.version - self.keep)
+        if await store.exists(f"{_key(snapshot.version)}/{_MARKER}"):
+            raise published_already(snapshot.version)
+        await store.put_state_dict(
+            {"layout": snapshot.layout.to_json(), "weights": snapshot.flat}, _key(snapshot.version)
+        )
+        if snapshot.version >= self.keep:
+            await _forget(store, snapshot.version - self.keep)
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:

@@ -18,12 +18,12 @@ def json_object(value: str | Mapping[str, Any], option: str, example: str) -> di
     if not isinstance(value, str):
         return dict(value)
     try:
-        found = read(value or "{}")
+        data = read(value or "{}")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        data = None
+    if not isinstance(data, dict):
         raise UserError(f"the option {option} is {value!r:.80}; write it as a JSON object, for example {example}")
-    return found
+    return data
 
 
 def draw_seeds(split: str, *, count: int, seed: int, pairs: int = 2**30) -> list[int]:

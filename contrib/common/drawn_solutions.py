@@ -26,9 +26,9 @@ def remember(env: str, task: Task, script: Script) -> None:
 
 def expert_of(env: str, messages: Sequence[Message]) -> Message:
     """Return the next message of the solution of a conversation's task."""
-    shown = [message for message in messages if message["role"] != "system"]
-    for length in range(len(shown), 0, -1):
-        if (script := _scripts.get((env, prompt_key(shown[:length])))) is not None:
+    conversation = [message for message in messages if message["role"] != "system"]
+    for length in range(len(conversation), 0, -1):
+        if (script := _scripts.get((env, prompt_key(conversation[:length])))) is not None:
             return script(messages)
     raise EnvError(f"no solution of this task of {env} is known: it has none, or was not drawn in this process")
 

@@ -69,8 +69,8 @@ def main(owner: int, folder: str, command: list[str]) -> int:
 def _watch(child: subprocess.Popen[bytes], owner: int) -> None:
     """Return when the program has ended, or is to be killed."""
     while child.poll() is None and os.getppid() == owner:
-        received = signal.sigtimedwait(_WAITED, _WATCH_SECONDS)
-        if received is not None and received.si_signo != signal.SIGCHLD:
+        signal_info = signal.sigtimedwait(_WAITED, _WATCH_SECONDS)
+        if signal_info is not None and signal_info.si_signo != signal.SIGCHLD:
             _signal(child.pid, signal.SIGTERM)
             deadline = time.monotonic() + _TERM_SECONDS
             while child.poll() is None and time.monotonic() < deadline:

@@ -80,15 +80,15 @@ def proxy_of(url: str) -> str | None:
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     variable = f"the environment variable {(scheme if proxies.get(scheme) else 'all').upper()}_PROXY"
     try:
-        named = urlsplit(proxy)
-        is_address = named.scheme in ("http", "https", "socks5", "socks5h") and named.hostname and named.port != 0
+        address = urlsplit(proxy)
+        is_address = address.scheme in ("http", "https", "socks5", "socks5h") and address.hostname and address.port != 0
     except ValueError:
         is_address = False
     if not is_address:  # not shown: it may hold a password
         raise UserError(
             f"{variable} holds no address of a proxy: set it to http://HOST:PORT, or name {host} in NO_PROXY"
         )
-    if named.scheme.startswith("socks") and find_spec("socksio") is None:
+    if address.scheme.startswith("socks") and find_spec("socksio") is None:
         raise UserError(
             f"{variable} names a SOCKS proxy, which needs socksio: pip install socksio, or set an HTTP proxy"
         )
@@ -135,11 +135,11 @@ class Retries:
     """The time of `monotonic` by which the last try begins."""
     failures: int = 0
 
-    def pause(self, asked: float = 0.0) -> float | None:
-        """Note a failure; return the seconds until the next try, or None for none. A server asks for `asked`."""
+    def pause(self, minimum: float = 0.0) -> float | None:
+        """Note a failure; return the seconds until the next try, or None for none. A server asks for `minimum`."""
         self.failures += 1
         backoff = min(self.longest, self.first * 2 ** min(self.failures - 1, 30)) * random.uniform(0.5, 1.0)
-        pause = max(asked, backoff)
+        pause = max(minimum, backoff)
         return None if self.failures > self.most or monotonic() + pause > self.until else pause
 
 

@@ -77,7 +77,7 @@ async def open_server(app: App, host: str, port: int = 0, **settings: Any) -> As
         raise UserError("a server needs uvicorn: pip install 'forge-env[tools]'")
     import uvicorn
 
-    started, stop = asyncio.Event(), asyncio.Event()
+    start, stop = asyncio.Event(), asyncio.Event()
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -86,7 +86,7 @@ async def open_server(app: App, host: str, port: int = 0, **settings: Any) -> As
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            started.set()
+            start.set()
 
         async def main_loop(self) -> None:
             """Wait for `stop`; uvicorn's own asks ten times a second whether it is to end."""
@@ -115,7 +115,7 @@ async def open_server(app: App, host: str, port: int = 0, **settings: Any) -> As
 
     with open_listener(host, port) as listener:
         port = listener.getsockname()[1]
-        running, starting = asyncio.create_task(server.serve([listener])), asyncio.create_task(started.wait())
+        running, starting = asyncio.create_task(server.serve([listener])), asyncio.create_task(start.wait())
         try:
             await asyncio.wait({running, starting}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not server.started:
@@ -192,12 +192,12 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
                 if event["type"] == "http.disconnect":
                     raise RequestRefused(400, "the connection was closed before the whole body had come")
                 if not event.get("more_body"):
-                    return _unpacked(b"".join(parts), headers, max_bytes, too_large)
+                    return _decode_content(b"".join(parts), headers, max_bytes, too_large)
     except TimeoutError:
         raise RequestRefused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
 
 
-def _unpacked(data: bytes, headers: Mapping[bytes, bytes], max_bytes: int, too_large: RequestRefused) -> bytes:
+def _decode_content(data: bytes, headers: Mapping[bytes, bytes], max_bytes: int, too_large: RequestRefused) -> bytes:
     """Undo the content encodings of a body, the last one first, up to `max_bytes` bytes."""
     names = headers.get(b"content-encoding", b"").decode("latin-1").lower().split(",")
     for name in reversed([name.strip() for name in names]):
@@ -228,8 +228,8 @@ def parse_json(data: bytes, headers: Mapping[bytes, bytes], loads: Callable[[byt
         return loads(data)
     except (ValueError, RecursionError):
         kind = headers.get(b"content-type", b"").decode("latin-1")
-        named = f", and its content type is {kind!r:.80}" if kind else ""
-        raise RequestRefused(400, f"the body is no JSON{named}: send one JSON object", code="no_json") from None
+        remark = f", and its content type is {kind!r:.80}" if kind else ""
+        raise RequestRefused(400, f"the body is no JSON{remark}: send one JSON object", code="no_json") from None
 
 
 def exact_json(data: bytes) -> Any:
@@ -249,6 +249,6 @@ async def read_object(
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    sized = [JSON_TYPE, *headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": sized})
+    all_headers = [JSON_TYPE, *headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})

@@ -120,7 +120,7 @@ def _keep(task: asyncio.Task[Any]) -> None:
 
 _lock = threading.Lock()
 _current: LoopThread | None = None
-_inherited: list[LoopThread] = []
+_parents: list[LoopThread] = []
 
 
 def _at_exit() -> None:
@@ -139,7 +139,7 @@ def _after_fork() -> None:
     global _lock, _current
     _lock = threading.Lock()
     if _current is not None:
-        _inherited.append(_current)
+        _parents.append(_current)
     _current = None
 
 

@@ -34,10 +34,10 @@ class Medium:
         if url[:5].lower() != "data:":
             return cls(kind=kind, media_type=media_type, place=url)
         head, _, data = url[5:].partition(",")
-        named, *parameters = head.split(";")
+        type_of_data, *parameters = head.split(";")
         if "base64" not in parameters:
             data = base64.b64encode(unquote_to_bytes(data)).decode()
-        return cls(kind=kind, media_type=named or media_type, data=data)
+        return cls(kind=kind, media_type=type_of_data or media_type, data=data)
 
     @property
     def note(self) -> str:

@@ -183,13 +183,13 @@ class PlainZygote(Spawner):
         return super().submit(with_exact_processes(order) | self._more, fds[: len(fds) - order.get("groups", 0)])
 
 
-def _judge(seen: dict[str, Any]) -> Capabilities:
+def _judge(view: dict[str, Any]) -> Capabilities:
     escapes = {
-        "it can read a private file of the agent": seen["secret"] or seen["shadow"],
-        **privileges_of(seen),
-        "it is the agent's user": seen["uid"] == os.geteuid(),
+        "it can read a private file of the agent": view["secret"] or view["shadow"],
+        **privileges_of(view),
+        "it is the agent's user": view["uid"] == os.geteuid(),
     }
-    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    reasons = [reason for reason, is_possible in escapes.items() if is_possible]
     if reasons:
         raise SandboxUnavailable(f"the self-test failed, because {'; '.join(reasons)}.")
     return Capabilities(
@@ -201,7 +201,7 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         seccomp=True,
         uid_drop=True,
         memory_limit="rlimit",
-        **denials_of(seen),
+        **denials_of(view),
     )
 
 

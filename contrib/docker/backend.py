@@ -82,7 +82,7 @@ class DockerSandbox:
         self._session_slots = asyncio.Semaphore(max_sessions)
         self._max_sessions = max_sessions
         self._sessions: set[DockerSession] = set()
-        self._closed = False
+        self._is_closed = False
 
     async def run(self, request: ExecRequest | str) -> ExecResult:
         """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet."""
@@ -128,7 +128,7 @@ class DockerSandbox:
         return session
 
     async def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         try:
             await self._pool.close()
             for session in tuple(self._sessions):
@@ -138,7 +138,7 @@ class DockerSandbox:
             self._engine.close()
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise SandboxError("the docker sandbox is closed")
 
     async def _take_session_slot(self) -> None:

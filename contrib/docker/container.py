@@ -48,14 +48,14 @@ class Container:
         self._identity = identity
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._left = 0  # bytes left of the engine's current chunk
+        self._bytes_left = 0  # bytes left of the engine's current chunk
         self._errors = bytearray()
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     @classmethod
     async def start(cls, engine: Engine, recipe: Recipe, limits: Limits) -> Container:
-        identity = await owner.created(engine, create(engine, recipe, limits))
+        identity = await owner.finish_creation(engine, create(engine, recipe, limits))
         container = cls(engine, identity, memory_bytes=memory_needed(limits), tmp_bytes=limits.tmp_bytes)
         try:
             await container._begin(recipe)
@@ -193,13 +193,13 @@ class Container:
         """Return the next `count` bytes of standard output; standard error is kept separately, capped."""
         data = bytearray()
         while len(data) < count:
-            if not self._left:
+            if not self._bytes_left:
                 await self._next_piece(reader)
                 continue
-            piece = await reader.read(min(self._left, count - len(data), _CHUNK))
+            piece = await reader.read(min(self._bytes_left, count - len(data), _CHUNK))
             if not piece:
                 raise asyncio.IncompleteReadError(b"", count)
-            self._left -= len(piece)
+            self._bytes_left -= len(piece)
             data += piece
         return bytes(data)
 
@@ -207,7 +207,7 @@ class Container:
         head = await reader.readexactly(_ENGINE_FRAME)
         length = int.from_bytes(head[4:], "big")
         if head[0] != _STDERR:
-            self._left = length
+            self._bytes_left = length
             return
         while length:
             piece = await reader.read(min(length, _CHUNK))
@@ -225,10 +225,10 @@ def _capabilities(header: dict[str, Any], memory_bytes: int, recipe: Recipe) -> 
     """Return the agent's report. It is trusted: no untrusted code has run in the container yet."""
     if "failed" in header:
         raise SandboxUnavailable(f"docker sandbox: in its container, {header['failed']}")
-    if recipe.proved is not None:
-        return recipe.proved
+    if recipe.capabilities is not None:
+        return recipe.capabilities
     try:
-        reported = wire.capabilities_of(header.get("capabilities"))
+        report = wire.capabilities_of(header.get("capabilities"))
     except wire.BrokenFrame as error:
         raise SandboxError(f"docker sandbox: the agent violated the protocol: {error}") from error
     if header.get("memory_bytes") != memory_bytes:
@@ -238,5 +238,5 @@ def _capabilities(header: dict[str, Any], memory_bytes: int, recipe: Recipe) -> 
         )
     # The agent limits processes, the engine the CPU.
     limits = {"process_limit": "rlimit", "cpu_share": recipe.cpus <= 1}
-    missing = (*reported.missing, *(() if recipe.namespaces else (f"{_NO_NAMESPACES}: {recipe.why_none}",)))
-    return replace(reported, backend="docker", missing=missing, **limits)  # type: ignore[arg-type]
+    missing = (*report.missing, *(() if recipe.namespaces else (f"{_NO_NAMESPACES}: {recipe.why_none}",)))
+    return replace(report, backend="docker", missing=missing, **limits)  # type: ignore[arg-type]

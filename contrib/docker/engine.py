@@ -44,13 +44,13 @@ class Engine:
             )
         return cls(client, info)
 
-    async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a function of the SDK in a thread. Raises SandboxError for every error of the engine.
 
         Cancelling does not stop the call; the caller removes what the call may still create.
         """
         try:
-            return await asyncio.to_thread(function, *arguments, **named)
+            return await asyncio.to_thread(function, *arguments, **options)
         except (self._errors.DockerException, OSError) as error:
             # The SDK wraps the errors of the HTTP client, which are OSErrors, too.
             raise SandboxError(f"docker sandbox: the engine failed: {_one_line(error)}") from error
@@ -73,12 +73,12 @@ class Engine:
     def attach(self, container: str) -> socket.socket:
         """Return a connection to the standard streams of a container. Blocks; call it through `call`."""
         parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        wrapped = self.client.api.attach_socket(container, parameters)
-        raw = getattr(wrapped, "_sock", wrapped)
+        response = self.client.api.attach_socket(container, parameters)
+        raw = getattr(response, "_sock", response)
         plain = isinstance(raw, socket.socket) and not isinstance(raw, ssl.SSLSocket)
         duplicate = raw.dup() if plain else None
         # The SDK attaches the response to the returned object; closing it closes the SDK's descriptor.
-        getattr(wrapped, "_response", wrapped).close()
+        getattr(response, "_response", response).close()
         raw.close()
         if duplicate is None:
             raise OSError("its connection is not a plain socket; name one with DOCKER_HOST=unix:///path")

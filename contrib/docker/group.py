@@ -73,8 +73,8 @@ class ContainerSlot(SlotGroup):
 
     def _counters(self) -> dict[str, int]:
         counts = self._fields(self._events)
-        refused = self._fields(self._refusals).get("max", 0) if self._refusals else 0
-        return {"killed": counts.get("oom_kill", 0), "at_limit": counts.get("oom", 0), "refused": refused}
+        refusals = self._fields(self._refusals).get("max", 0) if self._refusals else 0
+        return {"killed": counts.get("oom_kill", 0), "at_limit": counts.get("oom", 0), "refused": refusals}
 
     def allow_cpus(self, cpus: float) -> None:
         """The engine has limited them."""

@@ -62,9 +62,9 @@ class InsecureSpawner(Spawner):
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
         folder = tempfile.mkdtemp(prefix="forge-env-insecure-")
         try:
-            number, ended = super().submit(order | {"folder": folder}, fds)
+            number, report = super().submit(order | {"folder": folder}, fds)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        ended.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
-        return number, ended
+        report.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
+        return number, report

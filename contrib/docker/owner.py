@@ -34,8 +34,8 @@ def labels() -> dict[str, str]:
 
 async def reap(engine: Engine) -> int:
     """Remove the containers of dead owners, and return their number. Raises SandboxError."""
-    listed = await engine.call(engine.client.api.containers, all=True, filters={"label": LABEL})
-    orphans = [container["Id"] for container in listed if _is_orphan(container)]
+    containers = await engine.call(engine.client.api.containers, all=True, filters={"label": LABEL})
+    orphans = [container["Id"] for container in containers if _is_orphan(container)]
     for container in orphans:
         await remove(engine, container)
     return len(orphans)
@@ -43,9 +43,9 @@ async def reap(engine: Engine) -> int:
 
 async def reap_images(engine: Engine) -> None:
     """Remove the images that dead owners on this machine have made. Raises SandboxError."""
-    listed = await engine.call(engine.client.api.images, all=True, filters={"label": LABEL})
-    orphans = [image for image in listed if _has_dead_owner(image.get("Labels") or {})]
-    await remove_images(engine, [image["Id"] for image in sorted(orphans, key=_created, reverse=True)])
+    images = await engine.call(engine.client.api.images, all=True, filters={"label": LABEL})
+    orphans = [image for image in images if _has_dead_owner(image.get("Labels") or {})]
+    await remove_images(engine, [image["Id"] for image in sorted(orphans, key=_creation_time, reverse=True)])
 
 
 async def remove_images(engine: Engine, images: list[str]) -> None:
@@ -55,7 +55,7 @@ async def remove_images(engine: Engine, images: list[str]) -> None:
     it. Such images are tried again after the others. Raises SandboxError.
     """
     for _ in range(_IMAGE_TRIES):
-        refused = []
+        in_use = []
         for image in images:
             try:
                 await engine.call(engine.client.api.remove_image, image, noprune=True)
@@ -64,14 +64,14 @@ async def remove_images(engine: Engine, images: list[str]) -> None:
                     continue
                 if not engine.is_missing(error):  # and no conflict
                     raise
-                refused.append(image)
-        images = refused
+                in_use.append(image)
+        images = in_use
         if not images:
             return
         await asyncio.sleep(_IMAGE_AGAIN_S)
 
 
-async def created(engine: Engine, creation: Coroutine[Any, Any, str]) -> str:
+async def finish_creation(engine: Engine, creation: Coroutine[Any, Any, str]) -> str:
     """Return the container that is created. It is removed if the caller is cancelled meanwhile."""
     creating = asyncio.create_task(creation)
     try:
@@ -122,16 +122,16 @@ def _is_orphan(container: dict[str, Any]) -> bool:
     if owner.get(_MACHINE) == _machine() != "":
         return _has_dead_owner(owner)
     # The owner is on another machine, or from before a reboot: it cannot be looked up.
-    return container.get("State") != "running" and time.time() - _created(container) > _STALE_S
+    return container.get("State") != "running" and time.time() - _creation_time(container) > _STALE_S
 
 
 def _has_dead_owner(owner: dict[str, str]) -> bool:
     return owner.get(_MACHINE) == _machine() != "" and _start_time(owner.get(_PID, "")) != owner.get(_START)
 
 
-def _created(container: dict[str, Any]) -> float:
-    created = container.get("Created", 0)
-    return datetime.fromisoformat(created).timestamp() if isinstance(created, str) else float(created)
+def _creation_time(container: dict[str, Any]) -> float:
+    time_value = container.get("Created", 0)
+    return datetime.fromisoformat(time_value).timestamp() if isinstance(time_value, str) else float(time_value)
 
 
 @cache

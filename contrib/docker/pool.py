@@ -25,24 +25,24 @@ class Pool:
         # Without namespaces, only a new container keeps traces of one snippet from the next.
         self._max_uses = _MAX_USES if recipe.namespaces else 1
         self._idle: list[Container] = []
-        self._taken: set[Container] = set()
+        self._in_use: set[Container] = set()
         self._starting: set[asyncio.Task[Container]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._failures: list[SandboxError] = []
-        self._closed = False
+        self._is_closed = False
 
     async def warm_up(self, limits: Limits) -> Capabilities:
         """Start the first container and return what it enforces. Raises as `take` does."""
         container = await self.take(limits)
         container.uses = 0
         self.give_back(container)
-        self._recipe = replace(self._recipe, proved=container.capabilities)
+        self._recipe = replace(self._recipe, capabilities=container.capabilities)
         return container.capabilities
 
     async def take(self, limits: Limits) -> Container:
         """Return a container with the memory limit for `limits`. Always give it back."""
         container = self._take_idle(limits) or await self._start(limits)
-        self._taken.add(container)
+        self._in_use.add(container)
         container.uses += 1
         if container.memory_bytes == memory_needed(limits):
             return container
@@ -55,17 +55,17 @@ class Pool:
         return container
 
     def give_back(self, container: Container) -> None:
-        self._taken.discard(container)
+        self._in_use.discard(container)
         reusable = container.alive and container.uses < self._max_uses
-        if reusable and len(self._idle) < self._max_idle and not self._closed:
+        if reusable and len(self._idle) < self._max_idle and not self._is_closed:
             self._idle.append(container)
         else:
             self._close_soon(container)
 
     async def close(self) -> None:
         """Remove every container, also those in use. Raises SandboxError if one could not be removed. Idempotent."""
-        self._closed = True
-        for container in (*self._idle, *self._taken):
+        self._is_closed = True
+        for container in (*self._idle, *self._in_use):
             self._close_soon(container)
         self._idle.clear()
         while pending := {*self._starting, *self._closing}:
@@ -83,9 +83,9 @@ class Pool:
                 self._close_soon(container)
         if not self._idle:
             return None
-        chosen = max(reversed(self._idle), key=lambda container: container.memory_bytes == memory_needed(limits))
-        self._idle.remove(chosen)
-        return chosen
+        best = max(reversed(self._idle), key=lambda container: container.memory_bytes == memory_needed(limits))
+        self._idle.remove(best)
+        return best
 
     async def _start(self, limits: Limits) -> Container:
         """Start a container in a task that `close` waits for; cancelling the caller cancels it."""
@@ -97,10 +97,10 @@ class Pool:
             self._starting.discard(starting)
 
     async def _start_one(self, limits: Limits) -> Container:
-        if self._closed:
+        if self._is_closed:
             raise SandboxError("the docker sandbox is closed")
         container = await Container.start(self._engine, self._recipe, limits)
-        if self._closed:
+        if self._is_closed:
             await container.close()
             raise SandboxError("the docker sandbox is closed")
         return container

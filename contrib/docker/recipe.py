@@ -31,7 +31,7 @@ class Recipe:
     runtime: str | None
     why_none: str = ""
     """Why there are no namespaces."""
-    proved: Capabilities | None = None
+    capabilities: Capabilities | None = None
     """The result of the self-test of a container of this recipe."""
 
 
@@ -47,10 +47,10 @@ async def create(engine: Engine, recipe: Recipe, limits: Limits) -> str:
     if recipe.namespaces:
         # A user namespace may mount a /proc only while it sees a complete one. The snippet sees only its own processes.
         host |= {"MaskedPaths": [], "ReadonlyPaths": []}
-    made = await engine.call(
+    answer = await engine.call(
         api.create_container,
         recipe.image,
-        command=["namespace" if recipe.namespaces else "plain", *(["proved"] if recipe.proved else [])],
+        command=["namespace" if recipe.namespaces else "plain", *(["proved"] if recipe.capabilities else [])],
         # Only root can have capabilities in a container; it has those for changing its user for good.
         user=_AGENT_USER if recipe.namespaces else _ROOT,
         hostname="sandbox",
@@ -58,7 +58,7 @@ async def create(engine: Engine, recipe: Recipe, limits: Limits) -> str:
         labels=labels(),
         host_config=host,
     )
-    return str(made["Id"])
+    return str(answer["Id"])
 
 
 def usual_settings(memory_bytes: int, cpus: float, processes: int, *, shm_bytes: int) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def seccomp_profile(machine: str, *, namespaces: bool) -> str:
         machine: the engine's architecture, "x86_64" or "aarch64".
         namespaces: whether the agent creates namespaces.
     """
-    allowed = _FOR_INPUT | (_FOR_NAMESPACES if namespaces else set())
+    exceptions = _FOR_INPUT | (_FOR_NAMESPACES if namespaces else set())
     rules: list[dict[str, Any]] = [
-        _refuse(sorted(denied_calls(machine).keys() - allowed), errno.EPERM),
+        _refuse(sorted(denied_calls(machine).keys() - exceptions), errno.EPERM),
         # glibc falls back to clone, and a filter can inspect its flags.
         _refuse(["clone3"], errno.ENOSYS),
         _refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, {"value": 10, "op": "SCMP_CMP_GT"}),

@@ -31,7 +31,7 @@ class DockerSession:
         self._free = free
         self._turn = asyncio.Lock()
         self._container: Container | None = None
-        self._lost = False  # state was lost, and no result has reported it yet
+        self._has_lost_state = False  # state was lost, and no result has reported it yet
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
@@ -69,7 +69,7 @@ class DockerSession:
             else:
                 self._drop()
                 await self._live()
-            self._lost = False
+            self._has_lost_state = False
 
     async def close(self) -> None:
         if self._closing is None:
@@ -106,7 +106,7 @@ class DockerSession:
     async def _live(self) -> Container:
         if self._container is not None and self._container.alive:
             return self._container
-        self._lost = self._lost or self._container is not None
+        self._has_lost_state = self._has_lost_state or self._container is not None
         self._drop()
         container = self._container = await self._pool.take(self._limits)
         try:
@@ -141,11 +141,11 @@ class DockerSession:
     def _tell_loss(self, result: ExecResult) -> ExecResult:
         if result.state_lost and self._container is not None and not self._container.capabilities.pid_namespace:
             self._container.kill("what the cell left in it can only be removed with it")
-        ended = self._container is None or not self._container.alive
-        lost, self._lost = self._lost or ended or result.state_lost, False
-        if ended:
+        has_ended = self._container is None or not self._container.alive
+        is_lost, self._has_lost_state = self._has_lost_state or has_ended or result.state_lost, False
+        if has_ended:
             self._drop()
-        return replace(result, state_lost=lost)
+        return replace(result, state_lost=is_lost)
 
 
 async def ask_for_result(

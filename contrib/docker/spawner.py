@@ -26,7 +26,7 @@ class Spawner:
         self._program = program
         self._numbers = 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended: dict[int, asyncio.Future[ExitReport]] = {}
+        self._reports: dict[int, asyncio.Future[ExitReport]] = {}
         self._loop = asyncio.get_running_loop()
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
@@ -43,10 +43,10 @@ class Spawner:
         )
         pidfd = os.pidfd_open(process.pid)
         self._numbers += 1
-        number, ended = self._numbers, self._loop.create_future()
-        self._processes[number], self._ended[number] = process, ended
+        number, report = self._numbers, self._loop.create_future()
+        self._processes[number], self._reports[number] = process, report
         self._loop.add_reader(pidfd, self._on_exit, number, pidfd)
-        return number, ended
+        return number, report
 
     def kill(self, number: int) -> None:
         if number in self._processes:
@@ -64,7 +64,7 @@ class Spawner:
 
     async def close(self) -> None:
         self.alive = False
-        waiting = tuple(self._ended.values())
+        waiting = tuple(self._reports.values())
         self.kill_all()
         if waiting:
             await asyncio.wait(waiting)
@@ -72,13 +72,13 @@ class Spawner:
     def _on_exit(self, number: int, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)
         os.close(pidfd)
-        process, ended = self._processes.pop(number), self._ended.pop(number)
+        process, report = self._processes.pop(number), self._reports.pop(number)
         _kill_group(process.pid)  # background processes; before the wait, which frees the pid
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         failure = "" if self.alive else "the sandbox was closed"
         cpu_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        ended.set_result(ExitReport(status=status, cpu_s=cpu_s, peak_memory_bytes=peak, failure=failure))
+        report.set_result(ExitReport(status=status, cpu_s=cpu_s, peak_memory_bytes=peak, failure=failure))
 
 
 def _kill_group(pid: int) -> None:

@@ -39,8 +39,8 @@ class BrokenFrame(ValueError):
 
 def frame(number: int, header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return the bytes of one frame. Raises TypeError, ValueError for a header that is not plain JSON."""
-    encoded = json.dumps(header).encode()
-    return PREFIX.pack(number, len(encoded), len(body)) + encoded + body
+    content = json.dumps(header).encode()
+    return PREFIX.pack(number, len(content), len(body)) + content + body
 
 
 def parse_header(data: bytes) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def result_message(result: ExecResult) -> tuple[dict[str, Any], bytes]:
 
 def result_of(header: dict[str, Any], body: bytes) -> ExecResult:
     """Return a container's report of an execution. Raises BrokenFrame for malformed values."""
-    values = _checked(header, ExecResult, leave_out=_TEXTS) | _texts(header.get("sizes"), body)
+    values = _check(header, ExecResult, leave_out=_TEXTS) | _texts(header.get("sizes"), body)
     return ExecResult(**values | {"status": ExecStatus(values["status"])})
 
 
@@ -102,12 +102,12 @@ def capabilities_of(header: Any) -> Capabilities:
     """Raises BrokenFrame."""
     if type(header) is not dict:
         raise BrokenFrame("the capabilities are no JSON object")
-    values = _checked(header, Capabilities, leave_out=())
+    values = _check(header, Capabilities, leave_out=())
     lists = {name: tuple(value) for name, value in values.items() if type(value) is list}
     return Capabilities(**values | lists)
 
 
-def _checked(header: dict[str, Any], kind: type, *, leave_out: tuple[str, ...]) -> dict[str, Any]:
+def _check(header: dict[str, Any], kind: type, *, leave_out: tuple[str, ...]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in fields(kind):
         if field.name in leave_out:

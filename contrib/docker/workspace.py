@@ -46,7 +46,7 @@ _SHARED_ROOT = (
     "run it rootless"
 )
 
-_passed: dict[str, WorkspaceCapabilities] = {}
+_capabilities_of: dict[str, WorkspaceCapabilities] = {}
 
 
 async def open_docker_workspaces() -> DockerWorkspaces:
@@ -88,32 +88,32 @@ class DockerWorkspaces(Workspaces):
     ) -> tuple[Started, Origin]:
         self._hold(origin)
         try:
-            base = str(origin.layers[-1]) if origin.layers else await self._engine_images.imported(origin.image)
+            base = str(origin.layers[-1]) if origin.layers else await self._engine_images.import_image(origin.image)
             link, keeper = await start_container(
                 self._engine, base, limits, loopback=order["loopback"], has_quota=self.has_quota
             )
-            started = Started(Box(link, keeper), keeper.group)
+            launch = Started(Box(link, keeper), keeper.group)
             try:
                 self._require_open()
             except SandboxError:
-                await started.stop()
+                await launch.stop()
                 raise
             order |= {"filter": self._filter, "counted": True, "users": True, "own_ids": False}
-            await self._begin(started, order, limits, network, origin.image)
+            await self._begin(launch, order, limits, network, origin.image)
         except BaseException:
             self._release(origin)
             raise
-        return started, origin
+        return launch, origin
 
     async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
-        started = workspace.started
-        await started.box.end_processes()
+        launch = workspace.launch
+        await launch.box.end_processes()
         await workspace.settle()
-        keeper = started.box.keeper
+        keeper = launch.box.keeper
         assert isinstance(keeper, ContainerKeeper)
         origin = above(workspace.origin, await self._engine_images.commit(keeper.container))
         self._hold(origin)  # the workspace goes on in its container, so it needs no more than before
-        return origin, started
+        return origin, launch
 
     def _drop_layer(self, layer: Any) -> None:
         self._start_task(self._engine_images.remove(layer))
@@ -150,11 +150,11 @@ class DockerWorkspaces(Workspaces):
 async def _check(workspaces: DockerWorkspaces, engine: Engine) -> None:
     """Set the capabilities. Raises SandboxUnavailable with every canary that escaped."""
     key = engine.identity
-    if key not in _passed:
+    if key not in _capabilities_of:
         workspaces.has_quota = await _has_quota(workspaces)
-        _passed[key] = await _measure(workspaces)
-    workspaces.capabilities = _passed[key]
-    workspaces.has_quota = _passed[key].disk_limit
+        _capabilities_of[key] = await _measure(workspaces)
+    workspaces.capabilities = _capabilities_of[key]
+    workspaces.has_quota = _capabilities_of[key].disk_limit
 
 
 async def _has_quota(workspaces: DockerWorkspaces) -> bool:
@@ -170,22 +170,22 @@ async def _has_quota(workspaces: DockerWorkspaces) -> bool:
 async def _measure(workspaces: DockerWorkspaces) -> WorkspaceCapabilities:
     workspace = await workspaces.open(selftest.IMAGE, limits=selftest.LIMITS)
     try:
-        seen = await selftest.look(workspace)
-        selftest.require_no_escape(seen, disk=workspaces.has_quota)
+        view = await selftest.look(workspace)
+        selftest.require_no_escape(view, disk=workspaces.has_quota)
         missing: tuple[str, ...] = () if workspaces.has_quota else (_NO_QUOTA,)
-        if workspace.started.group is None:
+        if workspace.launch.group is None:
             missing += (_NO_GROUP,)
         else:
             await selftest.require_memory_limit(workspace, "the engine")
     finally:
         await workspace.close()
-    return selftest.measured(
-        seen,
+    return selftest.capabilities_of(
+        view,
         backend="docker",
         users=True,
         memory_limit="engine",
         process_limit="engine",
         cpu_limit=True,
         disk_limit=workspaces.has_quota,
-        missing=missing if selftest.root_is_unprivileged(seen) else (*missing, _SHARED_ROOT),
+        missing=missing if selftest.root_is_unprivileged(view) else (*missing, _SHARED_ROOT),
     )

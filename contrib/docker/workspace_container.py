@@ -46,7 +46,7 @@ class ContainerKeeper:
 
     def __init__(self, engine: Engine, container: str, group: ContainerSlot | None) -> None:
         self.container, self.group = container, group
-        self.ended: asyncio.Future[BoxEnd] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[BoxEnd] = asyncio.get_running_loop().create_future()
         self._engine = engine
         self._removing: asyncio.Task[None] | None = None
 
@@ -71,8 +71,8 @@ class ContainerKeeper:
     def _end(self, end: BoxEnd) -> None:
         if self.group is not None:
             self.group.close()
-        if not self.ended.done():
-            self.ended.set_result(end)
+        if not self.end.done():
+            self.end.set_result(end)
 
 
 async def start_container(
@@ -87,7 +87,7 @@ async def start_container(
     """
     with _listening() as (listener, folder):
         settings = _settings(engine, limits, folder, loopback=loopback, has_quota=has_quota)
-        container = await owner.created(engine, _create(engine, image, settings))
+        container = await owner.finish_creation(engine, _create(engine, image, settings))
         try:
             await engine.call(engine.client.api.start, container)
             link = await _accept(engine, container, listener)
@@ -142,7 +142,7 @@ async def _create(engine: Engine, image: str, settings: dict[str, Any]) -> str:
     host = api.create_host_config(**settings)
     host |= {"MaskedPaths": _HIDDEN, "ReadonlyPaths": _READ_ONLY, "CgroupnsMode": "private"}
     try:
-        made = await engine.call(
+        answer = await engine.call(
             api.create_container,
             image,
             entrypoint=_command(),
@@ -161,7 +161,7 @@ async def _create(engine: Engine, image: str, settings: dict[str, Any]) -> str:
                 "machine (DOCKER_HOST=unix:///...)."
             ) from error
         raise
-    return str(made["Id"])
+    return str(answer["Id"])
 
 
 def _settings(

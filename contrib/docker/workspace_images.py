@@ -30,7 +30,7 @@ class Images:
         self._imports: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._own: set[str] = set()
 
-    async def imported(self, image: UnpackedImage) -> str:
+    async def import_image(self, image: UnpackedImage) -> str:
         """Return the engine's id of an image, which is imported at first. Raises SandboxError."""
         digest = _DIGEST.fullmatch(image.digest)
         key = ("", digest[1]) if digest else (str(image.root), "")
@@ -42,8 +42,8 @@ class Images:
     async def commit(self, container: str) -> str:
         """Return the id of a new image with the files of a container. Raises SandboxError."""
         api = self._engine.client.api
-        made = await self._engine.call(api.commit, container, changes=_with_labels(labels()))
-        return str(made["Id"])
+        answer = await self._engine.call(api.commit, container, changes=_with_labels(labels()))
+        return str(answer["Id"])
 
     async def remove(self, *images: str) -> None:
         """Remove images, and not those that they are based on; see `remove_images`. Raises SandboxError."""
@@ -66,14 +66,14 @@ class Images:
             except SandboxError as error:
                 if not self._engine.is_missing(error):
                     raise
-        named = {"forge-env.image": f"sha256:{digest}"} if digest else labels()
-        answer = await self._engine.call(self._send, root, REPOSITORY if digest else None, digest[:32], named)
+        image_labels = {"forge-env.image": f"sha256:{digest}"} if digest else labels()
+        answer = await self._engine.call(self._send, root, REPOSITORY if digest else None, digest[:32], image_labels)
         identity = str(answer["status"])
         if not digest:
             self._own.add(identity)
         return identity
 
-    def _send(self, root: Path, repository: str | None, tag: str, named: dict[str, str]) -> dict[str, str]:
+    def _send(self, root: Path, repository: str | None, tag: str, image_labels: dict[str, str]) -> dict[str, str]:
         """Import a folder while it is packed. Blocks. Raises OSError, or an error of the engine."""
         reader, writer = os.pipe()
         failures: list[Exception] = []
@@ -90,7 +90,7 @@ class Images:
         try:
             with os.fdopen(reader, "rb") as source:
                 api = self._engine.client.api
-                text = api.import_image_from_stream(source, repository, tag or None, changes=_with_labels(named))
+                text = api.import_image_from_stream(source, repository, tag or None, changes=_with_labels(image_labels))
         finally:
             packing.join()  # at the latest, the end of the reader has ended it
         if failures:
@@ -99,7 +99,7 @@ class Images:
 
 
 def _pack(root: Path, pipe: object) -> None:
-    def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def normalize(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         entry.uname = entry.gname = ""
         if os.geteuid() != 0:
             entry.uid = entry.gid = 0  # an ordinary user owns all files of an image that he has unpacked
@@ -107,11 +107,11 @@ def _pack(root: Path, pipe: object) -> None:
         return None if entry.isdev() else entry
 
     with tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
-        tar.add(root, arcname=".", filter=kept)
+        tar.add(root, arcname=".", filter=normalize)
 
 
-def _with_labels(named: dict[str, str]) -> list[str]:
-    return [f'LABEL "{name}"="{value}"' for name, value in named.items()]
+def _with_labels(image_labels: dict[str, str]) -> list[str]:
+    return [f'LABEL "{name}"="{value}"' for name, value in image_labels.items()]
 
 
 def _last_answer(text: str) -> dict[str, str]:

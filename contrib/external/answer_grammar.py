@@ -43,9 +43,9 @@ def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], form: AnswerFo
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if missing := [name for name in constraint.tools if name not in functions]:
-        offered = ", ".join(functions) or "none"
+        names = ", ".join(functions) or "none"
         raise TurnRefused(
-            f"the tool {missing[0]!r:.80} has to be called, and is no tool of the request; they are {offered}"
+            f"the tool {missing[0]!r:.80} has to be called, and is no tool of the request; they are {names}"
         )
     choices = [_call(functions[name], form.dialect, token_id) for name in constraint.tools]
     if constraint.schema:
@@ -107,6 +107,6 @@ def _otherwise(schema: Any) -> str:
             return name
     if "$ref" in schema and (beside := sorted(schema.keys() - _BESIDE_REF)):
         return f"{beside[0]} beside $ref"
-    named = [part for name in ("properties", "$defs", "definitions") for part in schema.get(name, {}).values()]
+    members = [part for name in ("properties", "$defs", "definitions") for part in schema.get(name, {}).values()]
     others = [schema.get(name) for name in ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")]
-    return _otherwise([*named, *others])
+    return _otherwise([*members, *others])

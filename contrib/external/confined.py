@@ -32,7 +32,7 @@ _MAX_MESSAGE = 2**16
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
 
 
-def confined(
+def confine(
     command: Sequence[str], *, control: int, paths: Sequence[str], folder: Path, cwd: str, port: int
 ) -> list[str]:
     """Return the command line that runs a command in a sandbox.
@@ -81,7 +81,7 @@ async def check_programs() -> None:
     with host_end, tempfile.TemporaryDirectory(prefix="forge_env_program_") as folder:
         with guest_end:
             control = guest_end.fileno()
-            command = confined(["true"], control=control, paths=(), folder=Path(folder), cwd=folder, port=1)
+            command = confine(["true"], control=control, paths=(), folder=Path(folder), cwd=folder, port=1)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env={"PATH": "/usr/bin:/bin"},

@@ -56,12 +56,12 @@ class ProgramConversation:
     """The client's name for the agent, see `Told`."""
     auxiliary: str = ""
     """Why it is not part of the work; "" for a part of it."""
-    known: list[Content] = field(default_factory=list)
+    contents_so_far: list[Content] = field(default_factory=list)
     """The contents of its messages, the last response included."""
     text: str = ""
     """Prompt and response, of a conversation in plain text."""
     ends: list[int] = field(default_factory=list)
-    """The length of `known` after each answer."""
+    """The length of `contents_so_far` after each answer."""
     asked: Sequence[Content] | None = None
     """The contents of the request that the model is answering, if it is."""
 
@@ -83,7 +83,7 @@ class ProgramConversation:
     @property
     def history(self) -> Sequence[Content]:
         """The contents of its messages, with those that are being answered."""
-        return self.known if self.asked is None else self.asked
+        return self.contents_so_far if self.asked is None else self.asked
 
 
 class ProgramConversations:
@@ -105,7 +105,7 @@ class ProgramConversations:
             conversation = self._place_text(request, request.prompt)
         else:
             conversation = self._place_chat(request, contents)
-        observation = _with_model_ids(request.messages[_known_of(conversation.known, contents) :])
+        observation = _with_model_ids(request.messages[_known_of(conversation.contents_so_far, contents) :])
         conversation.asked = contents
         return conversation, observation
 
@@ -121,13 +121,13 @@ class ProgramConversations:
         if isinstance(request.prompt, str):
             conversation.text = request.prompt + reply["content"]
         elif request.prompt is None:
-            conversation.known = [*question, content_of(reply)]
-        conversation.ends.append(len(conversation.known))
+            conversation.contents_so_far = [*question, content_of(reply)]
+        conversation.ends.append(len(conversation.contents_so_far))
 
     def _place_chat(self, request: ProgramRequest, contents: Sequence[Content]) -> ProgramConversation:
         agent = request.told.agent
         candidates = [item for item in self._idle(request) if _continues(item, contents, request.tools)]
-        candidates.sort(key=lambda item: (item.agent == agent, len(item.known), item.number))
+        candidates.sort(key=lambda item: (item.agent == agent, len(item.contents_so_far), item.number))
         return candidates[-1] if candidates else self._new(request)
 
     def _place_text(self, request: ProgramRequest, prompt: str | Sequence[int]) -> ProgramConversation:
@@ -174,7 +174,7 @@ def _with_model_id(message: Message) -> Message:
 
 
 def _continues(conversation: ProgramConversation, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> bool:
-    return conversation.tools == tools and _known_of(conversation.known, contents) > 0
+    return conversation.tools == tools and _known_of(conversation.contents_so_far, contents) > 0
 
 
 def _known_of(history: Sequence[Content], contents: Sequence[Content]) -> int:

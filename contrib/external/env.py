@@ -59,7 +59,7 @@ class External(ConcurrentEnv):
             raise EnvError(f"{name} is made by its factory, which opens its gateway: forge_env.make('{name.lower()}')")
         self._session: ProgramSession | None = None
         self._player: Player | None = None
-        self._asked: dict[int, _Asked] = {}
+        self._open_requests: dict[int, _Asked] = {}
         """What the model is answering, by the number of its conversation."""
         self._record: PlayerRecord | None = None
 
@@ -135,16 +135,16 @@ class External(ConcurrentEnv):
 
     async def step(self, action: Action) -> StepResult:
         """Take the answer to the request at hand, for callers that play one turn at a time."""
-        after_reset(self, self._session if len(self._asked) == 1 else None)
-        await self.answer(next(iter(self._asked)), action)
+        after_reset(self, self._session if len(self._open_requests) == 1 else None)
+        await self.answer(next(iter(self._open_requests)), action)
         return await self.listen()
 
     async def answer(self, context: int, action: Action) -> None:
         """Deliver an answer to the program."""
-        if self._asked[context].pending.request.counts:  # of a caller that answers each request
+        if self._open_requests[context].pending.request.counts:  # of a caller that answers each request
             await self.refused(context, "nobody counts tokens in this episode: go on without their number")
             return
-        pending, conversation = self._asked.pop(context)
+        pending, conversation = self._open_requests.pop(context)
         reply = ProgramReply.of(action, pending.request, turn=self._turns)
         self._turns += 1
         self._conversations.answered(conversation, pending.request, reply.message)
@@ -160,7 +160,7 @@ class External(ConcurrentEnv):
     async def no_room(self, context: int, reason: str) -> None:
         """Refuse a prompt that is too long, which the program may shorten."""
         assert self._session is not None
-        pending, conversation = self._asked.pop(context)
+        pending, conversation = self._open_requests.pop(context)
         self._full_at, self._full_reason = self._session.count, reason
         self._conversations.refused(conversation)
         self._session.refuse(pending, too_long(reason or f"it has {self._limits.max_tokens} tokens"))
@@ -169,14 +169,14 @@ class External(ConcurrentEnv):
     async def refused(self, context: int, reason: str) -> None:
         """Refuse a request if the agent cannot give an answer in the form that it asks for."""
         assert self._session is not None
-        pending, conversation = self._asked.pop(context)
+        pending, conversation = self._open_requests.pop(context)
         self._conversations.refused(conversation)
         self._session.refuse(pending, RequestRefused(400, reason, code="unsupported_form"))
         self._note_answered()
 
     async def counted(self, context: int, tokens: int) -> None:
         """Tell the program how many tokens its prompt has."""
-        pending, conversation = self._asked.pop(context)
+        pending, conversation = self._open_requests.pop(context)
         self._conversations.refused(conversation)
         pending.reply.set_result(ProgramReply.of_count(tokens))
         self._note_answered()
@@ -197,8 +197,8 @@ class External(ConcurrentEnv):
         """Close the session; or, for callers that play one turn at a time, refuse a prompt that is too long."""
         if self._session is None or self._player is None or self._record is None:
             return None
-        if limit == "max_tokens" and len(self._asked) == 1:
-            await self.no_room(next(iter(self._asked)), reason)
+        if limit == "max_tokens" and len(self._open_requests) == 1:
+            await self.no_room(next(iter(self._open_requests)), reason)
             return await self.listen()
         self._record.note = ended_by(limit, self._limits, reason)
         self._tell(outcome="truncated", ended_by=limit, error=self._record.note)
@@ -207,7 +207,7 @@ class External(ConcurrentEnv):
         if waited_for:
             with contextlib.suppress(TimeoutError, EnvError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
-                    await self._player.ended()
+                    await self._player.wait_for_end()
         return None
 
     def final_info(self) -> Mapping[str, Any]:
@@ -217,7 +217,7 @@ class External(ConcurrentEnv):
     async def close(self) -> None:
         session, player = self._session, self._player
         self._session = self._player = None
-        self._asked.clear()
+        self._open_requests.clear()
         try:
             if player is not None:
                 await player.close()
@@ -274,7 +274,7 @@ class External(ConcurrentEnv):
     async def _exit_code(self) -> int:
         assert self._player is not None and self._record is not None
         try:
-            return await self._player.ended()
+            return await self._player.wait_for_end()
         except EnvError as error:
             raise self._fault(f"{error}{self._record.failure_details()}") from None
 
@@ -282,10 +282,10 @@ class External(ConcurrentEnv):
         """Wait for the next request of the program; None when it has ended."""
         assert self._session is not None and self._player is not None
         asking = asyncio.create_task(self._session.next())
-        ending = asyncio.create_task(self._player.ended())
+        ending = asyncio.create_task(self._player.wait_for_end())
         silence = asyncio.create_task(self._none_asked.wait())
         try:
-            if self._asked:
+            if self._open_requests:
                 async with queued():
                     await asyncio.wait({asking, ending, silence}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not ending.done():
@@ -310,7 +310,7 @@ class External(ConcurrentEnv):
         began = None
         if not conversation.turns:
             began = why_row_began(request, conversation.asked or (), self._conversations.before(conversation))
-        self._asked[conversation.number] = _Asked(pending, conversation)
+        self._open_requests[conversation.number] = _Asked(pending, conversation)
         self._none_asked.clear()
         self.tools = conversation.tools
         return observation, {
@@ -328,7 +328,7 @@ class External(ConcurrentEnv):
         }
 
     def _note_answered(self) -> None:
-        if not self._asked:
+        if not self._open_requests:
             self._none_asked.set()
 
     async def _end(self) -> StepResult:

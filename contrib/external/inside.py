@@ -23,7 +23,7 @@ from contrib.external.rooms import FILES, Rooms
 from contrib.external.scoring import MAX_RESULT, Result, read_result
 from contrib.external.session import ProgramSession
 from contrib.external.setup import ProgramSetup
-from contrib.external.start_program import TASK, described, prompt_of, variables_of
+from contrib.external.start_program import TASK, describe, prompt_of, variables_of
 from contrib.workspaces.contract import CommandResult, Network, WorkspaceFileError
 from contrib.workspaces.env.base import WorkspaceEnv
 from contrib.workspaces.machines.workspace import Workspace
@@ -78,7 +78,7 @@ class InsideProgram(ProgramOutput):
         self._problem = ""
         self._running = asyncio.create_task(self._run(command, prompt, env))
 
-    async def ended(self) -> int:
+    async def wait_for_end(self) -> int:
         """Wait for its end; return the exit code, 128 and more for a signal."""
         return await asyncio.shield(self._running)
 
@@ -169,7 +169,7 @@ async def start_in_room(
     if user not in (None, "", "0", 0, "root"):
         await workspace.exec(["chown", str(user), str(_FOLDER)], user="0", cwd="/")
     # Metadata of tasks with workspaces may have what their agents are not to see.
-    description = described(task, {} if room.env is not None else task.metadata, seed)
+    description = describe(task, {} if room.env is not None else task.metadata, seed)
     await workspace.put(str(_FOLDER / TASK), description.encode("utf-8", "replace"), user=user)
     variables = variables_of(setup, session, _FOLDER, seed) | _NOT_PROXIED
     if room.env is not None and (servers := room.env.mcp_servers):

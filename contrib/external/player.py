@@ -20,7 +20,7 @@ class Player(Protocol):
     def listener(self) -> socket.socket | None:
         """A listener in the network of its sandbox, for the gateway to serve."""
 
-    async def ended(self) -> int:
+    async def wait_for_end(self) -> int:
         """Wait for its end; return an exit code, 0 if all is well."""
         ...
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from contrib.common.guard import guarded
 from contrib.common.programs import read_tail, stop
-from contrib.external.confined import check_shown, confined, installation, listener_of
+from contrib.external.confined import check_shown, confine, installation, listener_of
 from contrib.external.output import TAIL_BYTES, ProgramOutput
 from contrib.external.scoring import Result, read_result, text_of
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
@@ -81,7 +81,7 @@ class Program(ProgramOutput):
             with theirs:
                 descriptor, cwd = theirs.fileno(), cwd or os.getcwd()
                 paths = shown_to(command, cwd)
-                guarded_command = confined(
+                guarded_command = confine(
                     command, control=descriptor, paths=paths, folder=folder, cwd=cwd, port=sandbox_port
                 )
                 program = await cls._start(
@@ -119,7 +119,7 @@ class Program(ProgramOutput):
             )
         return cls(process, folder)
 
-    async def ended(self) -> int:
+    async def wait_for_end(self) -> int:
         """Wait for its end; return the exit code, 128 and more for a signal."""
         await asyncio.gather(*(asyncio.shield(task) for task in self._reading))
         code = await self._process.wait()
@@ -162,8 +162,8 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
     Our packages are named agents and envs, like the packages of several agent frameworks.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return {**kept, **variables}
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**own, **variables}
 
 
 def _sparse_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -92,7 +92,7 @@ def _adds_to(was: Content, now: Content) -> bool:
 
 def _answers(item: ProgramConversation, contents: Sequence[Content]) -> int:
     """How many answers of a conversation a request has at its beginning."""
-    same = _common(item.known, contents)
+    same = _common(item.contents_so_far, contents)
     return sum(end <= same for end in item.ends)
 
 
@@ -103,9 +103,9 @@ def _called_by(
     up to that call."""
     texts = [text for role, text, _ in contents if role == "user"]
     for item in reversed(earlier):
-        for at in reversed(range(len(item.known))):
-            said = [value for _, arguments in item.known[at][2] for value in _texts_of(arguments)]
-            if any(text.rstrip().endswith(value) for value in said for text in texts):
+        for at in reversed(range(len(item.contents_so_far))):
+            values = [value for _, arguments in item.contents_so_far[at][2] for value in _texts_of(arguments)]
+            if any(text.rstrip().endswith(value) for value in values for text in texts):
                 return item, sum(end <= at for end in item.ends) + 1
     return None, 0
 

@@ -34,7 +34,7 @@ class PendingRequest:
         self.reply: asyncio.Future[ProgramReply] = asyncio.get_running_loop().create_future()
         self.clients = 1
         """Connections that wait for the response."""
-        self.taken = False
+        self.is_taken = False
         """Whether `ProgramSession.next` has returned it."""
         self.delivered = False
 
@@ -92,7 +92,7 @@ class ProgramSession:
         self._queue: deque[PendingRequest] = deque()
         self._deliveries: deque[PendingRequest] = deque(maxlen=REMEMBERED)
         self._arrival = asyncio.Event()
-        self._closed = False
+        self._is_closed = False
 
     def add(self, request: ProgramRequest, digest: bytes, *, is_retry: bool) -> PendingRequest:
         """Queue a request. The same request again, from a client that lost its connection, is not a second request.
@@ -101,13 +101,13 @@ class ProgramSession:
             digest: of path and body.
             is_retry: whether the client marks it as repeated; then its lost connection may not be known here yet.
         """
-        if self._closed:
+        if self._is_closed:
             raise self._over()
         same = [one for one in (*self._open, *self._deliveries) if one.digest == digest and (one.is_lost or is_retry)]
         if same:  # a client that retries means its latest request; of several, one that has lost its connection
             pending = max(same, key=lambda one: (one.is_lost, one.number))
             pending.clients += 1
-            if not pending.taken and not pending.delivered and pending not in self._queue:
+            if not pending.is_taken and not pending.delivered and pending not in self._queue:
                 self._enqueue(pending)  # `next` skipped it while it had no connection
             return pending
         if len(self._open) >= MAX_REQUESTS:
@@ -126,7 +126,7 @@ class ProgramSession:
             while self._queue:
                 pending = self._queue.popleft()
                 if not pending.is_lost:
-                    pending.taken = True
+                    pending.is_taken = True
                     return pending
             self._arrival.clear()
             await self._arrival.wait()
@@ -166,9 +166,9 @@ class ProgramSession:
             why: the message of the refusals. The first call's message stays.
             code: the same as a short name, for programs.
         """
-        if why and not self._closed:
+        if why and not self._is_closed:
             self._end = (why, code)
-        self._closed = True
+        self._is_closed = True
         for pending in self._open:
             if not pending.reply.done():
                 _refuse(pending, self._over())

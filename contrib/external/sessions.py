@@ -61,7 +61,7 @@ class Sessions(External):
         return f"waits for an agent at {listen}"
 
     async def _begin(self, session: ProgramSession, seed: int) -> Player:
-        self._left = self._limits.episode_seconds
+        self._remaining_s = self._limits.episode_seconds
         self._visit = self._desk.visit(session, self._task, seed, self._limits)
         return self._visit
 
@@ -70,10 +70,10 @@ class Sessions(External):
 
     async def _wait_for_player(self, done: set[asyncio.Task[Any]]) -> None:
         start = time.monotonic()
-        seconds = max(0.0, min(self._wait_seconds, self._left))
+        seconds = max(0.0, min(self._wait_seconds, self._remaining_s))
         async with queued():  # the rollout's own deadlines would make another outcome of it
             await asyncio.wait(done, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        self._left -= time.monotonic() - start
+        self._remaining_s -= time.monotonic() - start
 
     @property
     def _wait_seconds(self) -> float:
@@ -81,7 +81,7 @@ class Sessions(External):
 
     def _silent(self) -> StepResult:
         assert self._record is not None
-        done = "worked" if self._left <= 0 else "sent nothing"
+        done = "worked" if self._remaining_s <= 0 else "sent nothing"
         why = f"the session was not finished: its agent {done} for {self._patience}"
         raise self._fault(why + self._record.failure_details()) from None
 
@@ -98,7 +98,7 @@ class Sessions(External):
 
     @property
     def _patience(self) -> str:
-        limit = "episode_seconds" if self._left <= 0 else "step_seconds"
+        limit = "episode_seconds" if self._remaining_s <= 0 else "step_seconds"
         return f"{getattr(self._limits, limit):g} s ({limit})"
 
     @property

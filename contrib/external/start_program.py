@@ -23,7 +23,7 @@ async def start_program(setup: ProgramSetup, session: ProgramSession, task: Task
     folder = new_folder()
     try:
         prompt = prompt_of(task.prompt)
-        (folder / TASK).write_text(described(task, task.metadata, seed), encoding="utf-8")
+        (folder / TASK).write_text(describe(task, task.metadata, seed), encoding="utf-8")
         (folder / _PROMPT).write_text(prompt, encoding="utf-8", errors="replace")
         return await Program.start(
             [word.replace("{prompt}", prompt) for word in setup.command],
@@ -45,7 +45,7 @@ def prompt_of(messages: Sequence[Message]) -> str:
     return next((m["content"] for m in reversed(messages) if m["role"] == "user"), "")
 
 
-def described(task: Task, metadata: Mapping[str, Any], seed: int) -> str:
+def describe(task: Task, metadata: Mapping[str, Any], seed: int) -> str:
     """Return a task without its target as JSON, for the program."""
     fields = {"id": task.id, "messages": task.prompt, "metadata": dict(metadata), "seed": seed}
     return json.dumps(fields, default=repr)

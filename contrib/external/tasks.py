@@ -30,10 +30,10 @@ def make_tasks(
         return data_tasks(data, split, count=count, seed=seed, make=_task)
     rng = random.Random(f"{split}/{seed}")
     numbers = rng.sample(range(10 * count + 1000), count)
-    return [_numbered(split, number) for number in numbers]
+    return [_task_of_number(split, number) for number in numbers]
 
 
-def _numbered(split: str, number: int) -> Task:
+def _task_of_number(split: str, number: int) -> Task:
     """A task for a program that brings its own tasks: it may choose one by the number."""
     prompt: Message = {"role": "user", "content": f"Task {number} of the split {split}."}
     return Task(prompt=(prompt,), metadata={"split": split, "number": number})

@@ -107,8 +107,8 @@ class SyncEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         env_options = dict(options or {})
-        drawn = self._draw(int(self.np_random.integers(2**31))) if "task" not in env_options else None
-        task = drawn or env_options.pop("task")
+        new_task = self._draw(int(self.np_random.integers(2**31))) if "task" not in env_options else None
+        task = new_task or env_options.pop("task")
         episode_seed = int(self.np_random.integers(2**31)) if seed is None else seed
         runner = self._open()
         self._turns_left, self._transcript = 0, []
@@ -181,9 +181,9 @@ class SyncEnv(gymnasium.Env[str, str]):
         return text, step.reward, step.terminated, step.truncated, info
 
     def _observation(self, messages: Sequence[Message], info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        copied = copy.deepcopy(tuple(messages))  # an info must not change after it was returned
-        self._transcript.extend(copied)
-        return _cut(_text(copied), self._max_length), {**info, "messages": copied}
+        copies = copy.deepcopy(tuple(messages))  # an info must not change after it was returned
+        self._transcript.extend(copies)
+        return _cut(_text(copies), self._max_length), {**info, "messages": copies}
 
 
 class TurnLimit(gymnasium.Wrapper[str, str, str, str], gymnasium.utils.RecordConstructorArgs):

@@ -62,8 +62,8 @@ class EnvRunner:
             await self._close_env()
             try:
                 self._env = await self._shared.factory.construct(seconds=self._limits.step_seconds)
-                given = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
-                call = call_on(self._env, self._env.reset, seed=seed, options=given)
+                reset_options = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
+                call = call_on(self._env, self._env.reset, seed=seed, options=reset_options)
                 messages, info = await self._call("reset", call, read_reset)
             except (EnvError, InfraError) as error:
                 return _fault_outcome(error)
@@ -153,8 +153,8 @@ class _SharedFactory:
         self.factory = factory
         self._key = key
         self._users = 0
-        self._opened = asyncio.get_running_loop().create_future()
-        self._released = asyncio.Event()
+        self._opening = asyncio.get_running_loop().create_future()
+        self._release = asyncio.Event()
         self._task = asyncio.create_task(self._hold_open())
 
     @classmethod
@@ -164,7 +164,7 @@ class _SharedFactory:
         shared._users += 1
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                await asyncio.shield(shared._opened)
+                await asyncio.shield(shared._opening)
         except TimeoutError:
             await shared.release()
             raise InfraError(f"opening {factory.name} took longer than {OPEN_SECONDS:g} s") from None
@@ -179,8 +179,8 @@ class _SharedFactory:
             return
         if self._open.get(self._key) is self:
             del self._open[self._key]
-        self._released.set()
-        if not self._opened.done():
+        self._release.set()
+        if not self._opening.done():
             self._task.cancel()
         done, _ = await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
         if not done:
@@ -192,12 +192,12 @@ class _SharedFactory:
     async def _hold_open(self) -> None:
         try:
             async with self.factory:
-                self._opened.set_result(None)
-                await self._released.wait()
+                self._opening.set_result(None)
+                await self._release.wait()
         except Exception as error:
-            if self._opened.done():
+            if self._opening.done():
                 raise
-            self._opened.set_exception(error)
+            self._opening.set_exception(error)
 
 
 def _key(factory: EnvFactory) -> Hashable:

@@ -25,10 +25,10 @@ def gymnasium_id(name: str) -> str:
 def register_env(name: str) -> str:
     """Register an environment with Gymnasium by its name, without importing it, and return its id."""
     gym_id = gymnasium_id(name)
-    registered = gymnasium.registry.get(gym_id)
-    if registered is None:
+    spec = gymnasium.registry.get(gym_id)
+    if spec is None:
         wrappers = (gymnasium.envs.registration.WrapperSpec(WRAPPER.partition(":")[2], WRAPPER, kwargs={}),)
         gymnasium.register(gym_id, entry_point=ENV, additional_wrappers=wrappers, kwargs={"env": name})
-    elif (other := registered.kwargs.get("env")) != name:
+    elif (other := spec.kwargs.get("env")) != name:
         raise UserError(f"{name!r} and {other!r} would both be {gym_id} in Gymnasium: rename one")
     return gym_id

@@ -129,8 +129,8 @@ class Environment(_Section):
                 text = data.pop(old)
                 if data.setdefault(new, _megabytes(old, text)) != _megabytes(old, text):
                     raise ValueError(f"{old} is {text!r} and {new} is {data[new]!r}; leave {old} out")
-        if (allowed := data.get("allow_internet")) is not None:
-            is_public = str(allowed).lower() in ("true", "1", "yes", "y", "on", "t")
+        if (internet := data.get("allow_internet")) is not None:
+            is_public = str(internet).lower() in ("true", "1", "yes", "y", "on", "t")
             data.setdefault("network_mode", "public" if is_public else "no-network")
         if isinstance(data.get("os"), str):
             data["os"] = data["os"].lower()
@@ -287,16 +287,16 @@ class HarborTask:
         if step is not None:
             places.insert(0, (step.verifier, self.folder / "steps" / step.name / "tests"))
         for verifier, folder in places:
-            named = verifier.environment and verifier.environment.docker_image
-            if named or (folder / "Dockerfile").is_file():
-                return folder, section.model_copy(update={"docker_image": named or None}), True
+            image = verifier.environment and verifier.environment.docker_image
+            if image or (folder / "Dockerfile").is_file():
+                return folder, section.model_copy(update={"docker_image": image or None}), True
         return self.environment_folder, section, False
 
     def agent_network(self) -> tuple[NetworkMode, Sequence[str]]:
         """The network that is asked for, and its hosts; it is the same in all steps."""
         agent, environment = self.config.agent, self.config.environment
-        asked = environment if agent.network_mode is None else agent
-        return asked.network_mode or "public", asked.allowed_hosts or ()
+        section = environment if agent.network_mode is None else agent
+        return section.network_mode or "public", section.allowed_hosts or ()
 
     def artifacts(self, step: Step | None) -> list[Artifact]:
         entries = [*self.config.artifacts, *(step.artifacts if step else ())]
@@ -373,9 +373,9 @@ def _check(task: HarborTask) -> None:
             if hook.service != "main":
                 raise UserError(f"{path}: [[verifier.collect]] is for the service {hook.service!r}; a workspace is one")
         has_tests = task.verifier_place(step) == "separate" and task.verifier_image(step)[2]
-        for needed in ("instruction.md", *([] if has_tests else ["tests/test.sh"])):
-            if not task.part(step, needed).is_file():
-                raise UserError(f"{task.folder} has no {needed}{f' for its step {step.name}' if step else ''}")
+        for file_name in ("instruction.md", *([] if has_tests else ["tests/test.sh"])):
+            if not task.part(step, file_name).is_file():
+                raise UserError(f"{task.folder} has no {file_name}{f' for its step {step.name}' if step else ''}")
         for artifact in task.artifacts(step):
             if artifact.service not in (None, "main") or ".." in Path(artifact.source).parts:
                 raise UserError(f"{path}: the artefact {artifact.source!r} is no path of the one workspace there is")
@@ -387,9 +387,9 @@ def _check_environment(path: Path, environment: Environment) -> None:
         "gpus": bool(environment.gpus) and f"{environment.gpus} GPUs",
         "tpu": environment.tpu is not None and "a TPU",
     }
-    for field, asked in absent.items():
-        if asked:
-            raise UserError(f"{path}: [environment] {field} asks for {asked}, which a workspace does not have")
+    for field, value in absent.items():
+        if value:
+            raise UserError(f"{path}: [environment] {field} asks for {value}, which a workspace does not have")
     if (path.parent / "environment" / "docker-compose.yaml").exists():
         raise UserError(f"{path}: its environment has several services (docker-compose.yaml); a workspace is one")
 
@@ -448,10 +448,10 @@ def resolved(variables: Mapping[str, str], *, where: str) -> dict[str, str]:
     """Return variables with "${NAME}" and "${NAME:-default}" replaced by this process's variables."""
 
     def value(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
+        value_of_variable = os.environ.get(match[1], match[2])
+        if value_of_variable is None:
             raise UserError(f"{where} needs the environment variable {match[1]}, which is not set")
-        return found
+        return value_of_variable
 
     return {name: _REFERENCE.sub(value, text) for name, text in variables.items()}
 

@@ -98,7 +98,7 @@ class Harbor(PreparedEnv):
         super().__init__(use_tools=use_tools)
         self._shared_verifiers, self._consent = shared_verifiers, read_consent(network, mirrors)
         self._servers = AsyncExitStack()
-        self._used = 0.0
+        self._agent_seconds = 0.0
         """Seconds that the agent has worked on the present step."""
         self._verdicts: list[HarborVerdict] = []  # of the steps so far
 
@@ -174,7 +174,7 @@ class Harbor(PreparedEnv):
         if not self._consent and (need := network_need(self._task)):
             raise EnvError(f"{self._task.name} needs a network ({need}): set the option network=declared")
         self._steps = self._task.steps
-        self._verdicts, self._used = [], 0.0
+        self._verdicts, self._agent_seconds = [], 0.0
         self._image = await self._image_of(self._task.environment_folder, self._task.config.environment)
         servers = self._task.config.environment.mcp_servers
         is_program = bool(self.listeners)  # it has tools of its own, and `mcp_servers`
@@ -193,7 +193,9 @@ class Harbor(PreparedEnv):
     async def _tools_of(self, servers: Sequence[McpServer]) -> Mapping[str, Tool]:
         try:
             place = Place(workspace=await self.open(), user=self.agent_user, env=self.agent_env, cwd=self.workdir)
-            return await open_servers(self._servers, servers, place, taken=self._tools, network=self.agent_network)
+            return await open_servers(
+                self._servers, servers, place, other_names=self._tools, network=self.agent_network
+            )
         except (ServiceError, UserError) as error:
             raise EnvError(f"the tools of {self._task.name} cannot be had: {error}") from error
 
@@ -250,12 +252,12 @@ class Harbor(PreparedEnv):
 
     async def _act(self, action: Action) -> StepResult:
         limit = agent_seconds(self._task, self._step)
-        self.seconds_left = limit - self._used
+        self.seconds_left = limit - self._agent_seconds
         clock = Deadline(_NO_LIMIT)
         with clock:  # pauses where the agent is not at work
             observation, reward, terminated, truncated, info = await super().step(action)
-        self._used += clock.seconds_used
-        if self._used < limit:
+        self._agent_seconds += clock.seconds_used
+        if self._agent_seconds < limit:
             return observation, reward, terminated, truncated, info
         info = {**info, "agent_timeout": f"the agent has worked for {limit:g} s, which is all that the task allows"}
         if len(self._verdicts) + 1 == len(self._steps):
@@ -272,7 +274,7 @@ class Harbor(PreparedEnv):
             total, facts = await self.grade(await self.collect(workspace), answer)
             if step is not None and not passes(self._verdicts[-1], step.min_reward):
                 return [], total, True, False, {"verdict": dict(facts)}
-            self._shell, self._used = None, 0.0
+            self._shell, self._agent_seconds = None, 0.0
             await begin_step(workspace, self._task, self._step, self._image, self.agent_user)
         message: Message = {"role": "user", "content": self._task.instruction(self._step)}
         self.messages.append(message)
@@ -308,11 +310,11 @@ class Harbor(PreparedEnv):
         return submission
 
     async def _set_up_again(self, workspace: Workspace) -> None:
-        begun = self._steps[: len(self._verdicts) + 1]
-        await set_up_again(workspace, self._task, begun, self._image, self.agent_user)
+        steps = self._steps[: len(self._verdicts) + 1]
+        await set_up_again(workspace, self._task, steps, self._image, self.agent_user)
 
-    async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        submission = collected or Submission()
+    async def grade(self, work: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
+        submission = work or Submission()
         try:
             self._verdicts.append(await self._verify(submission))
         finally:
@@ -384,7 +386,7 @@ class Harbor(PreparedEnv):
                 has_tests=has_tests,
                 place=self._place_of(step),
             )
-            return replace(verdict, obstacle="; ".join(workspace.unreached) or verdict.obstacle)
+            return replace(verdict, obstacle="; ".join(workspace.unreachable) or verdict.obstacle)
         finally:
             await workspace.close()
 

@@ -39,8 +39,8 @@ async def stdio_in_workspace(
     import anyio
     from mcp.shared.message import SessionMessage
 
-    received, reading = anyio.create_memory_object_stream[Any](0)
-    writing, sent = anyio.create_memory_object_stream[SessionMessage](0)
+    incoming, reading = anyio.create_memory_object_stream[Any](0)
+    writing, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     lines: asyncio.Queue[bytes] = asyncio.Queue()
@@ -80,15 +80,15 @@ async def stdio_in_workspace(
         try:
             while line := await lines.get():
                 waiting -= len(line) + _LINE_BYTES
-                await received.send(_message(line))
+                await incoming.send(_message(line))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             pass  # the session is gone
         finally:
-            received.close()  # the session sees the end
+            incoming.close()  # the session sees the end
 
     async def write() -> None:
         with contextlib.suppress(OSError):  # it has ended, which `run` tells
-            async for message in sent:
+            async for message in outgoing:
                 line = without_marks(message.message.model_dump_json(by_alias=True, exclude_unset=True)) + "\n"
                 await asyncio.get_running_loop().sock_sendall(ours, line.encode("utf-8", "replace"))
 
@@ -102,7 +102,7 @@ async def stdio_in_workspace(
         running.cancel()
         taking.cancel()
         await asyncio.wait({taking, running, sending})
-        for end in (ours, theirs, received, reading, writing, sent):
+        for end in (ours, theirs, incoming, reading, writing, outgoing):
             end.close()
 
 

@@ -39,32 +39,32 @@ class Place:
 
 
 async def open_servers(
-    stack: AsyncExitStack, servers: Sequence[McpServer], place: Place, *, taken: Iterable[str], network: Network
+    stack: AsyncExitStack, servers: Sequence[McpServer], place: Place, *, other_names: Iterable[str], network: Network
 ) -> Mapping[str, Tool]:
     """Connect to servers until the stack is closed, and return their tools by name.
 
     Args:
         network: of the agent.
-        taken: names of other tools; a tool with such a name gets the name of its server as a prefix.
+        other_names: names of other tools; a tool with such a name gets the name of its server as a prefix.
     """
-    tools, names = {}, ToolNames(taken)
+    tools, names = {}, ToolNames(other_names)
     for server in {server.name: server for server in servers}.values():  # the last one of a name counts, as in Harbor
         is_inside = server.transport == "stdio"
         transport = _inside(server, place) if is_inside else await _elsewhere(stack, server, network)
         source = server.name if is_inside else str(server.url)
-        opened = await stack.enter_async_context(open_mcp(source, transport=transport, call_seconds=_CALL_SECONDS))
-        own = names.of(f"mcp:{server.name}", [tool.name for tool in opened.tools])
-        for tool in opened.tools:
-            function = functools.partial(_told, tool.function) if is_inside else tool.function
+        mcp_server = await stack.enter_async_context(open_mcp(source, transport=transport, call_seconds=_CALL_SECONDS))
+        own = names.of(f"mcp:{server.name}", [tool.name for tool in mcp_server.tools])
+        for tool in mcp_server.tools:
+            function = functools.partial(_call, tool.function) if is_inside else tool.function
             tools[own[tool.name]] = replace(tool, name=own[tool.name], function=function)
     return tools
 
 
 def configured(servers: Sequence[McpServer]) -> dict[str, dict[str, Any]]:
-    return {server.name: _configured(server) for server in servers}
+    return {server.name: _settings(server) for server in servers}
 
 
-def _configured(server: McpServer) -> dict[str, Any]:
+def _settings(server: McpServer) -> dict[str, Any]:
     if server.transport == "stdio":
         return {"type": "stdio", "command": server.command, "args": server.args}
     kind = "http" if server.transport == "streamable-http" else server.transport
@@ -98,7 +98,7 @@ async def _elsewhere(stack: AsyncExitStack, server: McpServer, network: Network)
     return lambda stderr: make(str(server.url), credentials, _CALL_SECONDS, address)
 
 
-async def _told(function: Callable[..., Awaitable[Any]], /, **arguments: Any) -> Any:
+async def _call(function: Callable[..., Awaitable[Any]], /, **arguments: Any) -> Any:
     """Call a server that the agent may have ended or changed: its failure is a result, and no fault of the episode."""
     try:
         return await function(**arguments)

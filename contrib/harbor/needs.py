@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contrib.harbor.config import HarborTask, Step
 from contrib.harbor.policies import Consent, asked_for_verifier
-from contrib.workspaces.images.dockerfile import joined, read_instructions
+from contrib.workspaces.images.dockerfile import join_lines, read_instructions
 from forge_env.core.errors import UserError
 
 _BETWEEN = re.compile(r"&&|\|\||[;|&(){}`]|\$\(|\b(?:if|then|else|do|while|until)\b|!")
@@ -38,11 +38,11 @@ def require_consent(tasks: Sequence[HarborTask], consent: Consent) -> None:
     """Raise UserError if tasks need a network, and the user has not consented to one."""
     needs = [] if consent else [(task.name, need) for task in tasks if (need := network_need(task))]
     if needs:
-        named = [f"{name} ({need})" for name, need in needs[:_SHOWN]]
+        texts = [f"{name} ({need})" for name, need in needs[:_SHOWN]]
         more = f" and {len(needs) - _SHOWN} more" if len(needs) > _SHOWN else ""
         raise UserError(
             f"{len(needs)} of {len(tasks)} tasks need a network, which tasks do not have unless you consent: "
-            f"{', '.join(named)}{more}; give tasks the network that they declare by the option network=declared of the "
+            f"{', '.join(texts)}{more}; give tasks the network that they declare by the option network=declared of the "
             "environment, or leave these tasks out"
         )
 
@@ -85,14 +85,14 @@ def _fetches_in_build(task: HarborTask, folder: Path) -> Iterator[str]:
     if path.is_file():
         for instruction in read_instructions(path):
             if instruction.name == "RUN" and (call := fetching_call(instruction.rest)):
-                yield _said(task, path, instruction.line, call)
+                yield _sentence(task, path, instruction.line, call)
 
 
 def _fetches(task: HarborTask, folder: Path) -> Iterator[str]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and _is_script(path)):
-        for number, line in joined(path.read_text(errors="replace").splitlines()):
+        for number, line in join_lines(path.read_text(errors="replace").splitlines()):
             if call := fetching_call(line):
-                yield _said(task, path, number, call)
+                yield _sentence(task, path, number, call)
 
 
 def _is_script(path: Path) -> bool:
@@ -102,7 +102,7 @@ def _is_script(path: Path) -> bool:
         return not path.suffix and bool(_SHEBANG.match(file.read(80)))
 
 
-def _said(task: HarborTask, path: Path, line: int, call: str) -> str:
+def _sentence(task: HarborTask, path: Path, line: int, call: str) -> str:
     return f"line {line} of {path.relative_to(task.folder)} calls {call}"
 
 

@@ -24,8 +24,8 @@ def play_solution(path: Path, messages: list[Message]) -> Message:
     Args:
         path: the folder of tasks; the messages of the user are the instructions of the task.
     """
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    first, *others = [task for task in _tasks(path) if _instructions(task)[: len(asked)] == asked]
+    instructions = [message["content"] for message in messages if message["role"] == "user"]
+    first, *others = [task for task in _tasks(path) if _instructions(task)[: len(instructions)] == instructions]
     for other in others:
         if _files(first) != _files(other):
             raise UserError(
@@ -38,13 +38,13 @@ def play_solution(path: Path, messages: list[Message]) -> Message:
 def play_task(task: HarborTask, messages: list[Message]) -> Message:
     """Return the next message: the files of solution/ are written, solve.sh is run, and that is the end of a step."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
-    step, taken = task.steps[len(users) - 1], sum(message["role"] == "assistant" for message in messages[users[-1] :])
+    step, count = task.steps[len(users) - 1], sum(message["role"] == "assistant" for message in messages[users[-1] :])
     solution = task.part(step, "solution")
     if not (solution / "solve.sh").is_file():
         raise UserError(f"{task.folder} has no solution/solve.sh")
-    if taken == 0:
+    if count == 0:
         return _write_files(solution)
-    if taken == 1:
+    if count == 1:
         env = resolved(task.config.solution.env, where=f"[solution.env] of {task.name}")
         assignments = "".join(f"{name}={shlex.quote(value)} " for name, value in env.items())
         return call("shell", command=f"chmod +x /solution/solve.sh; {assignments}/solution/solve.sh", timeout=_SECONDS)
@@ -95,5 +95,5 @@ def audit_of(task: Task, harbor: HarborTask) -> TaskAudit:
 
 def cheats_of(task: HarborTask) -> Mapping[str, Sequence[Message]]:
     """Return what must earn nothing: a claim, and scripts that replace what the verifier runs with."""
-    submitted = [artifact.source for step in task.steps for artifact in task.artifacts(step)]
-    return {**_CLAIMS, **named_cheats(list(dict.fromkeys(submitted)))}
+    sources = [artifact.source for step in task.steps for artifact in task.artifacts(step)]
+    return {**_CLAIMS, **named_cheats(list(dict.fromkeys(sources)))}

@@ -30,12 +30,12 @@ class Consent:
     def __bool__(self) -> bool:
         return self.is_declared or bool(self.hosts)
 
-    def to(self, asked: Asked) -> Network:
+    def to(self, request: Asked) -> Network:
         """Return the network of a place that asks for one. A task cannot name a private address, only the user can."""
-        mode, named = asked
+        mode, names = request
         hosts: tuple[str, ...] = ()
         if self.is_declared and mode != "no-network":
-            hosts = ("*",) if mode == "public" else tuple(host for host in named or () if not names_private(host))
+            hosts = ("*",) if mode == "public" else tuple(host for host in names or () if not names_private(host))
         own = () if mode == "no-network" else self.hosts
         if not hosts and not own:
             return LOOPBACK
@@ -79,16 +79,18 @@ def verifier_network(task: HarborTask, step: Step | None, consent: Consent) -> N
 
 def network_facts(task: HarborTask, consent: Consent) -> dict[str, Any]:
     """Return which networks are granted to a task that asks for one; {} for one that asks for none."""
-    asked: list[tuple[str, Asked]] = [("agent", task.agent_network())]
-    asked += [("verifier", asked_for_verifier(task, step)) for step in task.steps]
-    wanted = {place: consent.to(network) for place, network in asked if network[0] != "no-network"}
-    facts: dict[str, Any] = {place: _described(network) for place, network in wanted.items()}
+    requests: list[tuple[str, Asked]] = [("agent", task.agent_network())]
+    requests += [("verifier", asked_for_verifier(task, step)) for step in task.steps]
+    networks = {place: consent.to(network) for place, network in requests if network[0] != "no-network"}
+    facts: dict[str, Any] = {place: _description(network) for place, network in networks.items()}
     if consent:
-        facts["build"] = _described(build_network(consent))
+        facts["build"] = _description(build_network(consent))
         facts["mirrors"] = [kind for kind, _ in consent.mirrors]
-    elif wanted:
-        theirs = "its workspace has only its own loopback" if len(wanted) == 1 else "both have only their own loopback"
-        facts["note"] = f"the task asks for a network for its {' and its '.join(wanted)}; {theirs}"
+    elif networks:
+        theirs = (
+            "its workspace has only its own loopback" if len(networks) == 1 else "both have only their own loopback"
+        )
+        facts["note"] = f"the task asks for a network for its {' and its '.join(networks)}; {theirs}"
     return facts
 
 
@@ -113,7 +115,7 @@ def asked_for_verifier(task: HarborTask, step: Step | None) -> Asked:
     return environment.network_mode, environment.allowed_hosts
 
 
-def _described(network: Network) -> str | list[str]:
+def _description(network: Network) -> str | list[str]:
     if network == LOOPBACK:
         return "loopback"
     hosts = ["public" if host == "*" else host for host in network.allowed_hosts]

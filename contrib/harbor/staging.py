@@ -51,16 +51,16 @@ async def set_up_again(
 
 async def _set_up(workspace: Workspace, task: HarborTask, step: Step, image: BuiltImage, user: str | int | None) -> str:
     """Put the files of a step into a workspace, and run its setup.sh; return the last words of one that fails."""
-    staged, workdir = _staged(task, step), image.workdir
-    if staged.is_dir():
-        await workspace.put_tree(staged, workdir, user=user)
-    if not (staged / "setup.sh").is_file():
+    folder, workdir = _staging_folder(task, step), image.workdir
+    if folder.is_dir():
+        await workspace.put_tree(folder, workdir, user=user)
+    if not (folder / "setup.sh").is_file():
         return ""
     result = await workspace.exec(by_bash(f"{workdir}/setup.sh"), env=image.env, cwd=workdir, user=user)
     return "" if result.ok else _reason(result)
 
 
-def _staged(task: HarborTask, step: Step) -> Path:
+def _staging_folder(task: HarborTask, step: Step) -> Path:
     return task.folder / "steps" / step.name / "workdir"
 
 
@@ -68,9 +68,9 @@ async def _wait_until_healthy(
     workspace: Workspace, task: HarborTask, check: Healthcheck, image: BuiltImage, user: str | int | None
 ) -> None:
     """Run a check until it succeeds; failures count after the start period, and `retries` of them are the end."""
-    started, failures = time.monotonic(), 0
+    start, failures = time.monotonic(), 0
     while True:
-        is_early = time.monotonic() - started < check.start_period_sec
+        is_early = time.monotonic() - start < check.start_period_sec
         result = await workspace.exec(
             by_bash("-c", check.command),
             env=image.env,

@@ -111,13 +111,13 @@ async def take_work(
     programs = _folders_of_programs(env)
     beside = [f"{PurePosixPath(folder).parent}/{name}" for folder in programs for name in ("lib/python*", "pyvenv.cfg")]
     keep = (*_PROGRAMS, *_READ_AT_START, *_READ_BY_PYTEST, *_OF_VERIFIERS, *programs, *beside)
-    changed = await fork.take_over(agents, keep=[place for place in keep if place not in work], work=work)
-    return [path for path in changed if not path.startswith(tuple(f"{place}/" for place in _OF_VERIFIERS))]
+    changes = await fork.take_over(agents, keep=[place for place in keep if place not in work], work=work)
+    return [path for path in changes if not path.startswith(tuple(f"{place}/" for place in _OF_VERIFIERS))]
 
 
 def _folders_of_programs(env: Mapping[str, str]) -> list[str]:
-    named = {folder for name in _FOLDERS_OF_PROGRAMS for folder in env.get(name, "").split(":")}
-    return [folder.rstrip("/") for folder in sorted(named) if folder.startswith("/") and folder.strip("/")]
+    folders = {folder for name in _FOLDERS_OF_PROGRAMS for folder in env.get(name, "").split(":")}
+    return [folder.rstrip("/") for folder in sorted(folders) if folder.startswith("/") and folder.strip("/")]
 
 
 async def collect_artifacts(workspace: Workspace, artifacts: Sequence[Artifact], workdir: str) -> Copies:
@@ -232,5 +232,5 @@ def passes(verdict: HarborVerdict, threshold: float | Mapping[str, float] | None
     """Whether a step's rewards allow the next step to begin."""
     if verdict.rewards is None or threshold is None:
         return verdict.rewards is not None
-    wanted = threshold if isinstance(threshold, Mapping) else {"reward": threshold}
-    return all(verdict.rewards.get(name, -math.inf) >= least for name, least in wanted.items())
+    thresholds = threshold if isinstance(threshold, Mapping) else {"reward": threshold}
+    return all(verdict.rewards.get(name, -math.inf) >= least for name, least in thresholds.items())

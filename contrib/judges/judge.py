@@ -182,20 +182,20 @@ class LLMJudge:
     async def _ask_once(self, question_key: tuple[int, str], texts: Mapping[str, str]) -> float:
         """Ask, while others wait for the verdict. If this call is cancelled, one of them asks."""
         question = self._asking[question_key] = _Question()
-        used = Usage()
+        usage = Usage()
         try:
-            score, words = await self._ask(texts, used)
+            score, words = await self._ask(texts, usage)
             self._verdicts.put(question_key[1], score, words)
             return score
         except PolicyError as error:
             question.error = str(error)
             raise
         finally:
-            record_usage("judge", used)
+            record_usage("judge", usage)
             del self._asking[question_key]
             question.done.set()
 
-    async def _ask(self, texts: Mapping[str, str], used: Usage) -> tuple[float, str]:
+    async def _ask(self, texts: Mapping[str, str], usage: Usage) -> tuple[float, str]:
         messages = self._messages(texts)
         words = ""
         for _ in range(self._attempts):
@@ -205,7 +205,7 @@ class LLMJudge:
                     max_tokens=self._max_tokens,
                     temperature=self._agent.temperature,
                     timeout=self._timeout,
-                    used=used,
+                    used=usage,
                 )
             except ContextFull as error:
                 raise PolicyError(f"the text is too long for the judge: {error}") from None
@@ -222,17 +222,17 @@ class LLMJudge:
 
     def _messages(self, texts: Mapping[str, str]) -> list[dict[str, str]]:
         nonce = secrets.token_hex(8)
-        marked = {name: f"BEGIN {nonce}\n{text}\nEND {nonce}" for name, text in texts.items()}
+        sections = {name: f"BEGIN {nonce}\n{text}\nEND {nonce}" for name, text in texts.items()}
         return [
             {"role": "system", "content": _SYSTEM.format(nonce=nonce, scale=self._scale)},
-            {"role": "user", "content": self._prompt.format_map(marked)},
+            {"role": "user", "content": self._prompt.format_map(sections)},
         ]
 
     def _key(self, prompt: str, response: str, target: str, other: str) -> str:
         client = self._agent.client
-        asked = [client.model, client.base_url, _SYSTEM, self._prompt, self._scale, prompt, response, target]
-        asked += [other] if other else []  # the keys of verdicts on one answer stay
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        parts = [client.model, client.base_url, _SYSTEM, self._prompt, self._scale, prompt, response, target]
+        parts += [other] if other else []  # the keys of verdicts on one answer stay
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def read_verdict(text: str, scale: int) -> float | None:
@@ -252,11 +252,11 @@ def read_verdict(text: str, scale: int) -> float | None:
 
 def _check_prompt(prompt: str) -> None:
     try:
-        filled = prompt.format_map({"prompt": "", "response": "\0", "target": "", "other": ""})
+        text = prompt.format_map({"prompt": "", "response": "\0", "target": "", "other": ""})
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise UserError(
             f"the judge's prompt cannot be filled in ({type(error).__name__}: {error}): "
             "it may hold {prompt}, {response}, {target} and {other}, and other braces are doubled"
         ) from None
-    if "\0" not in filled:
+    if "\0" not in text:
         raise UserError("the judge's prompt holds no {response}: the judge would not see what it judges")

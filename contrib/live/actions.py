@@ -74,7 +74,7 @@ def _set(run: Run, value: str) -> str:
         if plan.rate.lr_schedule != "constant" and number <= plan.rising_steps:
             raise UserError(f"training.steps {number} leaves no step after the rise of the learning rate: give more")
         run.controls.steps = number
-        return _changed(run, name, setting.value, number, plan, "from the next step on")
+        return _change(run, name, setting.value, number, plan, "from the next step on")
     if run.plan.has_several:
         raise UserError(f"{name} differs between the environments of this run: only {STEPS} can change")
     [share] = run.plan.environments
@@ -82,10 +82,10 @@ def _set(run: Run, value: str) -> str:
     config.env.check()
     share = replace(share, config=with_values(share.config, {name: number}))
     plan = replace(run.plan, config=config, environments=[share])
-    return _changed(run, name, setting.value, number, plan, "of groups that begin from now on")
+    return _change(run, name, setting.value, number, plan, "of groups that begin from now on")
 
 
-def _changed(run: Run, name: str, before: Any, now: Any, plan: Any, when: str) -> str:
+def _change(run: Run, name: str, before: Any, now: Any, plan: Any, when: str) -> str:
     run.change(plan)
     return f"{name} is {now} {when}, and was {before}; later checkpoints have it too"
 

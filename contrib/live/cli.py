@@ -36,10 +36,10 @@ def _show(state: dict[str, Any]) -> None:
     else:
         marks = [name for name in ("paused", "evaluates", "stopping") if state[name]]
         say(f"{queue['steps_done']} of {state['steps']} steps{''.join(f', {mark}' for mark in marks)}")
-        waited = f"; the next step waits for {', '.join(map(str, queue['waited_for']))}" if queue["waited_for"] else ""
+        wait = f"; the next step waits for {', '.join(map(str, queue['waited_for']))}" if queue["waited_for"] else ""
         say(
             f"queue: {queue['ready']} of {queue['open']} groups are ready, {queue['groups_per_step']} make a step; "
-            f"the engines have the weights of step {queue['engine_steps']}{waited}"
+            f"the engines have the weights of step {queue['engine_steps']}{wait}"
         )
     for name in state["silent"]:
         say(f"{name} does not answer")

@@ -36,7 +36,7 @@ class LiveClient:
         try:
             self._socket = socket.create_connection(("127.0.0.1", place["port"]), timeout=SECONDS)
         except OSError:
-            raise _ended(folder) from None
+            raise _end_error(folder) from None
         self._file = self._socket.makefile("rwb")
         try:
             self._ask({"token": place["token"], "who": f"{who}, process {os.getpid()}"})
@@ -99,7 +99,7 @@ class LiveClient:
             answer = None
         if not isinstance(answer, dict):
             self.close()
-            raise _ended(self.folder)
+            raise _end_error(self.folder)
         if error := answer.get("error"):
             raise UserError(str(error))
         return answer
@@ -120,7 +120,7 @@ def _place(folder: Path) -> dict[str, Any]:
         host, pid = place["host"], int(place["pid"])
         place = {"port": int(place["port"]), "token": str(place["token"])}
     except (FileNotFoundError, NotADirectoryError):
-        raise _ended(folder) from None
+        raise _end_error(folder) from None
     except PermissionError:
         raise UserError(f"{folder / FILE} cannot be read: only who has started the run can act on it") from None
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
@@ -128,11 +128,11 @@ def _place(folder: Path) -> dict[str, Any]:
     if host != socket.gethostname():
         raise UserError(f"the run in {folder} goes on at {host}: give the command there")
     if not Path(f"/proc/{pid}").exists():
-        raise _ended(folder)
+        raise _end_error(folder)
     return place
 
 
-def _ended(folder: Path) -> UserError:
+def _end_error(folder: Path) -> UserError:
     if not folder.is_dir():
         return UserError(f"there is no folder {folder}: name that of a training run")
     return UserError(f"no training run goes on in {folder}: it has ended, or its processes are not up yet")

@@ -67,19 +67,19 @@ class LiveServer(Observer):
 
     async def _serve(self, listener: socket.socket) -> None:
         try:
-            server = await asyncio.start_server(self._connected, sock=listener, limit=MOST_BYTES)
+            server = await asyncio.start_server(self._serve_connection, sock=listener, limit=MOST_BYTES)
         except BaseException:
             listener.close()
             raise
         async with server:
             await server.serve_forever()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
         try:
-            who = await self._admitted(reader, writer)
+            who = await self._admit(reader, writer)
             while who and (line := await reader.readline()):
                 await self._send(writer, await self._answer(line, task, who))
         except (OSError, ValueError, TimeoutError):  # it is gone, sends too long a line, or says nothing
@@ -91,7 +91,7 @@ class LiveServer(Observer):
             self._release(task)
             writer.close()
 
-    async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
         """Read the first line of a connection; returns who it is, or "" for one that is refused."""
         async with asyncio.timeout(FIRST_LINE_SECONDS):
             first = _read(await reader.readline())

@@ -36,7 +36,7 @@ async def state_of(run: Run) -> dict[str, Any]:
         ],
         "services": [_service(name, service) for name, service in run.services.items()],
         "silent": silent,
-        "episodes": [episode for known, _ in episodes for episode in known],
+        "episodes": [episode for of_process, _ in episodes for episode in of_process],
     }
 
 
@@ -60,5 +60,5 @@ async def _episodes(service: Service[EnvActor]) -> tuple[list[dict[str, Any]], l
     """The episodes in the processes of a service, and the processes that did not answer."""
     answers = await service.deadline(SECONDS).in_flight.answers()
     silent = [f"{service.name} {number}" for number, answer in answers.items() if isinstance(answer, BaseException)]
-    known = [answer for answer in answers.values() if not isinstance(answer, BaseException)]
-    return [episode for episodes in known for episode in episodes], silent
+    answers_in_time = [answer for answer in answers.values() if not isinstance(answer, BaseException)]
+    return [episode for episodes in answers_in_time for episode in episodes], silent

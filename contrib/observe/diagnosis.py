@@ -50,12 +50,12 @@ class Diagnosis:
 
     def _clear(self) -> None:
         self._history = History()
-        self._found: dict[str, Finding] = {}
+        self._findings: dict[str, Finding] = {}
 
     @property
     def findings(self) -> list[Finding]:
         """Everything found so far, in the order in which it became true."""
-        return list(self._found.values())
+        return list(self._findings.values())
 
     @property
     def has_learned(self) -> bool:
@@ -66,7 +66,7 @@ class Diagnosis:
         if phase == "train":
             self._history.add(step, values)
         elif phase == "evaluation":
-            self._history.evaluated(values)
+            self._history.add_evaluation(values)
         if phase in ("train", "evaluation"):
             self._look(step)
 
@@ -85,7 +85,7 @@ class Diagnosis:
         self._look(history.last_step)
         if history.has_learned:
             stands = history.last_step - FEW
-            self._found = {kind: finding for kind, finding in self._found.items() if finding.last_step > stands}
+            self._findings = {kind: finding for kind, finding in self._findings.items() if finding.last_step > stands}
 
     def go_back(self, records: Sequence[Record]) -> None:
         """Be as if these records had been logged, without telling anybody again."""
@@ -101,11 +101,11 @@ class Diagnosis:
 
     def _look(self, step: int) -> None:
         for case in cases(self._history, self.facts):
-            known = self._found.get(case.kind)
-            self._found[case.kind] = finding = Finding(
-                step=known.step if known else step, last_step=step, **case._asdict()
+            earlier = self._findings.get(case.kind)
+            self._findings[case.kind] = finding = Finding(
+                step=earlier.step if earlier else step, last_step=step, **case._asdict()
             )
-            if known is None:
+            if earlier is None:
                 self._tell(finding)
 
 
@@ -148,7 +148,7 @@ class RunDiagnosis(Observer):
             return []
         more = " more" if self._diagnosis.has_learned else ""
         findings = self._diagnosis.findings
-        return [f"may have kept this run from learning{more}, {found.steps}: {found}" for found in findings]
+        return [f"may have kept this run from learning{more}, {finding.steps}: {finding}" for finding in findings]
 
     def _tell(self, finding: Finding) -> None:
         assert self._run is not None

@@ -117,11 +117,11 @@ class History:
     """The training reward of the worst step."""
 
     def add(self, step: int, values: Values) -> None:
-        kept = {name: value for name, value in values.items() if name in KEPT or name.startswith(PREFIXES)}
+        record = {name: value for name, value in values.items() if name in KEPT or name.startswith(PREFIXES)}
         self.steps, self.last_step, self.waiting = self.steps + 1, step, {}
         if len(self.first) < WINDOW:
-            self.first.append(kept)
-        self.recent.append(kept)
+            self.first.append(record)
+        self.recent.append(record)
         self.alarm = dict(values) if values.get("mismatch_alarm") else {}
         self.alarms += bool(self.alarm)
         if (reward := values.get("training_reward")) is not None:
@@ -132,7 +132,7 @@ class History:
     def last(self, count: int = WINDOW) -> list[Values]:
         return list(self.recent)[-count:]
 
-    def evaluated(self, values: Values) -> None:
+    def add_evaluation(self, values: Values) -> None:
         """Add an evaluation, with the success of the training at that time."""
         now = {"training_success": _mean(self.last(FEW), "success")} if len(self.recent) >= FEW else {}
         self.evaluations.append({**values, **now})
@@ -154,13 +154,13 @@ def cases(history: History, facts: RunFacts) -> Iterator[Case]:
     """Everything that is true of the present state. A cause that explains another finding takes its place."""
     of_rewards, of_steps = (_not_finite, _constant, _cheating, _falling, _no_signal), (_truncated, _clipped, _mismatch)
     rules = (*of_rewards, *of_steps, _entropy, _apart)
-    found = [case for rule in rules if (case := rule(history, facts)) is not None]
-    kinds = {case.kind for case in found}
+    all_cases = [case for rule in rules if (case := rule(history, facts)) is not None]
+    kinds = {case.kind for case in all_cases}
     hidden = {"too_hard", "too_easy", "too_easy_and_too_hard", "no_signal"} if "rewards_constant" in kinds else set()
     hidden |= {"too_hard"} if "falling" in kinds else set()
     hidden |= kinds - {"not_finite"} if "not_finite" in kinds else set()
-    yield from (case for case in found if case.kind not in hidden)
-    if not found and (case := _not_moving(history, facts)) is not None:
+    yield from (case for case in all_cases if case.kind not in hidden)
+    if not all_cases and (case := _not_moving(history, facts)) is not None:
         yield case
 
 
@@ -169,15 +169,15 @@ def cases(history: History, facts: RunFacts) -> Iterator[Case]:
 
 def _not_finite(history: History, facts: RunFacts) -> Case | None:
     steps = history.last(FEW)
-    skipped = [record for record in steps if record.get("skipped") and record.get("tokens")]
-    if len(skipped) < 2 or 2 * len(skipped) < len(steps):
+    skips = [record for record in steps if record.get("skipped") and record.get("tokens")]
+    if len(skips) < 2 or 2 * len(skips) < len(steps):
         return None
-    of_loss = sum(not math.isfinite(record.get("loss", 0.0)) for record in skipped)
+    of_loss = sum(not math.isfinite(record.get("loss", 0.0)) for record in skips)
     what = "the loss" if of_loss else "the gradient"
     own = f"--loss {facts.loss}"
     return Case(
         "not_finite",
-        f"{len(skipped)} of the last {len(steps)} steps were skipped: {what} was not finite",
+        f"{len(skips)} of the last {len(steps)} steps were skipped: {what} was not finite",
         f"{own} divides by 0, or leaves the range of its numbers" if facts.loss else "the steps are too large",
         f"values of your own in {own}"
         if facts.loss
@@ -195,13 +195,13 @@ def _constant(history: History, facts: RunFacts) -> Case | None:
     (reward,), success = rewards, _mean(steps, "success")
     if not facts.reward and facts.needs_siblings and (success == 1 or (success == 0 and reward == 0)):
         return None  # the tasks are too easy or too hard
-    measured = f"all {episodes:,} episodes of the last {len(steps)} steps had the reward {reward:g}"
+    evidence = f"all {episodes:,} episodes of the last {len(steps)} steps had the reward {reward:g}"
     if facts.reward:
-        measured += f", and the environment's success was {success:.2f}"
+        evidence += f", and the environment's success was {success:.2f}"
     source = f"the function --reward {facts.reward}" if facts.reward else f"the reward of {facts.env}"
     return Case(
         "rewards_constant",
-        measured,
+        evidence,
         f"{source} does not depend on what the model does",
         "a reward that tells a good episode from a bad one; `forge-env check "
         f"{facts.env}` plays the expert and known cheats",
@@ -229,12 +229,12 @@ def _cheating(history: History, facts: RunFacts) -> Case | None:
 
 
 def _falling(history: History, facts: RunFacts) -> Case | None:
-    measured = _fallen_reward(history) or _fallen_success(history)
-    if not measured:
+    evidence = _fallen_reward(history) or _fallen_success(history)
+    if not evidence:
         return None
     return Case(
         "falling",
-        measured,
+        evidence,
         "the steps are too large and undo what the model knew",
         f"a lower --training.learning_rate (now {facts.learning_rate:g}), a longer --training.warmup_steps, or "
         f"--{facts.algorithm}.beta 0.01 to hold the model near its start",
@@ -278,16 +278,18 @@ def _no_signal(history: History, facts: RunFacts) -> Case | None:
     if not facts.needs_siblings:
         return None
     records = [*history.last(), history.waiting]
-    groups, failed, solved, same = (int(_sum(records, f"signal/{n}")) for n in ("groups", "failed", "solved", "same"))
-    without = failed + solved + same
+    groups, failures, successes, same = (
+        int(_sum(records, f"signal/{n}")) for n in ("groups", "failed", "solved", "same")
+    )
+    without = failures + successes + same
     if groups < LEAST_GROUPS or without < MOST * groups:
         return None
-    if solved >= failed and history.has_risen:
+    if successes >= failures and history.has_risen:
         return None  # it has learned them
     fate = "dropped and sampled anew" if facts.resamples else "trained on without effect"
-    measured = (
+    evidence = (
         f"{without:,} of the last {groups:,} groups had one reward for all their episodes and were {fate}: "
-        f"{failed:,} without a success, {solved:,} with successes only{_by_kind(records)}"
+        f"{failures:,} without a success, {successes:,} with successes only{_by_kind(records)}"
     )
     easier = (
         f"easier tasks or a stronger model (`forge-env info {facts.env}` shows the options), a longer warm-up, more "
@@ -295,15 +297,15 @@ def _no_signal(history: History, facts: RunFacts) -> Case | None:
         f"answer; `forge-env check {facts.env}` shows whether the expert earns the reward"
     )
     harder = f"harder tasks (`forge-env info {facts.env}` shows the options), or fewer steps"
-    if same > failed + solved:
+    if same > failures + successes:
         cause = "the reward gives all episodes of a task the same value"
-        return Case("no_signal", measured, cause, f"a reward that tells the episodes of a task apart; {easier}")
-    if min(failed, solved) >= PART * without:
+        return Case("no_signal", evidence, cause, f"a reward that tells the episodes of a task apart; {easier}")
+    if min(failures, successes) >= PART * without:
         cause = "some kinds of task are too easy for this policy, and others too hard"
-        return Case("too_easy_and_too_hard", measured, cause, f"tasks in between; for the hard ones {easier}")
-    if failed >= solved:
-        return Case("too_hard", measured, "the tasks are too hard for this policy, or are never rewarded", easier)
-    return Case("too_easy", measured, "the tasks are too easy for this policy", harder)
+        return Case("too_easy_and_too_hard", evidence, cause, f"tasks in between; for the hard ones {easier}")
+    if failures >= successes:
+        return Case("too_hard", evidence, "the tasks are too hard for this policy, or are never rewarded", easier)
+    return Case("too_easy", evidence, "the tasks are too easy for this policy", harder)
 
 
 def _by_kind(records: Sequence[Values]) -> str:
@@ -317,8 +319,8 @@ def _by_kind(records: Sequence[Values]) -> str:
             count = _sum(records, f"signal/{fate}/{kind}")
             if count >= MOST * groups:
                 parts.append(f"{kind} {fate} {count:,.0f} of {groups:,.0f}")
-    shown = parts[:8] + ([f"{len(parts) - 8} more kinds"] if len(parts) > 8 else [])
-    return f" (by kind: {', '.join(shown)})" if shown else ""
+    lines = parts[:8] + ([f"{len(parts) - 8} more kinds"] if len(parts) > 8 else [])
+    return f" (by kind: {', '.join(lines)})" if lines else ""
 
 
 def _truncated(history: History, facts: RunFacts) -> Case | None:
@@ -330,13 +332,14 @@ def _truncated(history: History, facts: RunFacts) -> Case | None:
     counts = [sum(r.get(f"ended_by/{name}", 0.0) * r.get("episodes", 0.0) for r in steps) for name in limits]
     if sum(counts) < TRUNCATED * episodes:
         return None
-    ended = {name: count for name, count in zip(limits, counts, strict=True) if count >= 0.5}
-    by_limit = ", ".join(f"{count:,.0f} by {name} ({limits[name]})" for name, count in ended.items())
+    counts_by_limit = {name: count for name, count in zip(limits, counts, strict=True) if count >= 0.5}
+    by_limit = ", ".join(f"{count:,.0f} by {name} ({limits[name]})" for name, count in counts_by_limit.items())
+    options = " or ".join(f"--env.{name}" for name in counts_by_limit)
     return Case(
         "truncated",
         f"of {episodes:,.0f} episodes of the last {len(steps)} steps a limit on tokens ended {by_limit}",
         "the model is cut off before it can answer",
-        f"a higher {' or '.join(f'--env.{name}' for name in ended)}, or a prompt or a warm-up that shows short answers",
+        f"a higher {options}, or a prompt or a warm-up that shows short answers",
     )
 
 
@@ -379,11 +382,11 @@ def _entropy(history: History, facts: RunFacts) -> Case | None:
     if history.steps < 2 * FEW or history.has_risen or not all("entropy" in record for record in (*first, *steps)):
         return None
     before, now = _mean(first, "entropy"), _mean(steps, "entropy")
-    measured = f"the entropy went from {before:.3g} to {now:.3g} nats a token, while success did not rise"
+    evidence = f"the entropy went from {before:.3g} to {now:.3g} nats a token, while success did not rise"
     if now >= BLOWN_UP * before and now >= before + BLOWN_UP_BY:
         return Case(
             "entropy_blow_up",
-            measured,
+            evidence,
             "the policy is being taken apart",
             f"a lower --training.learning_rate (now {facts.learning_rate:g})"
             + (f", a lower --training.entropy_coef (now {facts.entropy_coef:g})" if facts.entropy_coef else "")
@@ -392,7 +395,7 @@ def _entropy(history: History, facts: RunFacts) -> Case | None:
     if now <= COLLAPSED * before and _mean(steps, "success") < SOLVED:
         return Case(
             "entropy_collapse",
-            measured,
+            evidence,
             "the policy repeats itself and explores nothing",
             f"--training.entropy_coef 0.001 or more (now {facts.entropy_coef:g}), a lower --training.learning_rate "
             f"(now {facts.learning_rate:g}), or --{facts.algorithm}.beta 0.01",

@@ -78,8 +78,8 @@ class SpanSender:
         self._exporter: Any = None
         self._collector = ""
         self._is_failing = False
-        self._warned: set[str] = set()
-        self.added = self.sent = 0
+        self._warnings: set[str] = set()
+        self.total = self.deliveries = 0
         """The number of episodes, and of the episodes that the collector has taken."""
         self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
         self._thread.start()
@@ -88,7 +88,7 @@ class SpanSender:
         """Spans hold no metrics."""
 
     def episode(self, episode: Episode, phase: str) -> None:
-        self.added += 1
+        self.total += 1
         try:
             self._queue.put_nowait((episode, phase, time.time()))
         except queue.Full:
@@ -105,42 +105,45 @@ class SpanSender:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive() and self._exporter is not None:
             self._exporter.shutdown()  # ends its pause before another attempt
-        if lost := self.added - self.sent:
-            self._say(f"warning: OpenTelemetry: the spans of {lost:,} of {self.added:,} episodes were not sent")
+        if missing := self.total - self.deliveries:
+            self._say(f"warning: OpenTelemetry: the spans of {missing:,} of {self.total:,} episodes were not sent")
 
     def _run(self) -> None:
         try:
-            exporter, tracer, ended = self._open()
+            exporter, tracer, buffer = self._open()
             while items := self._next():
-                made = [spans for item in items if (spans := self._made(tracer, ended, *item)) is not None]
-                if made:
-                    self._send(exporter, made)
+                batches = [spans for item in items if (spans := self._spans_of(tracer, buffer, *item)) is not None]
+                if batches:
+                    self._send(exporter, batches)
             exporter.shutdown()
         except Exception as error:  # whatever it is, the run is worth more than its spans
             self._is_failing = True
-            self._warn(f"the collector{self._collector}: {_said(error)}")
+            self._warn(f"the collector{self._collector}: {_error_text(error)}")
 
-    def _made(
-        self, tracer: Any, ended: list[Any], episode: Episode, phase: str, recorded: float
+    def _spans_of(
+        self, tracer: Any, buffer: list[Any], episode: Episode, phase: str, record_time: float
     ) -> Sequence[Any] | None:
         """Return the ended spans of an episode, or None if its record makes no spans."""
         try:
-            _emit(tracer, episode_spans(episode, self._source, recorded=recorded, phase=phase, messages=self._messages))
-            return tuple(ended)
+            _emit(
+                tracer,
+                episode_spans(episode, self._source, record_time=record_time, phase=phase, messages=self._messages),
+            )
+            return tuple(buffer)
         except Exception as error:  # records hold what environments have written
             self._leave_out(error)
             return None
         finally:
-            ended.clear()
+            buffer.clear()
 
-    def _send(self, exporter: Any, made: Sequence[Sequence[Any]]) -> None:
+    def _send(self, exporter: Any, batches: Sequence[Sequence[Any]]) -> None:
         """Send the spans of episodes together; without some of them if these cannot be encoded."""
-        taken = self._export(exporter, made)
-        if not taken and len(sound := [spans for spans in made if self._is_sound(spans)]) < len(made):
-            made, taken = sound, self._export(exporter, sound)
-        self._is_failing = not taken
-        self.sent += len(made) if taken else 0
-        if not taken:
+        is_success = self._export(exporter, batches)
+        if not is_success and len(sound := [spans for spans in batches if self._is_sound(spans)]) < len(batches):
+            batches, is_success = sound, self._export(exporter, sound)
+        self._is_failing = not is_success
+        self.deliveries += len(batches) if is_success else 0
+        if not is_success:
             self._warn(f"the collector{self._collector}: it did not take spans; the run goes on without them")
 
     def _is_sound(self, spans: Sequence[Any]) -> bool:
@@ -154,7 +157,7 @@ class SpanSender:
         return True
 
     def _leave_out(self, error: Exception) -> None:
-        self._warn(f"an episode that cannot be sent as spans is left out: {_said(error)}", of="an episode")
+        self._warn(f"an episode that cannot be sent as spans is left out: {_error_text(error)}", of="an episode")
 
     def _open(self) -> tuple[Any, Any, list[Any]]:
         import requests
@@ -164,15 +167,15 @@ class SpanSender:
 
         # Its warnings are ours to give; handlers that the user has set up still get them.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-        named = "OTEL_SERVICE_NAME" in os.environ or SERVICE_NAME in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-        ended: list[Any] = []
+        has_name = "OTEL_SERVICE_NAME" in os.environ or SERVICE_NAME in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        buffer: list[Any] = []
 
         class Collect(SpanProcessor):
             def on_end(self, span: Any) -> None:
-                ended.append(span)
+                buffer.append(span)
 
         provider = TracerProvider(
-            resource=Resource.create({} if named else {SERVICE_NAME: "forge_env"}), shutdown_on_exit=False
+            resource=Resource.create({} if has_name else {SERVICE_NAME: "forge_env"}), shutdown_on_exit=False
         )
         provider.add_span_processor(Collect())
         exporter = OTLPSpanExporter()
@@ -183,7 +186,7 @@ class SpanSender:
             exporter = OTLPSpanExporter(session=session)
         self._collector = f" at {masked_text(collector)}"
         self._exporter = exporter
-        return exporter, provider.get_tracer("forge_env", schema_url=SCHEMA_URL), ended
+        return exporter, provider.get_tracer("forge_env", schema_url=SCHEMA_URL), buffer
 
     def _next(self) -> Sequence[tuple[Episode, str, float]]:
         """Wait for episodes; nothing at the end."""
@@ -201,19 +204,19 @@ class SpanSender:
         return items
 
     @staticmethod
-    def _export(exporter: Any, made: Sequence[Sequence[Any]]) -> bool:
+    def _export(exporter: Any, batches: Sequence[Sequence[Any]]) -> bool:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        ended = [span for spans in made for span in spans]
-        return not ended or exporter.export(ended) is SpanExportResult.SUCCESS
+        all_spans = [span for spans in batches for span in spans]
+        return not all_spans or exporter.export(all_spans) is SpanExportResult.SUCCESS
 
     def _warn(self, reason: str, *, of: str = "the collector") -> None:
-        if of not in self._warned:
-            self._warned.add(of)
+        if of not in self._warnings:
+            self._warnings.add(of)
             self._say(f"warning: OpenTelemetry: {reason}")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
@@ -222,16 +225,16 @@ def _emit(tracer: Any, spans: Iterable[Span]) -> None:
 
     kinds = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
     context: Any = None
-    started = []
+    pairs = []
     for span in spans:
         about = {"kind": kinds[span.kind], "attributes": span.attributes, "start_time": round(span.start * 1e9)}
-        made = tracer.start_span(span.name, context=context, **about)
-        context = context or set_span_in_context(made)
+        otel_span = tracer.start_span(span.name, context=context, **about)
+        context = context or set_span_in_context(otel_span)
         end = round((span.start + span.seconds) * 1e9)
         for name, attributes in span.events:
-            made.add_event(name, attributes, timestamp=end)
+            otel_span.add_event(name, attributes, timestamp=end)
         if span.error:
-            made.set_status(Status(StatusCode.ERROR, span.error))
-        started.append((made, end))
-    for made, end in started:
-        made.end(end_time=end)
+            otel_span.set_status(Status(StatusCode.ERROR, span.error))
+        pairs.append((otel_span, end))
+    for otel_span, end in pairs:
+        otel_span.end(end_time=end)

@@ -70,21 +70,21 @@ def source_of(config: Mapping[str, Any]) -> Source:
 
 
 def episode_spans(
-    episode: Episode, source: Source, *, recorded: float, phase: str = "", messages: bool = False
+    episode: Episode, source: Source, *, record_time: float, phase: str = "", messages: bool = False
 ) -> list[Span]:
     """Return the spans of an episode, its own first.
 
     Args:
         episode: the record of it.
         source: what acted.
-        recorded: when it was recorded, seconds since 1970: its end, if the record does not say when it began.
+        record_time: when it was recorded, seconds since 1970: its end, if the record does not say when it began.
         phase: of a training run.
         messages: whether to add the texts of messages, arguments and results.
     """
-    worked = sum(_seconds(turn.policy_seconds) + _seconds(turn.env_seconds) for turn in episode.turns)
-    total = max(worked, _seconds(episode.info.get("seconds")))
+    work_seconds = sum(_seconds(turn.policy_seconds) + _seconds(turn.env_seconds) for turn in episode.turns)
+    total = max(work_seconds, _seconds(episode.info.get("seconds")))
     began = episode.info.get("started")
-    start = began if isinstance(began, float) and 0 < began <= recorded else recorded - total
+    start = began if isinstance(began, float) and 0 < began <= record_time else record_time - total
     spans = [_episode(episode, source, start, total, phase)]
     at = start
     for number, turn in enumerate(episode.turns):
@@ -114,17 +114,20 @@ def _episode(episode: Episode, source: Source, start: float, seconds: float, pha
         "gen_ai.usage.input_tokens": sum(each[0] for each in counts if each),
         "gen_ai.usage.output_tokens": sum(each[1] for each in counts if each),
     }
-    failed = "" if episode.outcome.is_valid else str(episode.outcome)
+    error_type = "" if episode.outcome.is_valid else str(episode.outcome)
     scores = {"reward": episode.reward, **{f"reward/{name}": value for name, value in episode.rewards.items()}}
     return Span(
         name=portable(f"invoke_agent {source.agent}"),
         kind="internal",
         start=start,
         seconds=seconds,
-        attributes=_sent(attributes | ({"error.type": failed} if failed else {})),
-        error=portable(episode.error or failed) if failed else "",
+        attributes=_attributes(attributes | ({"error.type": error_type} if error_type else {})),
+        error=portable(episode.error or error_type) if error_type else "",
         events=[
-            ("gen_ai.evaluation.result", _sent({"gen_ai.evaluation.name": n, "gen_ai.evaluation.score.value": value}))
+            (
+                "gen_ai.evaluation.result",
+                _attributes({"gen_ai.evaluation.name": n, "gen_ai.evaluation.score.value": value}),
+            )
             for n, value in scores.items()
             if value is not None
         ],
@@ -143,15 +146,15 @@ def _turn(episode: Episode, number: int, turn: Turn, source: Source, start: floa
     if versions := sorted({version for version, _ in turn.versions}):
         attributes["forge_env.weight_version"] = versions[-1]
     if messages:
-        shown = [_message(message) for message in turn.observation]
-        written = {**_message(turn.message), "finish_reason": finish}
-        attributes |= {"gen_ai.input.messages": _json(shown), "gen_ai.output.messages": _json([written])}
+        prompt = [_message(message) for message in turn.observation]
+        answer = {**_message(turn.message), "finish_reason": finish}
+        attributes |= {"gen_ai.input.messages": _json(prompt), "gen_ai.output.messages": _json([answer])}
     return Span(
         name=portable(f"chat {source.model}".strip()),
         kind="client",
         start=start,
         seconds=_seconds(turn.policy_seconds),
-        attributes=_sent(attributes),
+        attributes=_attributes(attributes),
     )
 
 
@@ -178,9 +181,9 @@ def _tools(episode: Episode, turn: Turn, start: float, after: Sequence[Message] 
                 attributes["gen_ai.tool.call.result"] = results.get(call.id)
         if use.error:
             attributes["error.type"] = use.error
-        seconds, named = _seconds(use.seconds), portable(f"execute_tool {name}")
-        about = {"attributes": _sent(attributes), "error": portable(use.error)}
-        spans.append(Span(name=named, kind="internal", start=start, seconds=seconds, **about))
+        seconds, span_name = _seconds(use.seconds), portable(f"execute_tool {name}")
+        about = {"attributes": _attributes(attributes), "error": portable(use.error)}
+        spans.append(Span(name=span_name, kind="internal", start=start, seconds=seconds, **about))
         start += 0.0 if at_once else seconds
     return spans
 
@@ -210,16 +213,16 @@ def _usage(episode: Episode, number: int) -> tuple[int, int] | None:
 def _message(message: Message) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     if message["role"] == "tool":
-        answered = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": message["content"]}
-        return {"role": "tool", "parts": [answered]}
+        response = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": message["content"]}
+        return {"role": "tool", "parts": [response]}
     if reasoning := message.get("reasoning_content"):
         parts.append({"type": "reasoning", "content": reasoning})
     if message["content"]:
         parts.append({"type": "text", "content": message["content"]})
     for call in message.get("tool_calls", ()):
         function = call.get("function", {})
-        named = {"id": call.get("id"), "name": function.get("name")}
-        parts.append({"type": "tool_call", **named, "arguments": function.get("arguments")})
+        head = {"id": call.get("id"), "name": function.get("name")}
+        parts.append({"type": "tool_call", **head, "arguments": function.get("arguments")})
     return {"role": message["role"], "parts": parts}
 
 
@@ -227,7 +230,7 @@ def _json(value: Any) -> str:
     return json.dumps(portable(value), ensure_ascii=False)
 
 
-def _sent(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that a protocol of valid Unicode takes; those without a value are left out."""
     values = {name: portable(value) for name, value in attributes.items()}
     return {name: value for name, value in values.items() if value is not None and value != ""}

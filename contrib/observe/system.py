@@ -49,7 +49,7 @@ class SystemMetrics:
         self._folder = folder
         self._services = services
         self._gpus = MeasuredGpus(gpus)
-        self._seen: dict[int, psutil.Process] = {}  # for the CPU time since the last sample
+        self._process_cache: dict[int, psutil.Process] = {}  # for the CPU time since the last sample
 
     def measure(self) -> dict[str, float]:
         """Measure once. CPU figures cover the time since the last call in this thread, and are 0 at the first."""
@@ -71,21 +71,21 @@ class SystemMetrics:
     def _measure_run(self, processes: Sequence[tuple[str, psutil.Process]]) -> dict[str, float]:
         cpu: dict[str, float] = defaultdict(float)
         memory: dict[str, float] = defaultdict(float)
-        unshared, largest_shared, count = 0.0, 0.0, 0
+        private_bytes, largest_shared, count = 0.0, 0.0, 0
         for service, process in processes:
             try:
                 with process.oneshot():
-                    used, share = process.memory_info(), process.cpu_percent()
+                    memory_info, share = process.memory_info(), process.cpu_percent()
             except psutil.Error:
                 continue  # it has just ended
             count += 1
             cpu[service] += share
-            memory[service] += used.rss
-            unshared += used.rss - used.shared
-            largest_shared = max(largest_shared, used.shared)
+            memory[service] += memory_info.rss
+            private_bytes += memory_info.rss - memory_info.shared
+            largest_shared = max(largest_shared, memory_info.shared)
         return {
             "run/cpu_percent": sum(cpu.values()),
-            "run/memory_bytes": unshared + largest_shared,
+            "run/memory_bytes": private_bytes + largest_shared,
             "run/processes": float(count),
             "run/open_files": float(len(os.listdir("/proc/self/fd"))),
             **{f"cpu_percent/{service}": value for service, value in sorted(cpu.items())},
@@ -97,22 +97,22 @@ class SystemMetrics:
         services = {pid: re.sub(r"_\d+$", "", name) for name, pids in self._services().items() for pid in pids}
         services[os.getpid()] = "controller"
         parents = parents_of_processes()
-        known = {os.getpid(): "controller"}
+        names = {os.getpid(): "controller"}
 
         def service_of(pid: int) -> str:
-            if pid not in known:
+            if pid not in names:
                 above = service_of(parents[pid]) if pid in parents else ""
-                known[pid] = above and services.get(pid, above)
-            return known[pid]
+                names[pid] = above and services.get(pid, above)
+            return names[pid]
 
         services = {pid: name for pid in parents if (name := service_of(pid))}
-        seen = {}
+        processes = {}
         for pid in services:
             with suppress(psutil.Error):  # it has just ended
-                known_as = self._seen.get(pid)
-                seen[pid] = known_as if known_as is not None and known_as.is_running() else psutil.Process(pid)
-        self._seen = seen
-        return [(services[pid], process) for pid, process in seen.items()]
+                known_as = self._process_cache.get(pid)
+                processes[pid] = known_as if known_as is not None and known_as.is_running() else psutil.Process(pid)
+        self._process_cache = processes
+        return [(services[pid], process) for pid, process in processes.items()]
 
 
 class Sampler:
@@ -125,18 +125,18 @@ class Sampler:
         self, metrics: SystemMetrics, interval: float, take: Callable[[Mapping[str, float]], None], say: Say
     ) -> None:
         self._metrics, self._interval, self._take, self._say = metrics, interval, take, say
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._ended.set()
+        self._end.set()
         self._thread.join(5.0)
 
     def _run(self) -> None:
         try:
             self._metrics.measure()  # CPU figures cover the time since the last call in the same thread
-            while not self._ended.wait(self._interval):
+            while not self._end.wait(self._interval):
                 self._take(self._metrics.measure())
         except OSError:
             pass  # a full disk: the run notices it and says so
@@ -177,17 +177,17 @@ class SystemObserver(Observer):
         """The largest measured values of the run's memory and of its GPUs."""
         names = {"run/memory_bytes": "peak_memory_bytes"}
         names |= {name: f"peak_{name}" for name in self._peaks if re.fullmatch(r"gpu/\d+/(?!memory_total).*", name)}
-        return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
+        return {title: self._peaks[name] for name, title in names.items() if name in self._peaks}
 
 
 def _by_service(on_gpus: Mapping[int, Mapping[int, float]], services: Mapping[int, str]) -> dict[str, float]:
     """gpu/N/memory_bytes/SERVICE of the run's own processes; other processes on the same GPU are left out."""
-    found: dict[str, float] = defaultdict(float)
+    sizes: dict[str, float] = defaultdict(float)
     for number, processes in on_gpus.items():
         for pid, size in processes.items():
             if pid in services:
-                found[f"gpu/{number}/memory_bytes/{services[pid]}"] += size
-    return dict(sorted(found.items()))
+                sizes[f"gpu/{number}/memory_bytes/{services[pid]}"] += size
+    return dict(sorted(sizes.items()))
 
 
 class MeasuredGpus(Gpus):
@@ -210,12 +210,12 @@ class MeasuredGpus(Gpus):
         This includes CUDA's context and memory that torch holds unused. Some drivers, as in some containers, report
         none.
         """
-        found: dict[int, dict[int, float]] = {}
+        sizes: dict[int, dict[int, float]] = {}
         for number, handle in self.handles.items():
             with suppress(self.nvml.NVMLError):
                 running = self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                found[number] = {each.pid: float(each.usedGpuMemory) for each in running if each.usedGpuMemory}
-        return found
+                sizes[number] = {each.pid: float(each.usedGpuMemory) for each in running if each.usedGpuMemory}
+        return sizes
 
     def _readings(self, handle: Any) -> list[tuple[tuple[str, ...], Any]]:
         nvml = self.nvml

@@ -43,11 +43,11 @@ class Timeline(Observer):
     def span(self, track: str, name: str, details: Mapping[str, Any]) -> Iterator[None]:
         """Record the duration of the block, also when it raises."""
         lane = self._enter(track)
-        started = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._write(track, lane, name, started, time.perf_counter(), details)
+            self._write(track, lane, name, start, time.perf_counter(), details)
             self._lanes[track][lane] = False
 
     def past(self, track: str, spans: Iterable[tuple[str, float, float]]) -> None:
@@ -56,33 +56,29 @@ class Timeline(Observer):
         for name, began, seconds in sorted(spans, key=lambda span: span[1]):
             lane = next((number for number, end in enumerate(ends) if end <= began), len(ends))
             ends[lane:] = [began + seconds, *ends[lane + 1 :]]
-            started = began - self._origin
-            self._write(track, lane, name, started, started + seconds, {})
+            start = began - self._origin
+            self._write(track, lane, name, start, start + seconds, {})
 
     def close(self) -> None:
         self._file.close()
 
     def _enter(self, track: str) -> int:
         lanes = self._lanes.setdefault(track, [])
-        free = next((number for number, taken in enumerate(lanes) if not taken), len(lanes))
+        free = next((number for number, is_busy in enumerate(lanes) if not is_busy), len(lanes))
         lanes[free:] = [True, *lanes[free + 1 :]]
         return free
 
-    def _write(
-        self, track: str, lane: int, name: str, started: float, ended: float, details: Mapping[str, Any]
-    ) -> None:
+    def _write(self, track: str, lane: int, name: str, start: float, end: float, details: Mapping[str, Any]) -> None:
         if self._file.closed:
             return
         number = self._ids.get((track, lane))
         if number is None:
             number = self._ids[track, lane] = len(self._ids) + 1
-            shown = track if lane == 0 else f"{track} {lane + 1}"
-            self._event(name="thread_name", ph="M", tid=number, args={"name": shown})
+            title = track if lane == 0 else f"{track} {lane + 1}"
+            self._event(name="thread_name", ph="M", tid=number, args={"name": title})
             self._event(name="thread_sort_index", ph="M", tid=number, args={"sort_index": number})
-        microseconds = round((self._origin + started) * 1e6)
-        self._event(
-            name=name, ph="X", tid=number, ts=microseconds, dur=round((ended - started) * 1e6), args={**details}
-        )
+        microseconds = round((self._origin + start) * 1e6)
+        self._event(name=name, ph="X", tid=number, ts=microseconds, dur=round((end - start) * 1e6), args={**details})
 
     def _event(self, **event: Any) -> None:
         self._put(json.dumps({"pid": os.getpid(), **event}) + "\n")
@@ -92,6 +88,6 @@ class Timeline(Observer):
         with self._lock:
             data, at = f"{',' if self._end > len(_HEAD) and line else ''}{line}]".encode(), self._end
             while data:
-                written = os.pwrite(self._file.fileno(), data, at)
-                data, at = data[written:], at + written
+                count = os.pwrite(self._file.fileno(), data, at)
+                data, at = data[count:], at + count
             self._end = at - 1

@@ -135,8 +135,8 @@ class Wandb:
         if not path.is_file():
             project = os.environ.get("WANDB_PROJECT") or "forge_env"
             name = os.environ.get("WANDB_NAME") or self._folder.resolve().name
-            made = {"id": secrets.token_hex(4), "project": project, "name": name}
-            path.write_text(json.dumps(made) + "\n", encoding="utf-8")
+            new = {"id": secrets.token_hex(4), "project": project, "name": name}
+            path.write_text(json.dumps(new) + "\n", encoding="utf-8")
         identity: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
         return identity
 

@@ -66,11 +66,11 @@ def _begin(options: dict[str, Any]) -> Any:
 
 
 def _take(run: Any, lines: Lines) -> None:
-    known: set[str] = set()
+    phases: set[str] = set()
     while (record := lines.get()) is not None:
         phase, axis = record["phase"], f"{record['phase']}/step"
-        if phase not in known:
-            known.add(phase)
+        if phase not in phases:
+            phases.add(phase)
             run.define_metric(f"{phase}/*", step_metric=axis)
         run.log({axis: record["step"], **{f"{phase}/{name}": value for name, value in record["values"].items()}})
 

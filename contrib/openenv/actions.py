@@ -50,11 +50,11 @@ def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] |
     The kind is "tool" or "text"; "auto" is text for an action of one text field, and a tool for any other.
     """
     if tools is not None and takes_mcp(schema):
-        named: dict[str, Tool] = {}
-        for listed in tools:
-            name = free_name(str(listed.get("name")), named)
-            named[name] = _mcp_tool(name, listed, url)
-        return Actions(tools=named, are_of_mcp=True)
+        tools_by_name: dict[str, Tool] = {}
+        for spec in tools:
+            name = free_name(str(spec.get("name")), tools_by_name)
+            tools_by_name[name] = _mcp_tool(name, spec, url)
+        return Actions(tools=tools_by_name, are_of_mcp=True)
     fields = fields_of(schema)
     if not fields:
         raise UserError(
@@ -62,10 +62,10 @@ def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] |
         )
     if takes_messages(fields):
         return Actions(tools={}, are_messages=True)
-    needed = [name for name in schema.get("required", ()) if name in fields]
-    texts = [name for name in (needed or fields) if fields[name].get("type") == "string"]
+    required_names = [name for name in schema.get("required", ()) if name in fields]
+    texts = [name for name in (required_names or fields) if fields[name].get("type") == "string"]
     is_text = len(fields) == 1 and len(texts) == 1 and "enum" not in fields[texts[0]]
-    if kind == "text" and (len(texts) != 1 or len(needed) > 1):
+    if kind == "text" and (len(texts) != 1 or len(required_names) > 1):
         raise UserError(
             f"the option actions is 'text', and an action of the environment at {url} has the fields "
             f"{', '.join(fields)}: leave the option out, and the model calls a tool"
@@ -75,21 +75,21 @@ def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] |
     title = str(schema.get("title", "")).removesuffix("Action")
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
     name = name if re.fullmatch(r"[a-z_][a-z0-9_]{0,63}", name) else "act"
-    arguments = {"type": "object", "properties": fields, "required": needed, "additionalProperties": False}
+    arguments = {"type": "object", "properties": fields, "required": required_names, "additionalProperties": False}
     if "$defs" in schema:
         arguments["$defs"] = schema["$defs"]
     description = " ".join(str(schema.get("description") or "Take an action in the environment.").split())
     return Actions(tools={name: _tool(name, description, arguments, f"the action of the environment at {url}", dict)})
 
 
-def _mcp_tool(name: str, listed: Mapping[str, Any], url: str) -> Tool:
-    schema = listed.get("inputSchema") or listed.get("input_schema") or {"type": "object", "properties": {}}
+def _mcp_tool(name: str, spec: Mapping[str, Any], url: str) -> Tool:
+    schema = spec.get("inputSchema") or spec.get("input_schema") or {"type": "object", "properties": {}}
 
     def action(**arguments: Any) -> dict[str, Any]:
-        return {"type": "call_tool", "tool_name": str(listed.get("name")), "arguments": arguments}
+        return {"type": "call_tool", "tool_name": str(spec.get("name")), "arguments": arguments}
 
     where = f"the tool {name!r} of the environment at {url}"
-    return _tool(name, str(listed.get("description") or ""), schema, where, action)
+    return _tool(name, str(spec.get("description") or ""), schema, where, action)
 
 
 def _tool(

@@ -115,9 +115,9 @@ async def _url_of(container: Container, port: int) -> str:
         if running == "true" and network == "host":
             return f"http://127.0.0.1:{port}"
         if running == "true":
-            published = (await asyncio.to_thread(_docker, "port", container.name, f"{port}/tcp")).stdout.split()
-            if published:
-                return f"http://127.0.0.1:{published[0].rpartition(':')[2]}"
+            addresses = (await asyncio.to_thread(_docker, "port", container.name, f"{port}/tcp")).stdout.split()
+            if addresses:
+                return f"http://127.0.0.1:{addresses[0].rpartition(':')[2]}"
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -55,7 +55,7 @@ class OpenEnv(Env):
         self._null_reward = null_reward
         self._reset_parameters = json_object(reset, "reset", '{"level": 2}')
         self._success_reward = success_reward
-        self._opened: Opened | None = None
+        self._connection: Opened | None = None
         self._verdict: bool | None = None
 
     @classmethod
@@ -107,104 +107,106 @@ class OpenEnv(Env):
         start = metadata.get("seed", seed)
         parameters = {name: metadata[name] for name in ("split", "index") if name in metadata}
         parameters |= {**self._reset_parameters, **({} if start is None else {"seed": start})}
-        opened = self._opened = await self.server.open(parameters)
-        self._is_over = opened.first.done
-        self._reset_reward = self._reward(opened.first)
+        connection = self._connection = await self.server.open(parameters)
+        self._is_over = connection.first.done
+        self._reset_reward = self._reward(connection.first)
         if self._is_over:
-            raise EnvError(f"the episode at {opened.url} was over at its reset")
-        described = opened.description
-        info = {"openenv": {"url": opened.url, "name": described.name, "version": described.version}}
-        if opened.actions.are_messages:
-            self.tools = tools_of(opened.first, ())
-            return messages_of(opened.first, opened.url), info | info_of(opened.first)
-        self._toolbox = Toolbox({name: self._stepping(tool, opened) for name, tool in opened.actions.tools.items()})
+            raise EnvError(f"the episode at {connection.url} was over at its reset")
+        description = connection.description
+        info = {"openenv": {"url": connection.url, "name": description.name, "version": description.version}}
+        if connection.actions.are_messages:
+            self.tools = tools_of(connection.first, ())
+            return messages_of(connection.first, connection.url), info | info_of(connection.first)
+        self._toolbox = Toolbox(
+            {name: self._stepping(tool, connection) for name, tool in connection.actions.tools.items()}
+        )
         self.tools = self._toolbox.specs
-        return _with_task(task, observation_text(opened.first.observation)), info
+        return _with_task(task, observation_text(connection.first.observation)), info
 
     async def step(self, action: Action) -> StepResult:
         """Take an action. The first step adds the reward of the reset to its own."""
-        after_reset(self, None if self._is_over else self._opened)
+        after_reset(self, None if self._is_over else self._connection)
         messages, reward, terminated, truncated, info = await self._take(action)
         reward, self._reset_reward = reward + self._reset_reward, 0.0
         return messages, reward, terminated, truncated, info
 
     async def _take(self, action: Action) -> StepResult:
-        assert self._opened is not None
-        if self._opened.actions.are_messages:
+        assert self._connection is not None
+        if self._connection.actions.are_messages:
             return await self._send(action)
-        if field := self._opened.actions.text_field:
+        if field := self._connection.actions.text_field:
             return await self._write(field, action)
         if not action.tool_calls:  # the model has said its last word
             self._is_over = True
             return (), 0.0, True, False, {}
-        self._earned, self._info = 0.0, dict[str, Any]()
+        self._reward_of_calls, self._info = 0.0, dict[str, Any]()
         messages, uses = await self._toolbox.answer(action.tool_calls)
-        return messages, self._earned, self._is_over, False, {**self._info, "tools": uses}
+        return messages, self._reward_of_calls, self._is_over, False, {**self._info, "tools": uses}
 
     async def close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            await self.server.release(opened.session)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self.server.release(connection.session)
 
     async def _observe(self, action: Mapping[str, Any]) -> Observed:
-        assert self._opened is not None
-        observed = await self._opened.session.step(action)
-        self._is_over = observed.done
-        return observed
+        assert self._connection is not None
+        result = await self._connection.session.step(action)
+        self._is_over = result.done
+        return result
 
     async def _send(self, action: Action) -> StepResult:
-        assert self._opened is not None
+        assert self._connection is not None
         try:
-            observed = await self._observe(action_data(action))
+            result = await self._observe(action_data(action))
         except BadAction as refused:
             raise EnvError(f"the server at {self.source} refused a message: {refused}") from None
-        self.tools = tools_of(observed, self.tools)
-        self._verdict = success_of(observed)
-        messages = messages_of(observed, self._opened.url)
-        return messages, self._reward(observed), observed.done, False, info_of(observed)
+        self.tools = tools_of(result, self.tools)
+        self._verdict = success_of(result)
+        messages = messages_of(result, self._connection.url)
+        return messages, self._reward(result), result.done, False, info_of(result)
 
     async def _write(self, field: str, action: Action) -> StepResult:
         if action.tool_calls:
             return refuse_calls(action.tool_calls, "action"), 0.0, False, False, {}
         try:
-            observed = await self._observe({field: action.text})
+            result = await self._observe({field: action.text})
         except BadAction as refused:
             return (Message(role="user", content=f"Error: {refused}"),), 0.0, False, False, {}
-        message = Message(role="user", content=observation_text(observed.observation))
-        return (message,), self._reward(observed), observed.done, False, _info(observed)
+        message = Message(role="user", content=observation_text(result.observation))
+        return (message,), self._reward(result), result.done, False, _info(result)
 
-    def _stepping(self, tool: Tool, opened: Opened) -> Tool:
+    def _stepping(self, tool: Tool, connection: Opened) -> Tool:
         """Return a tool that takes its action as a step of this episode."""
 
         async def step(**arguments: Any) -> str:
             if self._is_over:
                 return ToolFailure("Error: the episode is over.", kind="episode_over")
             try:
-                observed = await self._observe(tool.function(**arguments))
+                result = await self._observe(tool.function(**arguments))
             except BadAction as refused:
                 return ToolFailure(f"Error: {refused}", kind="bad_arguments")
-            self._earned += self._reward(observed)
-            self._info |= _info(observed)
+            self._reward_of_calls += self._reward(result)
+            self._info |= _info(result)
             return (
-                call_text(observed.observation, opened.url)
-                if opened.actions.are_of_mcp
-                else observation_text(observed.observation)
+                call_text(result.observation, connection.url)
+                if connection.actions.are_of_mcp
+                else observation_text(result.observation)
             )
 
         return replace(tool, function=step)
 
-    def _reward(self, observed: Observed) -> float:
-        if observed.reward is None and observed.done and self._null_reward == "fault":
+    def _reward(self, result: Observed) -> float:
+        if result.reward is None and result.done and self._null_reward == "fault":
             raise EnvError(
                 f"the environment at {self.source} ended the episode with the reward null, as which a server sends NaN "
                 "too: mend it, or set the option null_reward to zero if null is its zero"
             )
-        reward = 0.0 if observed.reward is None else observed.reward
+        reward = 0.0 if result.reward is None else result.reward
         return reward_value(reward, f"the environment at {self.source} gave the reward")
 
 
-def _info(observed: Observed) -> dict[str, Any]:
-    return {"openenv_metadata": dict(observed.metadata)} if observed.metadata else {}
+def _info(result: Observed) -> dict[str, Any]:
+    return {"openenv_metadata": dict(result.metadata)} if result.metadata else {}
 
 
 def _with_task(task: Task | None, text: str) -> tuple[Message, ...]:

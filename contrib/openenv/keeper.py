@@ -18,13 +18,13 @@ _REMOVE_SECONDS = 60.0
 
 
 def main(seconds: float, name: str, command: list[str]) -> int:
-    stopped: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, frame: stopped.append(received))
+        signal.signal(number, lambda signal_number, frame: signals.append(signal_number))
     deadline = time.monotonic() + seconds
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
     try:
-        while child.poll() is None and not stopped and time.monotonic() < deadline:
+        while child.poll() is None and not signals and time.monotonic() < deadline:
             readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
             if readable and not os.read(0, 4096):
                 break

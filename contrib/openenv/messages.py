@@ -26,23 +26,23 @@ def action_data(action: Action) -> dict[str, Any]:
     return {"content": action.text, **({"tool_calls": calls} if calls else {})}
 
 
-def messages_of(observed: Observed, url: str) -> tuple[Message, ...]:
-    messages = observed.observation.get("messages")
+def messages_of(result: Observed, url: str) -> tuple[Message, ...]:
+    messages = result.observation.get("messages")
     if problem := messages_problem(messages):
         raise ServiceError(f"the OpenEnv server {url} sent an observation without messages: {problem}")
     return tuple(messages)  # type: ignore[arg-type]
 
 
-def tools_of(observed: Observed, known: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+def tools_of(result: Observed, earlier: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
     """The tools, which an observation contains if they have changed."""
-    return list(observed.observation.get("tool_specs", known))
+    return list(result.observation.get("tool_specs", earlier))
 
 
-def info_of(observed: Observed) -> dict[str, Any]:
+def info_of(result: Observed) -> dict[str, Any]:
     """Return what the last observation says about the episode, as the info of a step."""
-    facts = observed.metadata
+    facts = result.metadata
     info: dict[str, Any] = {"openenv_metadata": dict(facts)} if facts else {}
-    if not observed.done:
+    if not result.done:
         return info
     if facts.get("ended_by"):
         info["ended_by"] = facts["ended_by"]
@@ -53,7 +53,7 @@ def info_of(observed: Observed) -> dict[str, Any]:
     return info
 
 
-def success_of(observed: Observed) -> bool | None:
+def success_of(result: Observed) -> bool | None:
     """The environment's verdict on the episode; None if it has not said it."""
-    verdict = observed.metadata.get("success") if observed.done else None
+    verdict = result.metadata.get("success") if result.done else None
     return verdict if isinstance(verdict, bool) else None

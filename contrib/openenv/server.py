@@ -48,7 +48,7 @@ class Server:
         self._description: Description | None = None
         self._mcp_tools: list[dict[str, Any]] | None = None
         self._actions: Actions | None = None
-        self._released = asyncio.Condition()
+        self._release = asyncio.Condition()
 
     async def start(self) -> Description:
         """Start the container of an image, unless it runs, and ask the server what its environment is."""
@@ -87,8 +87,8 @@ class Server:
         try:
             await session.close()
         finally:
-            async with self._released:
-                self._released.notify()
+            async with self._release:
+                self._release.notify()
 
     async def close(self) -> None:
         async with self._starting:
@@ -101,8 +101,8 @@ class Server:
 
     async def _wait(self) -> None:
         try:
-            async with queued(), self._released, asyncio.timeout(_POLL_SECONDS):
-                await self._released.wait()
+            async with queued(), self._release, asyncio.timeout(_POLL_SECONDS):
+                await self._release.wait()
         except TimeoutError:
             pass
 

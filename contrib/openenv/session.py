@@ -68,10 +68,10 @@ class Session:
         return cls(url, socket)
 
     async def reset(self, data: Mapping[str, Any]) -> Observed:
-        return self._observed(await self._request("reset", data, "observation"))
+        return self._result(await self._request("reset", data, "observation"))
 
     async def step(self, action: Mapping[str, Any]) -> Observed:
-        return self._observed(await self._request("step", action, "observation"))
+        return self._result(await self._request("step", action, "observation"))
 
     async def tools(self) -> list[dict[str, Any]] | None:
         are_listed = True
@@ -133,7 +133,7 @@ class Session:
     def _unknown(self, what: str) -> ServiceError:
         return ServiceError(f"the OpenEnv server {self._url} answered {what}, which is not the protocol of {VERSIONS}")
 
-    def _observed(self, answer: Mapping[str, Any]) -> Observed:
+    def _result(self, answer: Mapping[str, Any]) -> Observed:
         observation, metadata = answer.get("observation"), answer.get("metadata")
         if not isinstance(observation, dict):
             raise self._unknown("without an observation")

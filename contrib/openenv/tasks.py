@@ -27,26 +27,26 @@ def seed_tasks(name: str, split: str, *, count: int, seed: int) -> list[Task]:
 
 
 def server_tasks(api: HttpApi, splits: Sequence[Split], split: str, *, count: int, seed: int) -> list[Task]:
-    chosen = next((s for s in splits if s.name == split), None) or next(
+    its_split = next((s for s in splits if s.name == split), None) or next(
         (s for kind in _KINDS[split] for s in splits if s.kind == kind), None
     )
     is_only = len(splits) == 1
     if is_only:
-        chosen = splits[0]
-    if chosen is None:
-        listed = ", ".join(s.name for s in splits)
-        raise UserError(f"the server at {api.url} lists the splits {listed}, and none of them is for {split}")
+        its_split = splits[0]
+    if its_split is None:
+        names = ", ".join(s.name for s in splits)
+        raise UserError(f"the server at {api.url} lists the splits {names}, and none of them is for {split}")
     indices = [
-        i for i in range(api.num_tasks(chosen)) if not is_only or (bucket(i, TEST_SHARE) == 0) == (split == "test")
+        i for i in range(api.num_tasks(its_split)) if not is_only or (bucket(i, TEST_SHARE) == 0) == (split == "test")
     ]
     if len(indices) < count:
         text = f"{count} {split} tasks were asked for, and the server at {api.url} lists {len(indices)}"
         raise TooFewTasks(text, len(indices))
-    drawn = random.Random(f"{split}/{seed}").sample(indices, count)
-    return [_listed(chosen, index, spec) for index, spec in zip(drawn, api.tasks(chosen, drawn), strict=True)]
+    choice = random.Random(f"{split}/{seed}").sample(indices, count)
+    return [_task(its_split, index, spec) for index, spec in zip(choice, api.tasks(its_split, choice), strict=True)]
 
 
-def _listed(split: Split, index: int, spec: Any) -> Task:
+def _task(split: Split, index: int, spec: Any) -> Task:
     fields = spec if isinstance(spec, dict) else {}
     metadata = {"split": split.name, "index": index, "spec": spec}
     if not messages_problem(fields.get("prompt")):  # the whole conversation, which the first observation repeats

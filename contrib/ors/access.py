@@ -51,11 +51,11 @@ def access_of(url: str, *, api_key_env: str, secrets: Sequence[str]) -> Access:
     headers: dict[str, str] = {}
     if api_key_env and (api_key_env != API_KEY_ENV or os.environ.get(API_KEY_ENV)):
         headers["X-API-Key"] = secret_from_env(api_key_env)
-    given = {name: secret_from_env(name) for name in secrets}
-    if given:
-        payload = json.dumps({name: {"value": value} for name, value in given.items()})
+    values = {name: secret_from_env(name) for name in secrets}
+    if values:
+        payload = json.dumps({name: {"value": value} for name, value in values.items()})
         headers["X-Secrets"] = base64.b64encode(payload.encode()).decode()
-    hidden = frozenset({*headers.values(), *given.values()})
+    hidden = frozenset({*headers.values(), *values.values()})
     credentials = Credentials(headers=headers, secrets=hidden)
     return Access(url=url, credentials=credentials, key_env=api_key_env or API_KEY_ENV)
 

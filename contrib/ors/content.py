@@ -17,13 +17,13 @@ def text_of(blocks: Any, where: str) -> str:
 
 
 def messages_of(messages: Any, where: str) -> list[Message]:
-    converted: list[Message] = []
+    result: list[Message] = []
     for message in _list(messages, where):
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ("system", "user", "assistant"):
             raise ServiceError(f"{where} has a message of the role {role!r}")
-        converted += _messages_of(role, _list(message.get("blocks"), where), where)
-    return converted
+        result += _messages_of(role, _list(message.get("blocks"), where), where)
+    return result
 
 
 def _messages_of(role: Any, blocks: Sequence[Any], where: str) -> list[Message]:

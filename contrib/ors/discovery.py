@@ -33,52 +33,52 @@ class Discovery:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def environment(self, wanted: str) -> str:
-        """Return the name of an environment; `wanted` may be empty where the server has one only."""
+    def environment(self, env_name: str) -> str:
+        """Return the name of an environment; `env_name` may be empty where the server has one only."""
         names = self._json("GET", "/list_environments")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise UserError(f"{self._access.url} is no ORS server: it lists its environments as {str(names)[:100]!r}")
-        if wanted and wanted.lower() not in names:
-            raise UserError(f"{self._access.url} has no environment {wanted!r}. {nearest(wanted, names)}")
-        if not wanted and len(names) > 1:
+        if env_name and env_name.lower() not in names:
+            raise UserError(f"{self._access.url} has no environment {env_name!r}. {nearest(env_name, names)}")
+        if not env_name and len(names) > 1:
             raise UserError(
                 f"{self._access.url} has the environments {', '.join(names)}: choose one, as --option "
                 f"environment={names[0]}"
             )
-        return wanted.lower() or str(names[0])
+        return env_name.lower() or str(names[0])
 
     def tools(self, environment: str) -> Any:
         """Return the tools of an environment, without those of a task; None if they are told in sessions only."""
         return self._json("GET", f"/{environment}/tools", may_lack=True)
 
-    def split(self, environment: str, wanted: str) -> str:
+    def split(self, environment: str, query: str) -> str:
         """Return the split of a name, or else the first one of that type."""
         splits = self._json("GET", f"/{environment}/splits")
         try:
             types = {split["name"]: split["type"] for split in splits}
         except (TypeError, KeyError):
             raise ServiceError(f"{self._access.url} lists its splits as {str(splits)[:100]!r}") from None
-        named = wanted if wanted in types else next((name for name, kind in types.items() if kind == wanted), None)
-        if named is None:
-            listed = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-            raise UserError(f"the environment {environment} has no split {wanted!r}; it has {listed or 'none'}")
-        return named
+        match = query if query in types else next((name for name, kind in types.items() if kind == query), None)
+        if match is None:
+            choices = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+            raise UserError(f"the environment {environment} has no split {query!r}; it has {choices or 'none'}")
+        return match
 
     def draw(self, environment: str, split: str, *, count: int, seed: int) -> list[tuple[int, dict[str, Any]]]:
         """Return `count` tasks of a split with their indices, in an order that the seed decides."""
-        number, listed = self._number(environment, split)
+        number, all_tasks = self._number(environment, split)
         if count > number:
             text = f"{count} tasks were asked for, and the split {split} of {environment} has {number}"
             raise TooFewTasks(text, number)
         indices = random.Random(f"{split}/{seed}").sample(range(number), count)
-        if listed is None and (number <= _FEW or count > _FEW):
+        if all_tasks is None and (number <= _FEW or count > _FEW):
             body = {"split": split, "start": 0, "stop": number}
             answer = self._json("POST", f"/{environment}/task_range", body, may_lack=True)
-            listed = answer.get("tasks") if isinstance(answer, dict) else None
-        if listed is not None:
-            if len(listed) != number:
-                raise ServiceError(f"{self._access.url} has {number} tasks in {split}, and lists {len(listed)}")
-            return [(index, dict(listed[index])) for index in indices]
+            all_tasks = answer.get("tasks") if isinstance(answer, dict) else None
+        if all_tasks is not None:
+            if len(all_tasks) != number:
+                raise ServiceError(f"{self._access.url} has {number} tasks in {split}, and lists {len(all_tasks)}")
+            return [(index, dict(all_tasks[index])) for index in indices]
         path = f"/{environment}/task"
         return [(i, dict(self._json("POST", path, {"split": split, "index": i})["task"])) for i in indices]
 
@@ -88,10 +88,10 @@ class Discovery:
         if isinstance(answer, dict) and isinstance(answer.get("num_tasks"), int):
             return answer["num_tasks"], None
         answer = self._json("POST", f"/{environment}/tasks", {"split": split})
-        listed = answer.get("tasks") if isinstance(answer, dict) else None
-        if not isinstance(listed, list):
+        all_tasks = answer.get("tasks") if isinstance(answer, dict) else None
+        if not isinstance(all_tasks, list):
             raise ServiceError(f"{self._access.url} lists the tasks of {split} as {str(answer)[:100]!r}")
-        return len(listed), listed
+        return len(all_tasks), all_tasks
 
     def _json(self, method: str, path: str, body: Any = None, *, may_lack: bool = False) -> Any:
         what = f"{method} {path}"

@@ -75,7 +75,7 @@ class Ors(Env):
         self._session: Session | None = None
         self._terminal: Mapping[str, Any] | None = None
         self._toolbox = Toolbox({})
-        self._earned, self._is_finished = 0.0, False
+        self._reward_of_calls, self._is_finished = 0.0, False
         self._metadata: list[Any] = []
 
     @classmethod
@@ -105,15 +105,15 @@ class Ors(Env):
             name = server.environment(environment)
             cls._check_groups(server.tools(name), name, group_scores)
             its_split = server.split(name, split)
-            drawn = server.draw(name, its_split, count=count, seed=seed)
-        return [cls._task(name, its_split, index, task_spec) for index, task_spec in drawn]
+            pairs = server.draw(name, its_split, count=count, seed=seed)
+        return [cls._task(name, its_split, index, task_spec) for index, task_spec in pairs]
 
     @classmethod
-    def _check_groups(cls, listed: Any, name: str, group_scores: str) -> None:
+    def _check_groups(cls, answer: Any, name: str, group_scores: str) -> None:
         """Refuse an environment that also scores the episodes of a group together, beside the rewards of its tools."""
         if group_scores not in ("refuse", "ignore"):
             raise UserError(f"the option group_scores is {group_scores!r}; it is refuse or ignore")
-        if group_scores == "refuse" and isinstance(listed, Mapping) and listed.get("supports_score_group") is True:
+        if group_scores == "refuse" and isinstance(answer, Mapping) and answer.get("supports_score_group") is True:
             raise UserError(
                 f"the environment {name} of {cls.url} also scores the episodes of a group by comparing them "
                 "(supports_score_group), which is not done here: --option group_scores=ignore plays it by the rewards "
@@ -142,15 +142,15 @@ class Ors(Env):
         if task is None or "task_spec" not in task.metadata:
             raise EnvError(f"{type(self).__name__}.reset needs options={{'task': ...}} with a task of its own")
         name = task.metadata["environment"]
-        self._earned, self._is_finished, self._metadata = 0.0, False, []
+        self._reward_of_calls, self._is_finished, self._metadata = 0.0, False, []
         session = self._session = Session(self._access, name, **self._seconds)
         await session.open(task.metadata["task_spec"], self._secrets)
-        listed = await session.optional(f"/{name}/task_tools")  # with this task's own
-        if listed is None:
-            listed = await session.request("GET", f"/{name}/tools")
-        self._check_groups(listed, name, self._group_scores)
-        self._read_tools(listed)
-        messages = await self._prompt(session, name, listed)
+        answer = await session.optional(f"/{name}/task_tools")  # with this task's own
+        if answer is None:
+            answer = await session.request("GET", f"/{name}/tools")
+        self._check_groups(answer, name, self._group_scores)
+        self._read_tools(answer)
+        messages = await self._prompt(session, name, answer)
         version = await session.optional("/version")
         facts = {"environment": name, "split": task.metadata["split"], "index": task.metadata["index"]}
         facts |= {"server_version": version.get("version", "")} if isinstance(version, dict) else {}
@@ -158,15 +158,15 @@ class Ors(Env):
 
     async def step(self, action: Action) -> StepResult:
         after_reset(self, self._session)
-        self._earned = 0.0
+        self._reward_of_calls = 0.0
         if action.tool_calls:
             answers, uses = await self._toolbox.answer(action.tool_calls)
-            return answers, self._earned, self._is_finished, False, {"tools": uses, **self._facts()}
+            return answers, self._reward_of_calls, self._is_finished, False, {"tools": uses, **self._facts()}
         if self._terminal is None:
             return (), 0.0, True, False, self._facts(ended_by_text=True)
         argument = self._terminal.get("arg")
         text = await self.call(self._terminal["name"], {argument: action.text} if argument else {})
-        return (Message(role="user", content=text),), self._earned, self._is_finished, False, self._facts()
+        return (Message(role="user", content=text),), self._reward_of_calls, self._is_finished, False, self._facts()
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -177,13 +177,13 @@ class Ors(Env):
         facts |= {"metadata": list(self._metadata)} if self._metadata else {}
         return {"ors_result": facts} if facts else {}
 
-    def _read_tools(self, listed: Any) -> None:
+    def _read_tools(self, answer: Any) -> None:
         try:
-            tools = {spec["name"]: self._tool(spec) for spec in listed["tools"]}
-            terminal = listed.get("terminal_tool")
+            tools = {spec["name"]: self._tool(spec) for spec in answer["tools"]}
+            terminal = answer.get("terminal_tool")
             self._terminal = {"name": terminal["name"], "arg": terminal.get("arg")} if terminal else None
         except (TypeError, KeyError, AttributeError):
-            raise ServiceError(f"{self.url} lists its tools as {str(listed)[:100]!r}") from None
+            raise ServiceError(f"{self.url} lists its tools as {str(answer)[:100]!r}") from None
         self._toolbox = Toolbox(tools)
         self.tools = self._toolbox.specs
 
@@ -225,15 +225,15 @@ class Ors(Env):
                 f"{where} finished the episode with the reward null, as which a server sends NaN too: mend it, or set "
                 "the option null_reward to zero if null is its zero"
             )
-        self._earned += 0.0 if reward is None else reward_value(reward, f"{where} holds the reward")
+        self._reward_of_calls += 0.0 if reward is None else reward_value(reward, f"{where} holds the reward")
         if result.output.get("metadata"):
             self._metadata.append(result.output["metadata"])
         return text
 
-    async def _prompt(self, session: Session, name: str, listed: Mapping[str, Any]) -> list[Message]:
+    async def _prompt(self, session: Session, name: str, answer: Mapping[str, Any]) -> list[Message]:
         """Return the first messages: a conversation where the server has them, else the blocks of the prompt."""
         where = f"the prompt of {name} at {self.url}"
-        if listed.get("message_block_types"):
+        if answer.get("message_block_types"):
             conversation = await session.optional(f"/{name}/messages")
             if conversation is not None:
                 return messages_of(conversation, where)

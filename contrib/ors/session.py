@@ -51,31 +51,31 @@ class Session:
         )
         self._id = ""
         self._pings: asyncio.Task[None] | None = None
-        self._lost = ""
+        self._loss = ""
         self._is_open = True
 
     async def open(self, task_spec: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
         self._id = await self._new_id()
         body = {"env_name": self._environment, "task_spec": dict(task_spec)}
         if secrets:  # other servers take them from the header alone
-            created = await self._send("POST", "/create", {**body, "secrets": dict(secrets)}, returned=(422,))
-        if not secrets or created.status_code == 422:
-            created = await self._send("POST", "/create", body)
-        self._decoded(created, "POST /create")
+            answer = await self._send("POST", "/create", {**body, "secrets": dict(secrets)}, statuses=(422,))
+        if not secrets or answer.status_code == 422:
+            answer = await self._send("POST", "/create", body)
+        self._decode(answer, "POST /create")
         self._pings = asyncio.create_task(self._ping(), name="ors pings")
 
     async def request(self, method: str, path: str) -> Any:
-        return self._decoded(await self._send(method, path), f"{method} {path}")
+        return self._decode(await self._send(method, path), f"{method} {path}")
 
     async def optional(self, path: str) -> Any:
         """Send a GET to a part of the standard that a server may lack; None then."""
-        response = await self._send("GET", path, returned=(404, *range(300, 400)))
-        return self._decoded(response, f"GET {path}") if response.is_success else None
+        response = await self._send("GET", path, statuses=(404, *range(300, 400)))
+        return self._decode(response, f"GET {path}") if response.is_success else None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
         """Call a tool. If its connection is lost, the call is resumed by its id; without an id it is not repeated."""
-        if self._lost:
-            raise ServiceError(f"the session at {self._access.url} is lost: {self._lost}")
+        if self._loss:
+            raise ServiceError(f"the session at {self._access.url} is lost: {self._loss}")
         where = f"the call of {tool} at {self._access.url}"
         body = {"name": tool, "input": dict(arguments)}
         try:
@@ -100,7 +100,7 @@ class Session:
             if self._pings is not None:
                 self._pings.cancel()
                 await asyncio.wait({self._pings})
-            if self._id and not self._lost:
+            if self._id and not self._loss:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     for path in ("/delete", "/delete_session"):
                         await self._client.post(path, headers={"X-Session-ID": self._id})
@@ -112,31 +112,31 @@ class Session:
     async def _new_id(self) -> str:
         """Ask for a session; servers answer in JSON or in a stream of events."""
         response = await self._send("POST", "/create_session", {})
-        found = ""
+        id_ = ""
         if "event-stream" in response.headers.get("content-type", ""):
             async for event in read_events(_as_chunks(response.content)):
-                found = event.data.strip() if event.kind == "task_id" else found
+                id_ = event.data.strip() if event.kind == "task_id" else id_
                 if event.kind == "end" and event.data.startswith("{"):
-                    found = str(read(event.data).get("sid", found))
+                    id_ = str(read(event.data).get("sid", id_))
         else:
-            answer = self._decoded(response, "POST /create_session")
-            found = str(answer.get("sid", "")) if isinstance(answer, dict) else ""
-        if not found:
+            answer = self._decode(response, "POST /create_session")
+            id_ = str(answer.get("sid", "")) if isinstance(answer, dict) else ""
+        if not id_:
             raise ServiceError(f"{self._access.url} gave no id for a session: {response.text[:100]!r}")
-        return found
+        return id_
 
-    def _decoded(self, response: httpx.Response, what: str) -> Any:
+    def _decode(self, response: httpx.Response, what: str) -> Any:
         try:
             return read(decoded(response.content))
         except ValueError:
             raise ServiceError(f"{self._access.url} answered {what} without JSON") from None
 
     async def _send(
-        self, method: str, path: str, body: Any = None, *, returned: Collection[int] = ()
+        self, method: str, path: str, body: Any = None, *, statuses: Collection[int] = ()
     ) -> httpx.Response:
         """Send a request, again after a temporary refusal; an environment that still starts has `start_seconds`.
 
-        Other statuses than a success are errors, but for those that are `returned`.
+        Other statuses than a success are errors, but for those in `statuses`.
         """
         what, headers = f"{method} {path}", {"X-Session-ID": self._id} if self._id else {}
         content = None if body is None else write(body)
@@ -154,7 +154,7 @@ class Session:
                     words = f"{what} of {self._access.url} failed: {type(error).__name__}: {error}"
                     raise ServiceError(words.rstrip(": ")) from None
             else:
-                if response.is_success or response.status_code in returned:
+                if response.is_success or response.status_code in statuses:
                     return response
                 is_starting = response.headers.get("x-backend-state") == "starting"
                 retries.most = math.inf if is_starting else RETRIES
@@ -174,14 +174,14 @@ class Session:
                     if not response.is_success:
                         await response.aread()
                         if response.status_code in GONE:
-                            gone = f"the server has ended it ({response.status_code})"
-                            raise ServiceError(f"{where} found no session: {gone}")
+                            reason = f"the server has ended it ({response.status_code})"
+                            raise ServiceError(f"{where} found no session: {reason}")
                         raise self._access.refusal(where, response)
                     async for event in read_events(response.aiter_bytes()):
                         if event.kind == "task_id":
                             body = {**body, "task_id": event.data.strip()}
                         elif event.kind == "error":
-                            raise self._raised(where, event.data, is_resumed=retries.failures > 0)
+                            raise self._error_of(where, event.data, is_resumed=retries.failures > 0)
                         elif event.kind in ("chunk", "end"):
                             pieces.append(event.data)
                         if event.kind == "end":
@@ -199,7 +199,7 @@ class Session:
                 raise ServiceError(f"{where} was lost: {problem}")
             await asyncio.sleep(pause)
 
-    def _raised(self, where: str, words: str, *, is_resumed: bool) -> Exception:
+    def _error_of(self, where: str, words: str, *, is_resumed: bool) -> Exception:
         if is_resumed and words == "unknown task_id":
             return ServiceError(f"{where} was lost: the server knows it no more")
         return EnvError(f"{where} raised: {self._access.words(words)}")
@@ -217,7 +217,7 @@ class Session:
                 problem, is_gone = f"a ping failed: {type(error).__name__}: {error}", False
             failures = failures + 1 if problem else 0
             if is_gone or failures >= MAX_FAILED_PINGS:
-                self._lost = problem
+                self._loss = problem
                 return
 
 

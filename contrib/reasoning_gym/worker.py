@@ -124,22 +124,22 @@ class Library:
         """
         entries = [self._entry(request, index) for index in request["indices"]]
         texts = [[_gold(entry) or PROBES[0], *PROBES, str(entry["question"])] for entry in entries]
-        pairs = [(entry, text) for entry, listed in zip(entries, texts, strict=True) for text in listed]
-        results = self._forked(self._dataset(request), pairs, BATCH_SECONDS)
+        pairs = [(entry, text) for entry, answers in zip(entries, texts, strict=True) for text in answers]
+        results = self._score_in_fork(self._dataset(request), pairs, BATCH_SECONDS)
         if isinstance(results, int):
             raise TimeoutError(f"scoring gold answers ended by the signal {results}")
-        sound, paid = [], []
-        for index, entry, listed in zip(request["indices"], entries, texts, strict=True):
-            (of_gold, *of_probes), results = results[: len(listed)], results[len(listed) :]
+        sound, accepted_answers = [], []
+        for index, entry, answers in zip(request["indices"], entries, texts, strict=True):
+            (of_gold, *of_probes), results = results[: len(answers)], results[len(answers) :]
             gold = _gold(entry)
             if gold is not None and "raised" in of_gold:
                 raise RuntimeError(f"for its own answer: {of_gold['raised']}")
-            scored = zip(listed[1:], of_probes, strict=True)
-            wrong = [text for text, result in scored if result.get("score") == 1.0 and not _same(text, gold)]
-            paid += wrong[:1]
+            pairs_of_probes = zip(answers[1:], of_probes, strict=True)
+            wrong = [text for text, result in pairs_of_probes if result.get("score") == 1.0 and not _same(text, gold)]
+            accepted_answers += wrong[:1]
             if (gold is None or of_gold["score"] == 1.0) and not wrong:
                 sound.append({"index": index, "question": str(entry["question"]), "answer": gold})
-        return {"entries": sound, "paid": paid}
+        return {"entries": sound, "paid": accepted_answers}
 
     def _score(self, request: dict[str, Any]) -> dict[str, Any]:
         dataset, entry = self._dataset(request), self._entry(request, request["index"])
@@ -147,16 +147,18 @@ class Library:
             return {"error": "the dataset does not give the same question again"}
         answers = request["answers"]
         seconds = CPU_SECONDS if len(answers) == 1 else BATCH_SECONDS
-        results = self._forked(dataset, [(entry, answer) for answer in answers], seconds)
+        results = self._score_in_fork(dataset, [(entry, answer) for answer in answers], seconds)
         return {"signal": results} if isinstance(results, int) else {"results": results}
 
-    def _forked(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float) -> list[dict[str, Any]] | int:
+    def _score_in_fork(
+        self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float
+    ) -> list[dict[str, Any]] | int:
         """Score pairs of an entry and an answer in a fork; return the results, or the signal that ended the fork."""
 
         def work(write: Write) -> None:
             self._guard()
             for entry, answer in pairs:
-                write(_scored(dataset, entry, answer))
+                write(_score_entry(dataset, entry, answer))
 
         results, exit_code = self._run_forked(
             work, cpu_seconds=cpu_seconds, wall_seconds=WALL_SECONDS, memory_bytes=MEMORY_BYTES
@@ -168,7 +170,7 @@ class Library:
     def _guard(self) -> None:
         """Replace `eval`, and sympy's parser, which evaluates too, in the scorers."""
         read = self._sympy.parse_expr
-        formula = _guarded(read)
+        formula = _restrict(read)
         for name, module in list(sys.modules.items()):
             if name.startswith("reasoning_gym."):
                 vars(module)["eval"] = literal
@@ -201,23 +203,23 @@ def _config(config_class: type, values: dict[str, Any]) -> Any:
     """Make a dataset's configuration; text becomes what a field holds, a list is written with commas."""
     adapter = importlib.import_module("pydantic").TypeAdapter
     hints = typing.get_type_hints(config_class)
-    converted: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in values.keys() & set(_fields(config_class)):
         kind, value = hints[name], values[name]
         if isinstance(value, str) and (typing.get_origin(kind) or kind) in (list, tuple):
             value = [part for part in value.split(",") if part]
-        converted[name] = adapter(kind).validate_python(value)
-    config = config_class(**converted)
+        fields[name] = adapter(kind).validate_python(value)
+    config = config_class(**fields)
     if hasattr(config, "validate"):
         config.validate()
     return config
 
 
-def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
+def _score_entry(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
     try:
         score = float(_score_of(dataset, entry, answer))
         # a sum of parts may exceed 1 by rounding, for a wrong answer that begins with the right one
-        return {"score": 1.0 if score == 1.0 else PARTIAL_SHARE * _bounded(score)}
+        return {"score": 1.0 if score == 1.0 else PARTIAL_SHARE * _bound(score)}
     except (Exception, RecursionError, MemoryError) as error:
         return {"raised": f"{type(error).__name__}: {error}"[:500]}
 
@@ -226,12 +228,12 @@ def _score_of(dataset: Any, entry: dict[str, Any], answer: str) -> Any:
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(_gold(entry) or ""):
         return 0.0  # every comparison with nan is false, also the one for an error that is too large
     name = entry["metadata"].get("source_dataset", "")
-    replaced, form = _REPLACED_SCORERS.get(name), _FORMS.get(name)
-    if (form or replaced) and (marked := _MARKED.fullmatch(answer.strip())):
-        answer = marked[marked.lastgroup or 0]
+    scorer, form = _REPLACED_SCORERS.get(name), _FORMS.get(name)
+    if (form or scorer) and (match := _MARKED.fullmatch(answer.strip())):
+        answer = match[match.lastgroup or 0]
     if form and not form.fullmatch(answer):
         return 0.0
-    return replaced(answer, entry) if replaced else dataset.score_answer(answer, entry)
+    return scorer(answer, entry) if scorer else dataset.score_answer(answer, entry)
 
 
 def _same(text: str, gold: str | None) -> bool:
@@ -297,11 +299,11 @@ def _gold(entry: dict[str, Any]) -> str | None:
     return None if answer is None else str(answer)
 
 
-def _bounded(value: float) -> float:
+def _bound(value: float) -> float:
     return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
-def _guarded(read: Callable[..., Any]) -> Callable[..., Any]:
+def _restrict(read: Callable[..., Any]) -> Callable[..., Any]:
     """Return sympy's `parse_expr`, restricted to arithmetic, common functions and names of one letter."""
 
     def parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:

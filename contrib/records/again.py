@@ -39,7 +39,7 @@ class JudgedAgain:
     """Why it was not judged."""
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         was, now = self.before, self.after
         return (was.outcome, was.reward, was.success) != (now.outcome, now.reward, now.success)
 
@@ -114,32 +114,32 @@ async def _compare(
         return siblings
     if any(one.refused and one.before.outcome.is_valid for one in siblings):
         reason = "it is compared with its siblings, and one of them was not judged"
-        return [one if one.refused else _refused(one.before, reason) for one in siblings]
+        return [one if one.refused else _refusal(one.before, reason) for one in siblings]
     after = tuple(one.after for one in siblings)
     group = Group(task=after[0].task, episodes=after, id="again")
-    compared = await with_group_rewards(factory, group, limits=settings.limits)
-    return [replace(one, after=episode) for one, episode in zip(siblings, compared.episodes, strict=True)]
+    result = await with_group_rewards(factory, group, limits=settings.limits)
+    return [replace(one, after=episode) for one, episode in zip(siblings, result.episodes, strict=True)]
 
 
 async def _judge(before: Episode, settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday) -> JudgedAgain:
     if before.outcome in _NOT_THE_ENVIRONMENT:
-        return _refused(before, f"it has nothing to judge: {before.outcome.replace('_', ' ')}: {before.error}")
+        return _refusal(before, f"it has nothing to judge: {before.outcome.replace('_', ' ')}: {before.error}")
     try:
         task = tasks.of(before.task)
     except UserError as error:
-        return _refused(before, str(error))
+        return _refusal(before, str(error))
     replay = await replay_in(factory, replace(before, task=task), settings)
     if reason := _not_enough(replay):
-        return _refused(before, reason)
+        return _refusal(before, reason)
     return JudgedAgain(before=before, after=_with_verdict(before, replay, task))
 
 
 def _not_enough(replay: Replay) -> str:
     """Why the replay is not the recorded episode; "" if it is, whatever its rewards are."""
-    if replay.replayed.outcome in _NOT_THE_ENVIRONMENT and not replay.stopped:
+    if replay.replayed.outcome in _NOT_THE_ENVIRONMENT and not replay.stop_reason:
         return f"the machinery failed: {replay.replayed.error}"
-    if replay.stopped:
-        return f"the record does not hold enough: {replay.stopped}"
+    if replay.stop_reason:
+        return f"the record does not hold enough: {replay.stop_reason}"
     for difference in replay.differences:
         # What is shown after the last turn is not a question to the agent: it may tell the verdict.
         if difference.what in ("observation", "tools", "end") and difference.turn != len(replay.recorded.turns):
@@ -150,7 +150,7 @@ def _not_enough(replay: Replay) -> str:
 def _with_verdict(before: Episode, replay: Replay, task: Task) -> Episode:
     """The recorded episode with what the environment says today."""
     today = replay.replayed
-    turns = [replace(turn, reward=replay.taken[number].reward) for number, turn in enumerate(before.turns)]
+    turns = [replace(turn, reward=replay.turn_of[number].reward) for number, turn in enumerate(before.turns)]
     return replace(
         before,
         task=task,
@@ -166,7 +166,7 @@ def _with_verdict(before: Episode, replay: Replay, task: Task) -> Episode:
     )
 
 
-def _refused(episode: Episode, reason: str) -> JudgedAgain:
+def _refusal(episode: Episode, reason: str) -> JudgedAgain:
     return JudgedAgain(before=episode, after=episode, refused=reason)
 
 

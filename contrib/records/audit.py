@@ -133,7 +133,7 @@ def _check_turn(turn: Turn, *, is_imported: bool) -> Iterator[str]:
         yield "a call has no id, which its result would name"
     if turn.kind != "sampled":
         return
-    if any(not listed.get("id") for listed in turn.message.get("tool_calls", ())):
+    if any(not item.get("id") for item in turn.message.get("tool_calls", ())):
         yield "a call in its message has no id"
     if not turn.context_digest:
         yield "there is no digest of what the engine saw"
@@ -151,7 +151,7 @@ def _is_message(message: Message, turn: Turn, *, is_exact: bool) -> bool:
     if is_exact:
         return message == turn.message
     texts = [{key: value for key, value in each.items() if key != "tool_calls"} for each in (message, turn.message)]
-    calls = [_call_of(listed["function"]) for listed in message.get("tool_calls", ())]
+    calls = [_call_of(item["function"]) for item in message.get("tool_calls", ())]
     return texts[0] == texts[1] and calls == [
         (call.name, call.raw if call.arguments is None else call.arguments) for call in turn.tool_calls
     ]

@@ -52,7 +52,7 @@ class TurnCheck:
 class Replay:
     recorded: Episode
     replayed: Episode
-    taken: Mapping[int, Turn] = field(default_factory=dict)
+    turn_of: Mapping[int, Turn] = field(default_factory=dict)
     """Number of the recorded turn -> the turn of the replay."""
     turns: list[TurnCheck] = field(default_factory=list)
     """One for each recorded turn."""
@@ -62,7 +62,7 @@ class Replay:
     reward: Verdict = "not reached"
     differences: list[Difference] = field(default_factory=list)
     """In the order in which they arose."""
-    stopped: str = ""
+    stop_reason: str = ""
     """Why the replay stopped before the end; "" if it did not."""
     notes: list[str] = field(default_factory=list)
     """Further remarks for the reader."""
@@ -103,7 +103,7 @@ async def replay_in(factory: EnvFactory, record: Episode, settings: RunSettings,
         env_options=record.info.get("env_options"),
     )
     alone = without_group_rewards(record, factory.group_rewards)
-    return compare_episodes(alone, episode, agent.taken, agent.stop)
+    return compare_episodes(alone, episode, agent.turn_of, agent.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Replayer:
         self._record = record
         self._keep_going = keep_going
         self._full = Counter(record.info.get("full_contexts", ()))  # number of turns before a full prompt -> count
-        self.taken: dict[int, Turn] = {}
+        self.turn_of: dict[int, Turn] = {}
         """Number of the recorded turn -> the turn taken in the replay."""
         self.stop: Stop | None = None
 
@@ -151,16 +151,16 @@ class Replayer:
         if not self._keep_going and compare_values(turn.observation, observation) == "different":
             reason = f"the observation before turn {number} differs, so that the turn is no answer to it"
             raise self._end_at(reason, number, observation)
-        asked = conversation.next_turn
-        if asked is not None and asked.constraint is not None and asked.constraint.label != turn.constraint:
+        request = conversation.next_turn
+        if request is not None and request.constraint is not None and request.constraint.label != turn.constraint:
             raise TurnRefused("the answer had not this form when it was recorded")
         answer = replace(turn, observation=observation, reward=0.0, tool_uses=(), policy_seconds=0.0, env_seconds=0.0)
-        self.taken[number] = answer
+        self.turn_of[number] = answer
         return answer, Action(message=turn.message, tool_calls=turn.tool_calls, finish_reason=turn.finish_reason)
 
     def _was_full(self, conversation: Conversation, number: int) -> bool:
         """Whether the next prompt left no room to answer. Where turns ran at once, it fits no recorded turn."""
-        turns, count = self._record.turns, len(self.taken)
+        turns, count = self._record.turns, len(self.turn_of)
         if "turns_at_once" in self._record.info:
             count = min(+self._full, default=count)
             if number < len(turns):
@@ -175,14 +175,14 @@ class Replayer:
     def _next(self, conversation: Conversation) -> int:
         if conversation.turns:
             last = conversation.turns[-1]
-            number = next(number for number, turn in self.taken.items() if turn is last) + 1
-            return len(self._record.turns) if number in self.taken else number  # taken by another conversation
-        turns, latest = self._record.turns, next(reversed(self.taken), -1)
+            number = next(number for number, turn in self.turn_of.items() if turn is last) + 1
+            return len(self._record.turns) if number in self.turn_of else number  # taken by another conversation
+        turns, latest = self._record.turns, next(reversed(self.turn_of), -1)
         for row in self._record.lineage:
             if row.kind == "summary" and row.parent == latest:
                 return row.turn
-        rest = [number for number in range(len(turns)) if number not in self.taken]
-        rest.sort(key=lambda number: number - 1 in self.taken)  # last, those that may continue another conversation
+        rest = [number for number in range(len(turns)) if number not in self.turn_of]
+        rest.sort(key=lambda number: number - 1 in self.turn_of)  # last, those that may continue another conversation
         fits = (
             n for n in rest if compare_values(turns[n].observation, _observation(conversation, turns[n])) != "different"
         )
@@ -215,19 +215,19 @@ def _observation(conversation: Conversation, turn: Turn) -> tuple[Message, ...]:
 
 
 def compare_episodes(
-    recorded: Episode, replayed: Episode, taken: Mapping[int, Turn], stop: Stop | None = None
+    recorded: Episode, replayed: Episode, turn_of: Mapping[int, Turn], stop: Stop | None = None
 ) -> Replay:
-    """Compare two episodes of the same turns; `taken` has the turn of the replay by the recorded turn's number."""
-    result = Replay(recorded=recorded, replayed=replayed, taken=taken, stopped=stop.reason if stop else "")
+    """Compare two episodes of the same turns; `turn_of` has the turn of the replay by the recorded turn's number."""
+    result = Replay(recorded=recorded, replayed=replayed, turn_of=turn_of, stop_reason=stop.reason if stop else "")
     for number, turn in enumerate(recorded.turns):
-        if number in taken:
-            result.turns.append(_compare_turn(result, number, turn, taken[number]))
+        if number in turn_of:
+            result.turns.append(_compare_turn(result, number, turn, turn_of[number]))
         elif stop is not None and number == stop.number:
             verdict = _check(result, number, "observation", turn.observation, stop.observation)
             result.turns.append(TurnCheck(observation=verdict))
         else:
             result.turns.append(TurnCheck(observation="not reached"))
-    count, missing = len(recorded.turns), next((n for n in range(len(recorded.turns)) if n not in taken), None)
+    count, missing = len(recorded.turns), next((n for n in range(len(recorded.turns)) if n not in turn_of), None)
     if stop is not None and stop.number == count:
         end = Difference(turn=count, what="end", recorded=_ending_of(recorded), replayed=stop.reason)
         result.differences.append(end)
@@ -338,8 +338,8 @@ def diff_lines(was: str, now: str) -> list[str]:
     lines = list(difflib.unified_diff(was.splitlines(), now.splitlines(), n=1, lineterm=""))[2:]
     if not lines:
         lines = [f"-{was!r}", f"+{now!r}"]  # only line endings differ
-    marked = [f"{line[0]} {line[1:]}" for line in lines if not line.startswith("@@")]
-    cut = [line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 1]}…" for line in marked]
+    lines_with_marks = [f"{line[0]} {line[1:]}" for line in lines if not line.startswith("@@")]
+    cut = [line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 1]}…" for line in lines_with_marks]
     return cut if len(cut) <= MAX_LINES else [*cut[: MAX_LINES - 1], f"  and {len(cut) - MAX_LINES + 1} more lines"]
 
 

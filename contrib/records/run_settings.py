@@ -89,8 +89,8 @@ def all_settings(run: Path) -> dict[str, RunSettings]:
             settings, name = {}, env.get("name")
             for label, one in (read_names(str(name or "")) or {"": Named("")}).items():
                 own = config["env"] | config["mixture"].get(label, {})
-                saved = {**own, "env": env_here(one.name, folder), "registered": facts.get("registered")}
-                settings[label] = _settings(folder / CONFIG, saved, own)
+                settings_of_env = {**own, "env": env_here(one.name, folder), "registered": facts.get("registered")}
+                settings[label] = _settings(folder / CONFIG, settings_of_env, own)
             return settings
     return {}
 

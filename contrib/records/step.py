@@ -91,7 +91,7 @@ async def train_again(run: Path, step: int) -> StepAgain:
         UserError: the run has no such step, its episodes or weights are not on the disk, or a teacher took part.
     """
     run = run.expanduser()
-    rows_of_step = _trained(run, step)
+    rows_of_step = _lines_of_step(run, step)
     groups = _groups(run, step, [line.episode for line in rows_of_step])
     checkpoint, weights_step = _nearest(run, step)
     plan = _plan(run, checkpoint)
@@ -124,7 +124,7 @@ async def train_again(run: Path, step: int) -> StepAgain:
         )
 
 
-def _trained(run: Path, step: int) -> list[Trained]:
+def _lines_of_step(run: Path, step: int) -> list[Trained]:
     steps, lines = set[int](), list[Trained]()
     for line in read_trained(run):
         steps.add(line.step)
@@ -171,10 +171,10 @@ def _line_at(lines: Any, start: int) -> str:
     return str(lines.readline(), "utf-8")
 
 
-def _group(name: str, played: Sequence[Episode]) -> Group:
+def _group(name: str, attempts: Sequence[Episode]) -> Group:
     """The last attempt of each episode of a group; what was run again has no reward."""
-    last = {episode.id: episode for episode in sorted(played, key=lambda episode: episode.outcome.is_valid)}
-    episodes = tuple(last[id_] for id_ in dict.fromkeys(episode.id for episode in played))
+    last = {episode.id: episode for episode in sorted(attempts, key=lambda episode: episode.outcome.is_valid)}
+    episodes = tuple(last[id_] for id_ in dict.fromkeys(episode.id for episode in attempts))
     return Group(task=episodes[0].task, episodes=episodes, id=name)
 
 
@@ -311,14 +311,14 @@ def _pack(samples: Sequence[Sample], trainer: Any) -> list[MicroBatch]:
 
 
 def _largest_difference(rows: Sequence[StepRow], rows_then: Sequence[Trained]) -> float:
-    recorded = {line.episode: line.advantages for line in rows_then}
-    pairs = (zip(row.advantages, recorded.get(row.episode, ()), strict=False) for row in rows)
+    advantages_then = {line.episode: line.advantages for line in rows_then}
+    pairs = (zip(row.advantages, advantages_then.get(row.episode, ()), strict=False) for row in rows)
     return max((abs(a - b) for both in pairs for a, b in both), default=0.0)
 
 
-def _missing(rows: Sequence[StepRow], trained: Sequence[Trained]) -> Iterator[str]:
+def _missing(rows: Sequence[StepRow], lines: Sequence[Trained]) -> Iterator[str]:
     """Yield a note if other episodes are trained on than were."""
-    now, then = [row.episode for row in rows], [line.episode for line in trained]
+    now, then = [row.episode for row in rows], [line.episode for line in lines]
     if set(now) != set(then):
         missing, others = {*then} - {*now}, {*now} - {*then}
         yield f"{len(missing)} episodes of the step are not trained on now, and {len(others)} others are"
@@ -336,5 +336,5 @@ def _notes(plan: RunPlan, step: int, weights_step: int) -> Iterator[str]:
 
 def parts_of(result: StepAgain) -> dict[str, tuple[float, float | None]]:
     """By name: a figure of the step now, and as it was recorded; None if it was not."""
-    compared = {name: (result.now[name], result.recorded.get(name)) for name in COMPARED if name in result.now}
-    return {**compared, "sum of the rows' losses": (math.fsum(row.loss for row in result.rows), compared["loss"][1])}
+    parts = {name: (result.now[name], result.recorded.get(name)) for name in COMPARED if name in result.now}
+    return {**parts, "sum of the rows' losses": (math.fsum(row.loss for row in result.rows), parts["loss"][1])}

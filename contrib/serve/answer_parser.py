@@ -83,7 +83,7 @@ class AnswerParser(Parser):
         super().__init__(tokenizer, tools, *args, **kwargs)
         self._form = self.renderer.format.answers
         self._text, self._token_ids = "", list[int]()
-        self._sent = ["", ""]
+        self._stream_parts = ["", ""]
         """The thought and the content that the stream has had."""
         self._tools: list[ToolSpec] | None = None
         """Of the request of a stream, read once: that takes longer than to read a token."""
@@ -163,8 +163,8 @@ class AnswerParser(Parser):
         return delta
 
     def _more(self, part: int, text: str) -> str:
-        more = text[len(self._sent[part]) :]
-        self._sent[part] += more
+        more = text[len(self._stream_parts[part]) :]
+        self._stream_parts[part] += more
         return more
 
     def _read(self, text: str, request: Any, token_ids: Sequence[int]) -> Answer:
@@ -192,7 +192,7 @@ def install(renderer: Renderer) -> None:
     ) -> Any:
         tools = list(renderer.prepared_tools(tool_dicts)) if tool_dicts else tool_dicts
         template = renderer.format.template.source
-        return await preprocess(self, request, prepared(renderer, messages), template, *args, tool_dicts=tools, **more)
+        return await preprocess(self, request, prepare(renderer, messages), template, *args, tool_dicts=tools, **more)
 
     async def chat_completion_full_generator(
         self: Any, request: Any, results: AsyncIterator[Any], *args: Any, **more: Any
@@ -200,12 +200,12 @@ def install(renderer: Renderer) -> None:
         """vLLM says "tool_calls" also if a limit has cut an answer, and a run ends such an episode."""
         last: Any = None
 
-        async def watched() -> AsyncIterator[Any]:
+        async def watch() -> AsyncIterator[Any]:
             nonlocal last
             async for last in results:
                 yield last
 
-        response = await full(self, request, watched(), *args, **more)
+        response = await full(self, request, watch(), *args, **more)
         for choice in getattr(response, "choices", ()):
             if last.outputs[choice.index].finish_reason == "length":
                 choice.finish_reason = "length"
@@ -215,7 +215,7 @@ def install(renderer: Renderer) -> None:
     OpenAIServingChat.chat_completion_full_generator = chat_completion_full_generator
 
 
-def prepared(renderer: Renderer, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def prepare(renderer: Renderer, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of a request as the run would hand them to the chat template."""
     ready = renderer.prepare([_message(message) for message in messages])
     for message in ready:
@@ -231,8 +231,8 @@ def _message(message: Mapping[str, Any]) -> Message:
         plain["reasoning_content"] = thought
     if "tool_call_id" in plain:
         plain["tool_call_id"] = _UNIQUE.sub("", str(plain["tool_call_id"]))
-    if (calls := plain.pop("tool_calls", None)) is not None and (listed := list(calls)):
-        plain["tool_calls"] = [_call(call) for call in listed]
+    if (calls := plain.pop("tool_calls", None)) is not None and (items := list(calls)):
+        plain["tool_calls"] = [_call(call) for call in items]
     return plain
 
 
@@ -307,5 +307,5 @@ def _constraint(request: ChatCompletionRequest) -> Constraint | None:
         return None
     if request.tool_choice in (None, "none", "auto"):
         return Constraint(schema=schema, tools=names) if schema else None
-    chosen = (request.tool_choice.function.name,) if request.tool_choice != "required" else names
-    return Constraint(tools=chosen)
+    required_tools = (request.tool_choice.function.name,) if request.tool_choice != "required" else names
+    return Constraint(tools=required_tools)

@@ -45,7 +45,7 @@ class Shown:
     tools: Sequence[ToolSpec]
     reward: float
     """Of this step; of the last one whatever the earlier ones have not given of the episode's reward."""
-    failed: bool
+    is_error: bool
     """Whether a tool call of this step has failed."""
     episode: Episode | None
     """The record, once the episode is over."""
@@ -60,36 +60,36 @@ class Client:
         self.tools: Sequence[ToolSpec] = ()
         self.turn: Turn | None = None
         """The last one."""
-        self.asked = asyncio.Event()
+        self.request = asyncio.Event()
         """Set while an answer is awaited."""
         self._answer: asyncio.Future[Action]
-        self._gone = ""
+        self._leave_reason = ""
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Wait for the client's next message."""
-        if self._gone:
-            raise PolicyError(self._gone)
+        if self._leave_reason:
+            raise PolicyError(self._leave_reason)
         self.observation, self.tools = conversation.observation, tools
         self._answer = asyncio.get_running_loop().create_future()
-        self.asked.set()
+        self.request.set()
         try:
             action = await self._answer
         finally:
-            self.asked.clear()
+            self.request.clear()
         self.turn = Turn(
             kind="text", observation=conversation.observation, message=action.message, tool_calls=action.tool_calls
         )
         return self.turn, action
 
     def answer(self, action: Action) -> None:
-        self.asked.clear()
+        self.request.clear()
         self._answer.set_result(action)
 
     def leave(self, why: str) -> None:
         """Give no further answer, which ends the episode as a fault."""
-        self._gone = why
-        if self.asked.is_set():
-            self.asked.clear()
+        self._leave_reason = why
+        if self.request.is_set():
+            self.request.clear()
             self._answer.set_exception(PolicyError(why))
 
 
@@ -120,7 +120,7 @@ class ClientEpisode:
         self.id, self.task, self.seed = episode_id, task, seed
         self.steps = 0
         self._client = Client(idle_seconds)
-        self._told = 0.0
+        self._reward_so_far = 0.0
         self._lock = asyncio.Lock()
         self._on_end = on_end
         self._running = asyncio.create_task(self._play(factory, limits), name=f"episode {episode_id}")
@@ -133,17 +133,17 @@ class ClientEpisode:
     async def begin(self) -> Shown:
         """Return what the environment shows first."""
         async with self._lock:
-            return await self._shown()
+            return await self._next_step()
 
     async def answer(self, action: Action) -> Shown:
         """Take a message of the client, and return what the environment answers."""
         async with self._lock:
-            await self._settled()  # a step may still run after its client has given up waiting
+            await self._settle()  # a step may still run after its client has given up waiting
             if self.has_ended:
                 raise EpisodeOver(f"the episode {self.id} is over, and takes no further message")
             self.steps += 1
             self._client.answer(action)
-            return await self._shown()
+            return await self._next_step()
 
     async def end(self, why: str) -> None:
         """End it as a fault, unless it is over."""
@@ -160,27 +160,29 @@ class ClientEpisode:
         self._on_end(episode)
         return episode
 
-    async def _settled(self) -> None:
+    async def _settle(self) -> None:
         """Wait until the next message is awaited, or the episode is over."""
-        asked = asyncio.create_task(self._client.asked.wait())
+        request = asyncio.create_task(self._client.request.wait())
         try:
-            await asyncio.wait({asked, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({request, self._running}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            asked.cancel()
+            request.cancel()
 
-    async def _shown(self) -> Shown:
-        await self._settled()
+    async def _next_step(self) -> Shown:
+        await self._settle()
         turn = self._client.turn
-        failed = turn is not None and any(use.error for use in turn.tool_uses)
+        has_error = turn is not None and any(use.error for use in turn.tool_uses)
         if not self._running.done():
             reward = 0.0 if turn is None else turn.reward
-            self._told += reward
+            self._reward_so_far += reward
             messages, tools = self._client.observation, self._client.tools
-            return Shown(messages=messages, tools=tools, reward=reward, failed=failed, episode=None)
+            return Shown(messages=messages, tools=tools, reward=reward, is_error=has_error, episode=None)
         episode = self._episode()
         assert episode.reward is not None
-        reward = episode.reward - self._told
-        return Shown(messages=episode.tail, tools=self._client.tools, reward=reward, failed=failed, episode=episode)
+        reward = episode.reward - self._reward_so_far
+        return Shown(
+            messages=episode.tail, tools=self._client.tools, reward=reward, is_error=has_error, episode=episode
+        )
 
     def _episode(self) -> Episode:
         if self._running.cancelled():

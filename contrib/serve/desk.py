@@ -85,7 +85,7 @@ class Desk:
         self.settings = settings
         self.tools = tools  # that an instance has before its first episode
         self.limits = _limits(factory, options)
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has the exception that ends the server."""
         self._options, self._folder = options, folder
         self._tasks = {options.split: tasks}
@@ -107,22 +107,22 @@ class Desk:
             return self._tasks[split]
 
     async def splits(self) -> list[str]:
-        found = []
+        names = []
         for split in dict.fromkeys((*SPLITS, self._options.split)):
             try:
                 await self.tasks(split)
-                found.append(split)
+                names.append(split)
             except UserError as error:
                 logger.info("no tasks of the split %s: %s", split, error)
-        return found
+        return names
 
-    async def choose(self, asked: Mapping[str, Any]) -> Chosen:
+    async def choose(self, query: Mapping[str, Any]) -> Chosen:
         """Choose the task of an episode: the one with the index; else one that follows from the seed; else the next.
 
         Args:
-            asked: by a client: "split", "index" and "seed", each of which it may leave out.
+            query: by a client: "split", "index" and "seed", each of which it may leave out.
         """
-        split, index, seed = (asked.get(name) for name in ("split", "index", "seed"))
+        split, index, seed = (query.get(name) for name in ("split", "index", "seed"))
         for part, value in (("index", index), ("seed", seed)):
             if value is not None and (type(value) is not int or value < 0):
                 raise UserError(f"{part} is {value!r:.40}; it is a whole number from 0")
@@ -142,23 +142,23 @@ class Desk:
         seed = secrets.randbelow(2**31) if seed is None else seed
         return Chosen(split=name, index=index, task=tasks[index], seed=seed)
 
-    def begin(self, chosen: Chosen) -> ClientEpisode:
-        number = self._attempts[chosen.task.id]
-        self._attempts[chosen.task.id] += 1
-        started, clock = time.time(), time.perf_counter()
+    def begin(self, choice: Chosen) -> ClientEpisode:
+        number = self._attempts[choice.task.id]
+        self._attempts[choice.task.id] += 1
+        start_time, clock = time.time(), time.perf_counter()
 
-        def ended(record: Episode) -> None:
+        def on_end(record: Episode) -> None:
             self._open.discard(episode)
-            self._record(record, {"started": started, "seconds": time.perf_counter() - clock})
+            self._record(record, {"started": start_time, "seconds": time.perf_counter() - clock})
 
         episode = ClientEpisode(
             self.factory,
-            chosen.task,
-            seed=chosen.seed,
-            episode_id=f"{chosen.task.id}/{number}",
+            choice.task,
+            seed=choice.seed,
+            episode_id=f"{choice.task.id}/{number}",
             limits=self.limits,
             idle_seconds=self.settings.idle_seconds,
-            on_end=ended,
+            on_end=on_end,
         )
         self._open.add(episode)
         return episode
@@ -173,8 +173,8 @@ class Desk:
         try:
             self._folder.add(dataclasses.replace(record, info={**record.info, **times}))
         except InfraError as error:
-            if not self.failed.done():
-                self.failed.set_exception(error)
+            if not self.failure.done():
+                self.failure.set_exception(error)
 
 
 @asynccontextmanager

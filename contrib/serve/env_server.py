@@ -73,7 +73,7 @@ async def serve_env(
         open_server(app, settings.host, settings.port, ws_max_size=settings.max_request_bytes) as server,
     ):
         announce(server.url + app.path)
-        await app.failed
+        await app.failure
 
 
 @asynccontextmanager
@@ -113,12 +113,12 @@ class EnvApp:
     path = ""
 
     def __init__(self, factory: EnvFactory, settings: ServeSettings) -> None:
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._factory = factory
         self._settings = settings
         self._about = about(factory)
         self._sessions: dict[str, Session] = {}
-        self._ended: dict[str, Session] = {}
+        self._past_sessions: dict[str, Session] = {}
         """Closed ones, which hold only the answer to their last call."""
         self._tasks_lock = asyncio.Lock()
 
@@ -155,8 +155,8 @@ class EnvApp:
         self._check(headers)
         method, path = scope["method"], scope["path"].rstrip("/")
         if method in ("GET", "HEAD") and path == wire.PATH:
-            told = {name: getattr(self._about, name) for name in About.__slots__}
-            await send_json(send, 200, json.dumps(told).encode(), _HEADERS)
+            facts = {name: getattr(self._about, name) for name in About.__slots__}
+            await send_json(send, 200, json.dumps(facts).encode(), _HEADERS)
             return
         if method != "POST":
             raise RequestRefused(405, f"the method is {method!r:.20}; calls are posted")
@@ -173,9 +173,10 @@ class EnvApp:
         """Check the version first: another one may do anything else in another way."""
         version = headers.get(wire.HEADER.encode(), b"").decode("latin-1")
         if version != str(wire.PROTOCOL):
-            given = f"version {version}" if version else "none"
+            wording = f"version {version}" if version else "none"
             raise RequestRefused(
-                426, f"this server speaks version {wire.PROTOCOL} of the protocol of forge_env, and the request {given}"
+                426,
+                f"this server speaks version {wire.PROTOCOL} of the protocol of forge_env, and the request {wording}",
             )
         if not has_token(headers, self._settings.token):
             raise RequestRefused(401, "the token is wrong or missing")
@@ -190,12 +191,12 @@ class EnvApp:
             session.last_use = time.monotonic()
             if session.is_closed and name in self._sessions:
                 del self._sessions[name]
-                self._ended[name] = session
-                if len(self._ended) > KEPT_ANSWERS:
-                    del self._ended[next(iter(self._ended))]
+                self._past_sessions[name] = session
+                if len(self._past_sessions) > KEPT_ANSWERS:
+                    del self._past_sessions[next(iter(self._past_sessions))]
 
     def _session(self, name: str, request: Mapping[str, Any]) -> Session:
-        if session := self._sessions.get(name) or self._ended.get(name):
+        if session := self._sessions.get(name) or self._past_sessions.get(name):
             return session
         if not _SESSION_ID.fullmatch(name):
             raise RequestRefused(400, "the name of a session is 32 digits of 0-9 and a-f")

@@ -93,21 +93,21 @@ class Sessions:
         tools = self._tools_of(session)
         try:
             if name == free_name(START, names_of(tools)):
-                shown = await self._start(session, arguments)
+                step = await self._start(session, arguments)
             else:
                 if session not in self._episodes:
                     raise ValueError(f"this session has no task yet: call {free_name(START, names_of(tools))} first")
-                shown = await self._episodes[session].answer(action_of(name, arguments, tools))
+                step = await self._episodes[session].answer(action_of(name, arguments, tools))
         except (ValueError, UserError) as error:
             return _result(f"Error: {error}", is_error=True)
         except EpisodeOver as over:
             return _result(f"Error: {over}; open another session for another task", is_error=True)
         except EpisodeFault as fault:
             return _result(f"Error: the episode has ended without a reward: {fault}", is_error=True, fault=str(fault))
-        if list(shown.tools) != list(tools):
-            self._tools[session] = list(shown.tools)
+        if list(step.tools) != list(tools):
+            self._tools[session] = list(step.tools)
             await context.session.send_tool_list_changed()
-        return _shown_result(shown)
+        return _step_result(step)
 
     async def end(self, session: str) -> None:
         self._tools.pop(session, None)
@@ -125,12 +125,12 @@ class Sessions:
             raise ValueError(f"{START} has no argument {unknown[0]!r:.40}: it takes split, index and seed")
         self._starting.add(session)
         try:
-            chosen = await self._desk.choose(arguments)
+            choice = await self._desk.choose(arguments)
             if session not in self._starting:
                 raise ValueError("the session was ended while its task was chosen")
         finally:
             self._starting.discard(session)
-        episode = self._episodes[session] = self._desk.begin(chosen)
+        episode = self._episodes[session] = self._desk.begin(choice)
         self._forget()
         return await episode.begin()
 
@@ -149,7 +149,7 @@ class McpApp:
         from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
         from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-        self.desk, self.failed = desk, desk.failed
+        self.desk, self.failure = desk, desk.failure
         self._sessions, self._manager = sessions, manager
         self._versions, self._other_version = HANDSHAKE_PROTOCOL_VERSIONS, UNSUPPORTED_PROTOCOL_VERSION
 
@@ -163,9 +163,9 @@ class McpApp:
         elif scope["path"].rstrip("/") != PATH:
             await _refuse(send, 404, -32600, f"there is no {scope['path']!r:.80}: the MCP server is at {PATH}")
         elif version and version not in self._versions:
-            known = list(self._versions)
-            message = f"this server speaks the versions {', '.join(known)} of MCP, which have sessions"
-            data = {"supported": known, "requested": version[:40]}
+            versions = list(self._versions)
+            message = f"this server speaks the versions {', '.join(versions)} of MCP, which have sessions"
+            data = {"supported": versions, "requested": version[:40]}
             await _refuse(send, 400, self._other_version, message, data)
         else:
             await self._manager.handle_request(scope, receive, send)
@@ -177,10 +177,10 @@ def _session_id(context: Any) -> str:
     return str(context.request.headers.get("mcp-session-id", ""))
 
 
-def _shown_result(shown: Shown) -> Any:
-    record, text = shown.episode, text_of(shown.messages)
+def _step_result(step: Shown) -> Any:
+    record, text = step.episode, text_of(step.messages)
     if record is None:
-        return _result(text, is_error=shown.failed)
+        return _result(text, is_error=step.is_error)
     verdict = "" if record.success is None else ", a success" if record.success else ", no success"
     end = f"The episode is over: {record.outcome}, reward {record.reward:g}{verdict}."
     facts = {
@@ -198,8 +198,8 @@ def _result(text: str, *, is_error: bool, **facts: Any) -> Any:
     """Return the result of a tool call; the facts are its structured content."""
     from mcp_types import CallToolResult, TextContent
 
-    shown = text.encode(errors="replace").decode()  # a lone surrogate cannot be sent
-    content = [TextContent(type="text", text=shown)]
+    safe_text = text.encode(errors="replace").decode()  # a lone surrogate cannot be sent
+    content = [TextContent(type="text", text=safe_text)]
     return CallToolResult(content=content, is_error=is_error, structured_content=facts or None)
 
 

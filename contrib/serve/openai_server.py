@@ -66,20 +66,20 @@ class ModelServer:
         """The name under which the model is asked for, the settings of its renderer, and the options of vLLM's
         server."""
         folder, own = self._model()
-        named = list(map(_named, [*([own] if own else []), *self.adapters]))
+        pairs = list(map(_parse_adapter, [*([own] if own else []), *self.adapters]))
         is_here = run_of(self.run) is not None or Path(self.run).expanduser().exists()
-        name = named[0][0] if own else _name(folder) if is_here else self.run  # a hub id
-        adapters = dict(named)
-        if len(adapters) < len(named) or (not own and name in adapters):
-            names = ", ".join([*([] if own else [name]), *(name for name, _ in named)])
+        name = pairs[0][0] if own else _name(folder) if is_here else self.run  # a hub id
+        adapters = dict(pairs)
+        if len(adapters) < len(pairs) or (not own and name in adapters):
+            names = ", ".join([*([] if own else [name]), *(name for name, _ in pairs)])
             raise UserError(f"two of the names to serve, {names}, are the same: give --lora NAME=FOLDER")
         on_gpu = _on_gpu()
         options = ["--model", str(folder), "--served-model-name", name if not own else f"{name}-base"]
         options += ["--host", self.host, "--port", str(self.port)]
         options += ["--dtype", "bfloat16" if on_gpu else "float32", *([] if on_gpu else _CPU_OPTIONS)]
-        trained = [path for path in adapters.values() if (path / TEMPLATE).is_file()]
-        options += self._adapters(folder, adapters, trained)
-        settings = self._format(folder, trained[0] if trained else None)
+        run_adapters = [path for path in adapters.values() if (path / TEMPLATE).is_file()]
+        options += self._adapters(folder, adapters, run_adapters)
+        settings = self._format(folder, run_adapters[0] if run_adapters else None)
         options += ["--enable-auto-tool-choice", "--tool-call-parser", _NAME, "--tool-parser-plugin", PARSER]
         renderer = open_renderer(settings)
         if renderer.thinks:
@@ -91,18 +91,18 @@ class ModelServer:
         base, own = split_adapter(self.run)
         return find_model(base, option="serve").absolute(), own  # `compare_rendering` reads it elsewhere
 
-    def _adapters(self, folder: Path, adapters: Mapping[str, Path], trained: Sequence[Path]) -> list[str]:
-        """Options for adapters; those `trained` by a run have the chat template of their training."""
+    def _adapters(self, folder: Path, adapters: Mapping[str, Path], run_adapters: Sequence[Path]) -> list[str]:
+        """Options for adapters; those of `run_adapters` have the chat template of their training."""
         if not adapters:
             return []
-        opened = [open_adapter(path, folder, option="--lora") for path in adapters.values()]
-        options = ["--enable-lora", "--max-loras", str(len(opened))]
-        options += ["--max-lora-rank", str(max(8, *(slot_rank(adapter.rank) for adapter in opened)))]
+        lora_adapters = [open_adapter(path, folder, option="--lora") for path in adapters.values()]
+        options = ["--enable-lora", "--max-loras", str(len(lora_adapters))]
+        options += ["--max-lora-rank", str(max(8, *(slot_rank(adapter.rank) for adapter in lora_adapters)))]
         options += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
-        if len({(path / TEMPLATE).read_text(encoding="utf-8") for path in trained}) > 1:
+        if len({(path / TEMPLATE).read_text(encoding="utf-8") for path in run_adapters}) > 1:
             raise UserError(f"the adapters {', '.join(adapters)} have different chat templates: serve them apart")
-        if trained and (trained[0] / GENERATION).is_file():
-            options += ["--generation-config", str(trained[0])]
+        if run_adapters and (run_adapters[0] / GENERATION).is_file():
+            options += ["--generation-config", str(run_adapters[0])]
         return options
 
     def _format(self, folder: Path, adapter: Path | None) -> dict[str, str]:
@@ -164,7 +164,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         kill_group(child.pid)
 
 
-def _named(adapter: str) -> tuple[str, Path]:
+def _parse_adapter(adapter: str) -> tuple[str, Path]:
     name, equals, folder = adapter.partition("=")
     path = Path(folder if equals else adapter).expanduser()
     return (name if equals else _name(path)), path

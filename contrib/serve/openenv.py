@@ -56,7 +56,7 @@ class OpenEnvApp:
     path = ""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk, self.failed = desk, desk.failed
+        self.desk, self.failure = desk, desk.failure
         self.settings = desk.settings
         self.sessions: dict[str, OpenEnvSession] = {}
         self._name = desk.factory.name
@@ -64,7 +64,7 @@ class OpenEnvApp:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return
-        path = self._admitted(scope)
+        path = self._admit(scope)
         if scope["type"] == "websocket":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             await serve_socket(self, path, query.get("session_id", [""])[0], receive, send)
@@ -104,7 +104,7 @@ class OpenEnvApp:
                 if not session.has_socket and session.last_use < oldest:
                     await self.end_session(session, f"the client sent nothing for {limit:g} s")
 
-    def _admitted(self, scope: Mapping[str, Any]) -> str | None:
+    def _admit(self, scope: Mapping[str, Any]) -> str | None:
         """Return the path without the token; None for a request without the token."""
         path, token = scope["path"], self.settings.token
         if hmac.compare_digest(path[1 : len(token) + 1].encode(), token.encode()):
@@ -126,8 +126,8 @@ class OpenEnvApp:
         if path == "/health":
             return {"status": "healthy"}
         if path == "/metadata":
-            described = " ".join((self.desk.factory.env_class.__doc__ or "").split())
-            return {"name": self._name, "description": described or self._name, "version": __version__}
+            description = " ".join((self.desk.factory.env_class.__doc__ or "").split())
+            return {"name": self._name, "description": description or self._name, "version": __version__}
         if path == "/schema":
             return SCHEMAS
         if path == "/list_environments":
@@ -181,8 +181,8 @@ class OpenEnvApp:
         method, params = request.get("method"), request.get("params") or {}
         session.last_use = time.monotonic()
         if method == "tools/list":
-            listed = [{**tool, "inputSchema": tool["input_schema"]} for tool in tool_list(session.tools)]
-            return rpc_result(request, {"tools": listed})
+            entries = [{**tool, "inputSchema": tool["input_schema"]} for tool in tool_list(session.tools)]
+            return rpc_result(request, {"tools": entries})
         if method != "tools/call" or not isinstance(params, dict):
             return rpc_error(request, _UNKNOWN_METHOD, f"there is no method {str(method)[:40]!r}")
         try:

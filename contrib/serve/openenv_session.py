@@ -48,15 +48,15 @@ class OpenEnvSession:
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Begin an episode."""
         try:
-            chosen = await self._desk.choose(data)
+            choice = await self._desk.choose(data)
         except UserError as error:
             raise Refused("VALIDATION_ERROR", str(error)) from None
         await self.end("the client began another episode")
-        self._episode = self._desk.begin(chosen)
-        self._facts = {"task": chosen.task.id, "split": chosen.split, "index": chosen.index, "seed": chosen.seed}
+        self._episode = self._desk.begin(choice)
+        self._facts = {"task": choice.task.id, "split": choice.split, "index": choice.index, "seed": choice.seed}
         self._tools = ()
-        shown = await self._episode.begin()
-        return self._data(shown, {"messages": list(shown.messages)}, reward=None)
+        step = await self._episode.begin()
+        return self._data(step, {"messages": list(step.messages)}, reward=None)
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
         kind = data.get("type")
@@ -64,8 +64,8 @@ class OpenEnvSession:
             return {"observation": {"tools": tool_list(self.tools)}, "reward": None, "done": False}
         if kind == "call_tool":
             return await self.call(data.get("tool_name"), data.get("arguments") or {})
-        shown = await self._answer(read_action(data))
-        return self._data(shown, {"messages": list(shown.messages)}, reward=shown.reward)
+        step = await self._answer(read_action(data))
+        return self._data(step, {"messages": list(step.messages)}, reward=step.reward)
 
     async def call(self, name: Any, arguments: Any) -> dict[str, Any]:
         """Take the call of one tool as the action."""
@@ -75,11 +75,11 @@ class OpenEnvSession:
             action = action_of(name, arguments, self.tools)
         except ValueError as error:
             raise Refused("VALIDATION_ERROR", str(error)) from None
-        shown = await self._answer(action)
-        text = text_of(shown.messages) or ("The episode is over." if shown.episode else "")
+        step = await self._answer(action)
+        text = text_of(step.messages) or ("The episode is over." if step.episode else "")
         content = [{"type": "text", "text": text}]
-        result = {"content": content, "data": text, "is_error": shown.failed}
-        return self._data(shown, {"tool_name": name, "result": result, "error": None}, reward=shown.reward)
+        result = {"content": content, "data": text, "is_error": step.is_error}
+        return self._data(step, {"tool_name": name, "result": result, "error": None}, reward=step.reward)
 
     def state(self) -> dict[str, Any]:
         episode = self._episode
@@ -99,15 +99,15 @@ class OpenEnvSession:
         except EpisodeOver as over:
             raise Refused("EXECUTION_ERROR", f"{over}: reset begins another one") from None
 
-    def _data(self, shown: Shown, observation: dict[str, Any], *, reward: float | None) -> dict[str, Any]:
-        tools = list(shown.tools)
+    def _data(self, step: Shown, observation: dict[str, Any], *, reward: float | None) -> dict[str, Any]:
+        tools = list(step.tools)
         if tools != self._tools:
             self._tools = observation["tool_specs"] = tools
-        record = shown.episode
+        record = step.episode
         if record is None:
             metadata = dict(self._facts) if reward is None else {}
         else:
-            reward = shown.reward
+            reward = step.reward
             metadata = {
                 "episode": record.id,
                 "outcome": str(record.outcome),
@@ -141,6 +141,6 @@ def read_action(data: Mapping[str, Any]) -> Action:
         raise Refused("VALIDATION_ERROR", f"content is {content!r:.40}; it is the text of the message")
     if not calls:
         return Action(message={"role": "assistant", "content": content})
-    parsed = from_openai({"tool_calls": calls})
-    shown = to_openai(parsed)
-    return Action(message={"role": "assistant", "content": content, "tool_calls": shown}, tool_calls=parsed)
+    tool_calls = from_openai({"tool_calls": calls})
+    openai_calls = to_openai(tool_calls)
+    return Action(message={"role": "assistant", "content": content, "tool_calls": openai_calls}, tool_calls=tool_calls)

@@ -49,7 +49,7 @@ class Session:
         self._number = 0
         self._running: asyncio.Task[bytes] | None = None
         self._info: dict[str, Any] = {}
-        self._shown: dict[str, Any] = {name: getattr(factory.env_class, name) for name in STATE}
+        self._client_state: dict[str, Any] = {name: getattr(factory.env_class, name) for name in STATE}
         """What the client knows of the instance; first what the class declares."""
         self.waiting = 0
         """Requests that wait for an answer."""
@@ -98,13 +98,13 @@ class Session:
 
     def _changes(self) -> dict[str, Any]:
         """Return what has changed of the instance since the client was told."""
-        changed: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for name in STATE if self._env is not None else ():
             value = getattr(self._env, name)
-            if value is not self._shown[name] and value != self._shown[name]:
-                changed[name] = list(value) if name == "tools" else value
-            self._shown[name] = value
-        return changed
+            if value is not self._client_state[name] and value != self._client_state[name]:
+                changes[name] = list(value) if name == "tools" else value
+            self._client_state[name] = value
+        return changes
 
     async def _reset(self, request: Mapping[str, Any]) -> Answer:
         options: dict[str, Any] = {}
@@ -119,8 +119,8 @@ class Session:
                 return Answer(fault=wire.fault_data(error))
 
         def read(result: Any) -> Any:
-            checked = read_reset(result)
-            return wire.reset_data(checked.observation, checked.info, checked.next_turn)
+            reset_result = read_reset(result)
+            return wire.reset_data(reset_result.observation, reset_result.info, reset_result.next_turn)
 
         seconds, seed = self._seconds(request), request.get("seed")
         return await self._answer("reset", seconds, read, self._env.reset, seed=seed, options=options)
@@ -154,8 +154,8 @@ class Session:
         seconds = self._seconds(request)
         verdicts = [await _value(success_of(env, reward, seconds)) for reward in rewards]
         final = await _value(final_info_of(env, seconds))
-        if (unstopped := gate_of(env).running) and "value" in final:
-            final["value"] |= {"unstopped": unstopped}
+        if (running := gate_of(env).running) and "value" in final:
+            final["value"] |= {"unstopped": running}
         self._env = None  # the answer may be kept for long
         return replace(answer, result={"final_info": final, "success": verdicts})
 
@@ -212,7 +212,7 @@ def _fault(part: str, error: BaseException) -> dict[str, str]:
     """Return an exception of the environment as data. The frames of this file are not a place in the environment."""
     while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
         error = error.with_traceback(trace.tb_next)
-    reported = fault(part, error) or error
-    if isinstance(reported, (EnvError, InfraError, UserError)):
-        return wire.fault_data(reported)
+    client_error = fault(part, error) or error
+    if isinstance(client_error, (EnvError, InfraError, UserError)):
+        return wire.fault_data(client_error)
     raise error

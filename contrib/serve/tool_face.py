@@ -20,13 +20,13 @@ def names_of(tools: Sequence[ToolSpec]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
+def free_name(name: str, names: Collection[str]) -> str:
     """The name of a tool of the server beside the environment's: "answer", else "task_answer".
 
     >>> free_name("answer", ["price"]), free_name("answer", ["answer"])
     ('answer', 'task_answer')
     """
-    while name in taken:
+    while name in names:
         name = f"task_{name}"
     return name
 
@@ -34,7 +34,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
 def tool_list(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Return the environment's tools and the one that writes a message: name, description and input_schema."""
     functions = [tool["function"] for tool in tools]
-    listed = [
+    entries = [
         {
             "name": function["name"],
             "description": function.get("description", ""),
@@ -44,7 +44,7 @@ def tool_list(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     ]
     text = {"type": "string", "description": "The text of the message."}
     schema = {"type": "object", "properties": {"text": text}, "required": ["text"], "additionalProperties": False}
-    return [*listed, {"name": free_name(ANSWER, names_of(tools)), "description": _ANSWER_TEXT, "input_schema": schema}]
+    return [*entries, {"name": free_name(ANSWER, names_of(tools)), "description": _ANSWER_TEXT, "input_schema": schema}]
 
 
 def action_of(name: str, arguments: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Action:
@@ -56,8 +56,8 @@ def action_of(name: str, arguments: Mapping[str, Any], tools: Sequence[ToolSpec]
         return Action(message={"role": "assistant", "content": text})
     call = ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", name=name, arguments=dict(arguments))
     function = {"name": name, "arguments": write(call.arguments)}
-    shown = {"id": call.id, "type": "function", "function": function}
-    return Action(message={"role": "assistant", "content": "", "tool_calls": [shown]}, tool_calls=(call,))
+    openai_call = {"id": call.id, "type": "function", "function": function}
+    return Action(message={"role": "assistant", "content": "", "tool_calls": [openai_call]}, tool_calls=(call,))
 
 
 def text_of(messages: Sequence[Message]) -> str:

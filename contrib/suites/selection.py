@@ -37,20 +37,20 @@ def select(
         each_prompt_once: of tasks with the same prompt, "train" and "test" have one: the expert could not tell which.
     """
     check_split(split, SPLITS, name=name)
-    chosen = [task for task in tasks if split == "all" or _is_in(task, split)]
-    random.Random(f"{split}/{seed}").shuffle(chosen)
+    selection = [task for task in tasks if split == "all" or _is_in(task, split)]
+    random.Random(f"{split}/{seed}").shuffle(selection)
     if split != "all" and each_prompt_once:
-        chosen = list({prompt_key(task.prompt): task for task in reversed(chosen)}.values())[::-1]
-    if split != "all" and len(chosen) < count:
+        selection = list({prompt_key(task.prompt): task for task in reversed(selection)}.values())[::-1]
+    if split != "all" and len(selection) < count:
         raise TooFewTasks(
-            f"{count} {split} tasks of {name} were asked for, there are {len(chosen)}: ask for fewer, or take the "
+            f"{count} {split} tasks of {name} were asked for, there are {len(selection)}: ask for fewer, or take the "
             "whole suite, which is the split all",
-            len(chosen),
+            len(selection),
         )
-    for task in chosen[:count]:
+    for task in selection[:count]:
         if task.target is not None:
             remember(name, task, script_of(task))
-    return chosen[:count]
+    return selection[:count]
 
 
 def tool_calls(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,6 +21,6 @@ KNOWN_CHEATS = (*KNOWN, *known_cheats(_SCRIPTS))
 def named_cheats_of(instance: Instance) -> Mapping[str, Sequence[Message]]:
     """Each cheat under a name that says what it does, as messages: a script, then the end."""
     tests = f"set -- {shlex.join(sorted({test.partition('::')[0] for test in instance.fail_to_pass}))}\n"
-    submitted = [f"{instance.workdir}/{path}" for path in _CHANGED.findall(instance.patch)]
+    paths = [f"{instance.workdir}/{path}" for path in _CHANGED.findall(instance.patch)]
     own = {name: [call("shell", command=tests + script), say("done")] for name, script in _SCRIPTS.items()}
-    return {**named_cheats(submitted), **own}
+    return {**named_cheats(paths), **own}

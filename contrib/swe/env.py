@@ -4,7 +4,7 @@
 
 The agent works on the repository at the base commit. When it ends, its processes are killed, and what counts of its
 changes is applied in a fresh workspace. The test patch is applied after it, and pytest runs the tests of the task. The
-reward is 1 when all of FAIL_TO_PASS and PASS_TO_PASS pass, as `contrib.swe.verdict.satisfied` says.
+reward is 1 when all of FAIL_TO_PASS and PASS_TO_PASS pass, as `contrib.swe.verdict.passing_tests` says.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Swe(PreparedEnv):
     async def collect(self, workspace: Workspace) -> Submission:
         return await collect_patch(workspace, self._instance)
 
-    async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        instance, submission = self._instance, collected or Submission()
+    async def grade(self, work: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
+        instance, submission = self._instance, work or Submission()
         if submission.problem:
             return 0.0, {"resolved": False, "reason": submission.problem}
         outcome = await self._run(submission.patch)
@@ -155,13 +155,13 @@ def _audit_of(task: Task) -> TaskAudit:
 
 
 def _facts(instance: Instance, outcome: Outcome) -> dict[str, Any]:
-    passed = outcome.passed or frozenset()
-    failed = [test for test in (*instance.fail_to_pass, *instance.pass_to_pass) if test not in passed]
+    passes = outcome.passed or frozenset()
+    failures = [test for test in (*instance.fail_to_pass, *instance.pass_to_pass) if test not in passes]
     facts: dict[str, Any] = {
-        "resolved": outcome.passed is not None and not failed,
-        "fail_to_pass": f"{len(passed.intersection(instance.fail_to_pass))} of {len(instance.fail_to_pass)}",
-        "pass_to_pass": f"{len(passed.intersection(instance.pass_to_pass))} of {len(instance.pass_to_pass)}",
-        "not_passed": failed[:_LISTED],
+        "resolved": outcome.passed is not None and not failures,
+        "fail_to_pass": f"{len(passes.intersection(instance.fail_to_pass))} of {len(instance.fail_to_pass)}",
+        "pass_to_pass": f"{len(passes.intersection(instance.pass_to_pass))} of {len(instance.pass_to_pass)}",
+        "not_passed": failures[:_LISTED],
         "reason": outcome.reason,
         "verifier_seconds": outcome.seconds,
         "output": outcome.output,

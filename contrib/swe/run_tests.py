@@ -53,10 +53,10 @@ def main() -> None:
         options = ["-q", "-p", "no:cacheprovider", f"--rootdir={os.getcwd()}"]
         pytest.main([*options, *files], plugins=[outcomes])
         sys.stdout.flush()
-    wanted = {*request["ids"], request["canary"]}
-    cut = {name.partition("[")[0] for name in wanted - outcomes.by_id.keys()}  # some ids have lost their end
-    found = {name: s for name, s in outcomes.by_id.items() if name in wanted or name.partition("[")[0] in cut}
-    data = json.dumps({"nonce": request["nonce"], "outcomes": found}).encode()
+    ids = {*request["ids"], request["canary"]}
+    cut = {name.partition("[")[0] for name in ids - outcomes.by_id.keys()}  # some ids have lost their end
+    statuses = {name: s for name, s in outcomes.by_id.items() if name in ids or name.partition("[")[0] in cut}
+    data = json.dumps({"nonce": request["nonce"], "outcomes": statuses}).encode()
     while data:
         data = data[os.write(out, data) :]
     os._exit(0)

@@ -52,7 +52,7 @@ class Outcome:
     """How the tests ended in one workspace."""
 
     passed: frozenset[str] | None
-    """See `satisfied`; None if there is no report, and `reason` says why."""
+    """See `passing_tests`; None if there is no report, and `reason` says why."""
     reason: str = ""
     output: str = ""
     not_counted: Sequence[str] = field(default=())
@@ -92,22 +92,22 @@ async def _apply(workspace: Workspace, instance: Instance, patch: bytes) -> tupl
     result = await _apply_file(workspace, instance, "submission.patch", patch, "--index")
     if not result.ok:
         return f"the changes do not apply: {_last(result)}", []
-    given = await _paths(workspace, instance, instance.test_patch)
+    test_paths = await _paths(workspace, instance, instance.test_patch)
     solution = await _paths(workspace, instance, instance.patch)
-    changed = await _git(workspace, instance, ["git", "diff", "--cached", "--raw", "-z", "--no-renames", BASE])
-    added: list[str] = []
-    altered: list[str] = []
-    for mode, status, path in _raw(changed.stdout):
-        if mode in _LINKS or path in given or (path not in solution and decides_about_tests(path)):
-            (added if status == "A" else altered).append(path)
-    for command, paths in ((["git", "rm", "-q", "-f"], added), (["git", "checkout", "-q", BASE], altered)):
+    diff = await _git(workspace, instance, ["git", "diff", "--cached", "--raw", "-z", "--no-renames", BASE])
+    new_paths: list[str] = []
+    old_paths: list[str] = []
+    for mode, status, path in _raw(diff.stdout):
+        if mode in _LINKS or path in test_paths or (path not in solution and decides_about_tests(path)):
+            (new_paths if status == "A" else old_paths).append(path)
+    for command, paths in ((["git", "rm", "-q", "-f"], new_paths), (["git", "checkout", "-q", BASE], old_paths)):
         if paths:
             names = "\0".join(paths)
             options = ["--pathspec-from-file=-", "--pathspec-file-nul"]
             result = await _git(workspace, instance, [*command, *options], stdin=names)
             if not result.ok:
                 return f"the changes do not apply: {_last(result)}", []
-    return "", sorted(added + altered)
+    return "", sorted(new_paths + old_paths)
 
 
 def decides_about_tests(path: str) -> bool:
@@ -157,10 +157,10 @@ async def _outcome(workspace: Workspace, instance: Instance, env: Mapping[str, s
     if not isinstance(report, dict) or report.get("nonce") != nonce or not isinstance(report.get("outcomes"), dict):
         return Outcome(passed=None, reason="the process of the tests ended without a report", **facts)
     outcomes = report["outcomes"]
-    passed = satisfied(instance.fail_to_pass, instance.pass_to_pass, outcomes)
-    if passed and outcomes.get(canary) != "FAILED":
+    passes = passing_tests(instance.fail_to_pass, instance.pass_to_pass, outcomes)
+    if passes and outcomes.get(canary) != "FAILED":
         return Outcome(passed=None, reason="a test that must fail has not failed", **facts)
-    return Outcome(passed=passed, **facts)
+    return Outcome(passed=passes, **facts)
 
 
 async def _apply_file(
@@ -188,13 +188,16 @@ _PATH_OPTION = re.compile(r"\[/(?!/)[^*]*/([^/*]*)\]")
 _BUTTONS = {"MouseButton.LEFT": "1", "MouseButton.RIGHT": "3"}
 
 
-def satisfied(fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], statuses: Mapping[str, str]) -> frozenset[str]:
+def passing_tests(
+    fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], statuses: Mapping[str, str]
+) -> frozenset[str]:
     """Return the tests that pass, and the skipped ones of PASS_TO_PASS; the task is resolved if these are all.
 
     These are the rules of SWE-bench 5.0 (`swebench.harness.grading`). A test that must fail and passes (XPASS) has no
     status there, as one that was not run.
 
-    >>> sorted(satisfied(["a::x", "a::y"], ["a::z[1"], {"a::x": "XFAIL", "a::y": "SKIPPED", "a::z[1 2]": "SKIPPED"}))
+    >>> statuses = {"a::x": "XFAIL", "a::y": "SKIPPED", "a::z[1 2]": "SKIPPED"}
+    >>> sorted(passing_tests(["a::x", "a::y"], ["a::z[1"], statuses))
     ['a::x', 'a::z[1']
 
     Args:
@@ -202,18 +205,18 @@ def satisfied(fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], statuses
         pass_to_pass: the same.
         statuses: of the tests that were run, by their whole ids: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS.
     """
-    known = {alias: status for test, status in statuses.items() for alias in _aliases(test)} | dict(statuses)
-    known = {test: status for test, status in known.items() if status != "XPASS"}
-    kept = (test for test in pass_to_pass if _status(test, known) in (*_PASSING, "SKIPPED"))
-    passed = frozenset(test for test in fail_to_pass if _status(test, known) in _PASSING)
-    return passed | (frozenset(kept) - frozenset(fail_to_pass))
+    status_of = {alias: status for test, status in statuses.items() for alias in _aliases(test)} | dict(statuses)
+    status_of = {test: status for test, status in status_of.items() if status != "XPASS"}
+    stable_tests = (test for test in pass_to_pass if _status(test, status_of) in (*_PASSING, "SKIPPED"))
+    fixed_tests = frozenset(test for test in fail_to_pass if _status(test, status_of) in _PASSING)
+    return fixed_tests | (frozenset(stable_tests) - frozenset(fail_to_pass))
 
 
-def _status(test: str, known: Mapping[str, str]) -> str:
+def _status(test: str, status_of: Mapping[str, str]) -> str:
     """The status of a test. An id without its closing bracket stands for all ids that begin so, if they agree."""
-    if test in known or test.count("[") <= test.count("]"):
-        return known.get(test, "")
-    statuses = [status for other, status in known.items() if other.startswith(test)]
+    if test in status_of or test.count("[") <= test.count("]"):
+        return status_of.get(test, "")
+    statuses = [status for other, status in status_of.items() if other.startswith(test)]
     return statuses[0] if len({status in _PASSING for status in statuses}) == 1 else ""
 
 

@@ -188,11 +188,11 @@ class TextArena(Env):
 
     @classmethod
     def _players_of(cls, worker: Worker, players: int, options: Mapping[str, Any]) -> int:
-        allowed = worker.describe(cls.game, options)["players"]
-        if players and players not in allowed:
-            numbers = ", ".join(map(str, allowed))
+        counts = worker.describe(cls.game, options)["players"]
+        if players and players not in counts:
+            numbers = ", ".join(map(str, counts))
             raise UserError(f"players is {players}; the game {cls.game} takes {numbers}")
-        return int(players or allowed[0])
+        return int(players or counts[0])
 
 
 @functools.cache

@@ -30,7 +30,7 @@ class Worker(HelperProcess):
             library.__file__, name="the TextArena process", environment={"PYTHONHASHSEED": "0"}, python=python
         )
         self.version = version
-        self._described: dict[str, dict[str, Any]] = {}
+        self._descriptions: dict[str, dict[str, Any]] = {}
 
     def ask(self, request: Mapping[str, object], *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
         response = super().ask(request, seconds=seconds)
@@ -41,19 +41,19 @@ class Worker(HelperProcess):
     def describe(self, game: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the "players" that a game can have, a list of numbers, and "max_turns", which may be None."""
         key = json.dumps([game, dict(options)], sort_keys=True)
-        if key not in self._described:
+        if key not in self._descriptions:
             games = self.ask({"do": "games"})["games"]
             if game not in games:
                 hint = nearest(game, games).partition(" Available")[0]
                 raise UserError(f"TextArena {self.version} has no game {game!r}. {hint} It has {len(games)}.")
             description = self.ask({"do": "describe", "game": game, "options": dict(options)})
             if "refused" in description:
-                given = f" with game_options={json.dumps(dict(options))}" if options else ""
+                remark = f" with game_options={json.dumps(dict(options))}" if options else ""
                 raise UserError(
-                    f"the game {game} of TextArena {self.version} cannot be played{given}: {description['refused']}"
+                    f"the game {game} of TextArena {self.version} cannot be played{remark}: {description['refused']}"
                 )
-            self._described[key] = description
-        return self._described[key]
+            self._descriptions[key] = description
+        return self._descriptions[key]
 
     def forget(self, session: str) -> None:
         """Forget a game; a process that has ended is not started for it."""
@@ -78,8 +78,8 @@ def worker_of(python: str) -> Worker:
         raise UserError(f"TextArena is not installed: {install}{elsewhere}")
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < OLDEST:
-        wanted = ".".join(map(str, OLDEST))
-        raise UserError(f"TextArena {version} is too old, {wanted} or newer is needed: {install} --upgrade{elsewhere}")
+        oldest = ".".join(map(str, OLDEST))
+        raise UserError(f"TextArena {version} is too old, {oldest} or newer is needed: {install} --upgrade{elsewhere}")
     worker = Worker(program, version)
     worker.end_with_owner()
     return worker

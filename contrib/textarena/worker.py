@@ -80,7 +80,7 @@ class Library:
             _seed(seed)
             return self._arena.make(name, **options)
 
-        return _limited(make)
+        return _call_in_time(make)
 
     def _describe(self, name: str, options: dict[str, Any]) -> Request:
         """Return the numbers of players that a game takes and its limit of turns, or why it cannot be played."""
@@ -94,7 +94,7 @@ class Library:
             except BaseException as error:
                 return {"refused": _reason(error)}
             try:
-                _limited(functools.partial(env.reset, num_players=number, seed=0))
+                _call_in_time(functools.partial(env.reset, num_players=number, seed=0))
                 kind, is_for_one = type(env.state).__name__, _is_for_one(env.state)
             except Exception as error:
                 refusal = refusal or _reason(error)
@@ -126,18 +126,18 @@ class Library:
             write(game.is_legal(move))
 
         limits = {"cpu_seconds": TRIAL_SECONDS, "wall_seconds": TRIAL_SECONDS, "memory_bytes": 8 << 30}
-        written, _ = self._run_forked(try_move, **limits)
-        return written == [True]
+        output, _ = self._run_forked(try_move, **limits)
+        return output == [True]
 
 
 class Game:
     def __init__(self, env: Any, request: Request) -> None:
         self._env = env
         self.seat, self.opponent = request["seat"], request["opponent"]
-        self._shown: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
         self.is_done = False
         self._moves = random.Random(f"{request['seed']}/opponents")
-        _limited(lambda: env.reset(num_players=request["players"], seed=request["seed"]))
+        _call_in_time(lambda: env.reset(num_players=request["players"], seed=request["seed"]))
         if _is_for_one(env.state):
             _order_reason_and_reward(env.state)
         self._random = _random_state()
@@ -146,7 +146,7 @@ class Game:
         """Make a move. One that the code of the game fails on is an invalid move."""
         with self._random_numbers():
             try:
-                self.is_done, _ = _limited(lambda: self._env.step(action=text))
+                self.is_done, _ = _call_in_time(lambda: self._env.step(action=text))
             except (MemoryError, OSError):  # a TimeoutError, too: the machine's, and not the game's
                 raise
             except Exception as error:
@@ -169,24 +169,24 @@ class Game:
         """Return the player to move, and what is new to him. His own moves are left out: he knows what he wrote."""
         with self._random_numbers():
             self._hide_own_moves()
-            player, seen = _limited(self._env.get_observation)
-        if not isinstance(seen, str):
-            seen = "".join(f"\n[{self._role(sender)}] {message}" for sender, message, *_ in seen)
-            self._shown[player] = self._shown.get(player, "") + seen
-            return player, seen.strip("\n")
-        before, self._shown[player] = self._shown.get(player, ""), seen
-        new = seen[len(before) :] if before and seen.startswith(before) else seen
-        return player, (new if new.strip() else seen).strip("\n")
+            player, view = _call_in_time(self._env.get_observation)
+        if not isinstance(view, str):
+            view = "".join(f"\n[{self._role(sender)}] {message}" for sender, message, *_ in view)
+            self._texts[player] = self._texts.get(player, "") + view
+            return player, view.strip("\n")
+        before, self._texts[player] = self._texts.get(player, ""), view
+        new = view[len(before) :] if before and view.startswith(before) else view
+        return player, (new if new.strip() else view).strip("\n")
 
     def result(self) -> Request:
         with self._random_numbers():
-            rewards, info = _limited(self._env.close)
+            rewards, info = _call_in_time(self._env.close)
         mine = dict((info or {}).get(self.seat, {}))
         rewards = {str(player): reward for player, reward in (rewards or {}).items()}
         return {"done": True, "rewards": rewards, "info": {key: _plain(value) for key, value in mine.items()}}
 
     def candidates(self, player: int, text: str) -> Iterator[str]:
-        newest, all_seen = self._bracketed(text), self._bracketed(self._shown[player])
+        newest, all_seen = self._moves_in(text), self._moves_in(self._texts[player])
         if self.opponent == "first":
             yield from dict.fromkeys([*newest, *all_seen])
         else:
@@ -197,21 +197,21 @@ class Game:
 
     def is_legal(self, move: str) -> bool:
         """Make a move, and say whether the game takes it; only for a fork."""
-        refused: list[str] = []
+        refusals: list[str] = []
         refuse = self._env.state.set_invalid_move
 
         def note(*args: Any, **kwargs: Any) -> Any:
-            refused.append(move)
+            refusals.append(move)
             return refuse(*args, **kwargs)
 
         self._env.state.set_invalid_move = note
         self.step(move)
-        return not refused
+        return not refusals
 
-    def _bracketed(self, text: str) -> list[str]:
+    def _moves_in(self, text: str) -> list[str]:
         roles = {f"[{role}]" for role in self._env.state.role_mapping.values()}
-        found = (match.group().replace("'", "") for match in _BRACKETS.finditer(text))
-        return [move for move in dict.fromkeys(found) if move not in roles]
+        matches = (match.group().replace("'", "") for match in _BRACKETS.finditer(text))
+        return [move for move in dict.fromkeys(matches) if move not in roles]
 
     def _like(self, move: str) -> str:
         """A move of the same form: other numbers, and other letters if they stand alone."""
@@ -224,9 +224,9 @@ class Game:
     def _hide_own_moves(self) -> None:
         state = self._env.state
         player = state.current_player_id
-        seen = getattr(state, "observations", {}).get(player)
-        if seen:
-            seen[:] = [item for item in seen if item[0] != player or item[2].name != "PLAYER_ACTION"]
+        observations = getattr(state, "observations", {}).get(player)
+        if observations:
+            observations[:] = [item for item in observations if item[0] != player or item[2].name != "PLAYER_ACTION"]
 
     def _role(self, sender: int) -> str:
         return str(self._env.state.role_mapping.get(sender, "GAME" if sender == -1 else f"Player {sender}"))
@@ -240,7 +240,7 @@ class Game:
             self._random = _random_state()
 
 
-def _limited(call: Callable[[], Any]) -> Any:
+def _call_in_time(call: Callable[[], Any]) -> Any:
     """Call a game, for CALL_SECONDS at most."""
 
     def give_up(*_: Any) -> None:

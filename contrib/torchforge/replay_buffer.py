@@ -31,7 +31,7 @@ class ReplayBuffer(ForgeActor):
         self._batch_size = batch_size
         self._capacity = capacity or 4 * batch_size
         self._episodes: deque[Episode] = deque()
-        self._changed = asyncio.Condition()
+        self._change = asyncio.Condition()
 
     async def on_start(self) -> None:
         if not 1 <= self._batch_size <= self._capacity:
@@ -42,18 +42,18 @@ class ReplayBuffer(ForgeActor):
 
     @concurrent_endpoint
     async def add(self, episode: Episode) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._episodes) < self._capacity)
+        async with self._change:
+            await self._change.wait_for(lambda: len(self._episodes) < self._capacity)
             self._episodes.append(episode)
-            self._changed.notify_all()
+            self._change.notify_all()
 
     @concurrent_endpoint
     async def sample(self) -> list[Episode]:
         """Return the oldest `batch_size` episodes, and forget them; waits until there are enough."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._episodes) >= self._batch_size)
+        async with self._change:
+            await self._change.wait_for(lambda: len(self._episodes) >= self._batch_size)
             batch = [self._episodes.popleft() for _ in range(self._batch_size)]
-            self._changed.notify_all()
+            self._change.notify_all()
             return batch
 
     @concurrent_endpoint

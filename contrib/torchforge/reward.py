@@ -34,13 +34,13 @@ class RewardActor(ForgeActor):
     async def on_start(self) -> None:
         self._reward = load(self._target) if isinstance(self._target, str) else self._target
         self._name = self._target if isinstance(self._target, str) else getattr(self._reward, "__name__", "the reward")
-        named = inspect.signature(self._reward).parameters
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
-            named = dict.fromkeys(("prompt", "response", "target"))  # type: ignore[assignment]
-        unknown = [name for name in named if name not in ("prompt", "response", "target")]
+        parameters = inspect.signature(self._reward).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            parameters = dict.fromkeys(("prompt", "response", "target"))  # type: ignore[assignment]
+        unknown = [name for name in parameters if name not in ("prompt", "response", "target")]
         if unknown:
             raise UserError(f"{self._name} takes {', '.join(unknown)}; a reward takes prompt, response and target")
-        self._named = tuple(named)
+        self._parameters = tuple(parameters)
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: str, response: str, target: Any = None) -> float:
@@ -51,5 +51,5 @@ class RewardActor(ForgeActor):
         """
         arguments = {"prompt": prompt, "response": response, "target": target}
         with guard(self._name):
-            value = await invoke(self._reward, **{name: arguments[name] for name in self._named})
+            value = await invoke(self._reward, **{name: arguments[name] for name in self._parameters})
         return reward_value(value, f"{self._name} returned")

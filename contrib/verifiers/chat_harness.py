@@ -111,8 +111,8 @@ class _Tools:
             if decision["action"] == "stop":
                 raise RuntimeError(decision["reason"])
             if decision["action"] == "deny":
-                denied: dict[str, Any] = decision["message"]
-                return denied
+                denial: dict[str, Any] = decision["message"]
+                return denial
         if not isinstance(arguments, dict):
             content: Any = f"error: the arguments of {name} are no JSON object"
         elif name not in self._dispatch:

@@ -81,8 +81,8 @@ class Verifiers(External):
         settings = make_settings(cls.id, python=python, config=config, harness=harness, runtime=runtime)
         of_test = json.loads(configuration(test_config, "test_config"))
         if of_test and split == "test":
-            settings = replace(settings, config=json.dumps(_merged(json.loads(settings.config), of_test)))
-        tasks = [_task(cls.id, listed) for listed in describe(settings, MOST_TASKS)["tasks"]]
+            settings = replace(settings, config=json.dumps(_merge(json.loads(settings.config), of_test)))
+        tasks = [_task(cls.id, entry) for entry in describe(settings, MOST_TASKS)["tasks"]]
         if not of_test:
             tasks = [task for task in tasks if (bucket(task.prompt, TEST_SHARE) == 0) == (split == "test")]
         if len(tasks) < count:
@@ -121,7 +121,7 @@ class Verifiers(External):
     async def _end(self) -> StepResult:
         rollout = self._player
         assert isinstance(rollout, Rollout)
-        await rollout.ended()
+        await rollout.wait_for_end()
         if self._full_at is None or "died" in rollout.result_data:
             rollout.raise_failure()
         observation, reward, terminated, truncated, info = await super()._end()
@@ -140,8 +140,8 @@ class Verifiers(External):
         return reward, dict(player.result_data["rewards"])
 
 
-def _task(id_: str, listed: Mapping[str, Any]) -> Task:
-    data = listed["data"]
+def _task(id_: str, entry: Mapping[str, Any]) -> Task:
+    data = entry["data"]
     prompt: list[Message] = []
     if data.get("system_prompt"):
         prompt.append({"role": "system", "content": data["system_prompt"]})
@@ -154,7 +154,7 @@ def _task(id_: str, listed: Mapping[str, Any]) -> Task:
         prompt.append({"role": "user", "content": f"Task {data.get('idx')} of {id_}."})
     answer = data.get("answer")
     target = answer if isinstance(answer, (str, int, float)) else None
-    return Task(prompt=tuple(prompt), target=target, metadata={"env": id_, "data": data}, id=listed["key"])
+    return Task(prompt=tuple(prompt), target=target, metadata={"env": id_, "data": data}, id=entry["key"])
 
 
 def _text(content: Any) -> str:
@@ -165,13 +165,13 @@ def _text(content: Any) -> str:
     return str(content or "")
 
 
-def _merged(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first with the second written over it, level by level."""
-    merged = dict(first)
+    result = dict(first)
     for name, value in second.items():
-        present = merged.get(name)
-        merged[name] = _merged(present, value) if isinstance(present, dict) and isinstance(value, Mapping) else value
-    return merged
+        present = result.get(name)
+        result[name] = _merge(present, value) if isinstance(present, dict) and isinstance(value, Mapping) else value
+    return result
 
 
 @functools.cache

@@ -107,5 +107,5 @@ def read_line(line: bytes, settings: Settings, stderr: str) -> Mapping[str, Any]
 def environment() -> dict[str, str]:
     """The variables of a worker: this process's, without the variables that show our packages to its interpreter."""
     own = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH"}
-    kept = {name: value for name, value in os.environ.items() if name not in own}
-    return {**kept, **no_proxy(), "PYTHONUNBUFFERED": "1"}
+    variables = {name: value for name, value in os.environ.items() if name not in own}
+    return {**variables, **no_proxy(), "PYTHONUNBUFFERED": "1"}

@@ -91,7 +91,7 @@ class Rollout(ProgramOutput):
             self.note("stderr", str(result.get("failed", "")).encode("utf-8", "replace"))
             self._done.set_result(None)
 
-    async def ended(self) -> int:
+    async def wait_for_end(self) -> int:
         """Wait for its end; 0, or 1 for one that failed."""
         await asyncio.shield(self._done)
         assert self.exit_code is not None
@@ -113,7 +113,7 @@ class Rollout(ProgramOutput):
             await self._process.cancel(self._number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_SECONDS):
-                    await self.ended()
+                    await self.wait_for_end()
         self.finish({"failed": "the rollout did not end when it was cancelled"})
         self._process.forget(self._number)
 
@@ -147,13 +147,13 @@ class _Process:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        started = cls(process, folder, settings)
+        worker = cls(process, folder, settings)
         try:
-            await started._until_ready()
+            await worker._until_ready()
         except BaseException:
-            await started.stop()
+            await worker.stop()
             raise
-        return started
+        return worker
 
     @property
     def pid(self) -> int:

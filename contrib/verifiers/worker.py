@@ -37,7 +37,7 @@ def main(what: str, settings: dict[str, Any]) -> int:
             return 1
         environment = _Environment(settings)
         if what == "list":
-            channel.write(json.dumps(environment.listed(settings["most"])) + "\n")
+            channel.write(json.dumps(environment.task_list(settings["most"])) + "\n")
         else:
             asyncio.run(_serve(environment, channel))
     except Refused as refusal:
@@ -59,7 +59,7 @@ class _Environment:
         _add_chat_harness()
         self.vf, self.id = vf, settings["id"]
         try:
-            self.config = _resolved(vf, loaders, settings)
+            self.config = _resolve(vf, loaders, settings)
             self.env = vf.load_environment(self.config)
         except (ModuleNotFoundError, ValueError, TypeError, AttributeError) as error:
             raise Refused(f"verifiers cannot load {self.id!r}: {' '.join(str(error).split())}") from error
@@ -74,7 +74,7 @@ class _Environment:
         role = getattr(self.config, self.role)
         return {"version": verifiers.__version__, "harness": role.harness.id, "max_turns": role.max_turns}
 
-    def listed(self, most: int) -> dict[str, Any]:
+    def task_list(self, most: int) -> dict[str, Any]:
         taskset = self.env.taskset
         number = most if taskset.bounded else min(most, ENDLESS)
         tasks = [
@@ -103,7 +103,7 @@ def _add_chat_harness() -> None:
     spec.loader.exec_module(module)
 
 
-def _resolved(vf: Any, loaders: Any, settings: dict[str, Any]) -> Any:
+def _resolve(vf: Any, loaders: Any, settings: dict[str, Any]) -> Any:
     """The environment's configuration: its own, then the user's, and then our defaults."""
     raw: dict[str, Any] = json.loads(json.dumps(settings["config"]))
     raw["taskset"] = {**raw.get("taskset", {}), "id": settings["id"]}
@@ -170,9 +170,9 @@ def _result(episode: Any, role: str) -> dict[str, Any]:
         return {"failed": f"the model played {len(traces)} rollouts in one episode, of which none is its reward"}
     trace = traces[0]
     rewards = {name: None if reward is None else reward.value for name, reward in trace.rewards.items()}
-    unscored = [name for name, value in {**rewards, **trace.metrics}.items() if value is None]
-    if unscored:
-        return {"failed": f"{', '.join(unscored)} was not scored"}
+    names = [name for name, value in {**rewards, **trace.metrics}.items() if value is None]
+    if names:
+        return {"failed": f"{', '.join(names)} was not scored"}
     return {
         "reward": trace.reward,
         "rewards": rewards,

@@ -71,9 +71,9 @@ class Side:
         with self.run.index.reading() as db:
             sql = f"SELECT count(*), max(step) FROM episodes WHERE file = ? AND outcome IN ({_ATTEMPTS})"
             count, step = db.execute(sql, (self.number(db),)).fetchone()
-        state = self.run.unfinished(self.file.phase, step)
-        planned = f" of {state['planned']:,} planned" if state["planned"] else ""
-        return "" if state["finished"] else f"{self.name} is not finished: it has {count:,}{planned} episodes"
+        state = self.run.evaluation_state(self.file.phase, step)
+        plan = f" of {state['planned']:,} planned" if state["planned"] else ""
+        return "" if state["finished"] else f"{self.name} is not finished: it has {count:,}{plan} episodes"
 
 
 def phases_of(run: StoredRun) -> dict[str, RunFile]:
@@ -92,12 +92,12 @@ def sides_of(first: ViewedRun, second: ViewedRun, params: Mapping[str, str]) -> 
     for run, phases in ((first, a), (second, b)):
         if not phases:
             raise UserError(f"{run.run.path} has no episodes yet: wait for the first one")
-    evaluated = [[phase for phase in phases if phase not in NOT_EVALUATED] or [*phases] for phases in (a, b)]
+    evaluations = [[phase for phase in phases if phase not in NOT_EVALUATED] or [*phases] for phases in (a, b)]
     if first is second:
-        defaults = evaluated[0][0], evaluated[0][-1]
+        defaults = evaluations[0][0], evaluations[0][-1]
     else:
-        common = [phase for phase in evaluated[0] if phase in evaluated[1]]
-        defaults = (common[-1], common[-1]) if common else (evaluated[0][-1], evaluated[1][-1])
+        common = [phase for phase in evaluations[0] if phase in evaluations[1]]
+        defaults = (common[-1], common[-1]) if common else (evaluations[0][-1], evaluations[1][-1])
     names = params.get("phase") or defaults[0], params.get("other_phase") or defaults[1]
     for run, phases, name in ((first, a, names[0]), (second, b, names[1])):
         if name not in phases:
@@ -115,8 +115,8 @@ def check_common(sides: tuple[Side, Side]) -> None:
     task, id_, digest = (COLUMNS.index(name) for name in ("task", "id", "digest"))
     scans = [scan_file(side.file.path, "episodes", 0, side.file.path.stat().st_size) for side in sides]
     for blocks in zip_longest(*scans):
-        for known, block in zip(digests, blocks, strict=True):
-            known |= {(row[task], row[id_]): row[digest] for row in (block.rows if block else ())}
+        for digest_of, block in zip(digests, blocks, strict=True):
+            digest_of |= {(row[task], row[id_]): row[digest] for row in (block.rows if block else ())}
         if common := digests[0].keys() & digests[1].keys():
             if others := [key for key in common if digests[0][key] != digests[1][key]]:
                 raise _another_task(sides, min(others)[0])
@@ -170,10 +170,10 @@ def differences(sides: tuple[Side, Side]) -> dict[str, Any]:
     """The paired difference of success, of all tasks and of each kind, and what the reader has to know of it."""
     first, second = sides
     results = first.results()
-    compared = compare_results((first.name, results), (second.name, second.results()), measures=("success",))
-    notes = [*filter(None, [side.progress() for side in dict.fromkeys(sides)]), *_older(sides), *compared[0].notes()]
+    comparisons = compare_results((first.name, results), (second.name, second.results()), measures=("success",))
+    notes = [*filter(None, [side.progress() for side in dict.fromkeys(sides)]), *_older(sides), *comparisons[0].notes()]
     kinds = sorted({result.kind for result in results.values()} - {""})
-    return {"rows": [finite(asdict(comparison)) for comparison in compared], "notes": notes, "kinds": kinds}
+    return {"rows": [finite(asdict(comparison)) for comparison in comparisons], "notes": notes, "kinds": kinds}
 
 
 @contextmanager
@@ -192,11 +192,11 @@ def _with_pairs(
     for task in tasks:
         sql = f"SELECT a.n, b.n FROM {_PAIRS} AND a.task = ? ORDER BY a.n LIMIT {MAX_GROUP}"
         pairs[task["task"]] += [tuple(row) for row in db.execute(sql, (*numbers, task["task"]))]
-    a, b = ([pair[i] for listed in pairs.values() for pair in listed] for i in (0, 1))
+    a, b = ([pair[i] for group in pairs.values() for pair in group] for i in (0, 1))
     with second.index.reading() as other:
         firsts, seconds = ({row["n"]: row for row in _rows(of, n)} for of, n in ((db, a), (other, b)))
     another = next(
-        (of for of, listed in pairs.items() for x, y in listed if firsts[x]["digest"] != seconds[y]["digest"]), ""
+        (of for of, group in pairs.items() for x, y in group if firsts[x]["digest"] != seconds[y]["digest"]), ""
     )
     rows = [
         {

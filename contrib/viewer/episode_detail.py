@@ -63,21 +63,21 @@ def _read_episode(row: sqlite3.Row) -> dict[str, Any]:
 
 def _advantages(run: StoredRun, db: sqlite3.Connection, row: sqlite3.Row, episode: dict[str, Any]) -> Any:
     """The advantage of each turn: what training recorded, or else what the rewards of the group give."""
-    trained = db.execute("SELECT * FROM trained WHERE id = ?", (row["id"],)).fetchone()
-    if trained is not None and row["phase"] == "train":
-        values = _trained_advantages(run, trained, len(episode["turns"]))
+    training_row = db.execute("SELECT * FROM trained WHERE id = ?", (row["id"],)).fetchone()
+    if training_row is not None and row["phase"] == "train":
+        values = _trained_advantages(run, training_row, len(episode["turns"]))
         if values is not None:
-            return {"source": "training", "step": trained["step"], "turns": values}
+            return {"source": "training", "step": training_row["step"], "turns": values}
     rewards = [sibling["reward"] for sibling in query.siblings(db, row) if sibling["reward"] is not None]
     value = group_advantage(row["reward"], rewards) if len(rewards) > 1 else None
     return None if value is None else {"source": "group", "turns": [value] * len(episode["turns"])}
 
 
-def _trained_advantages(run: StoredRun, trained: sqlite3.Row, turns: int) -> list[float] | None:
+def _trained_advantages(run: StoredRun, training_row: sqlite3.Row, turns: int) -> list[float] | None:
     try:
         with (run.path / "trained.jsonl").open("rb") as file:
-            file.seek(trained["offset"])
-            data = parse_json(file.read(trained["length"]))
+            file.seek(training_row["offset"])
+            data = parse_json(file.read(training_row["length"]))
         values = [float(value) for value in data["advantages"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -35,11 +35,11 @@ def write_page(folder: Path) -> Path:
     """
     run_data.check_training(folder)
     path = folder / REPORT
-    stored = StoredRun(path=folder, name=folder.resolve().name, kind="training")
+    stored_run = StoredRun(path=folder, name=folder.resolve().name, kind="training")
     with tempfile.TemporaryDirectory() as temporary:
-        run = ViewedRun(0, stored, None, Path(temporary), run_data.MAX_BYTES)
+        run = ViewedRun(0, stored_run, None, Path(temporary), run_data.MAX_BYTES)
         try:
-            page, _, _ = _render([run], stored.name, REPORT_EPISODES, REPORT_BYTES)
+            page, _, _ = _render([run], stored_run.name, REPORT_EPISODES, REPORT_BYTES)
         finally:
             run.close()
     try:
@@ -57,12 +57,12 @@ def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     """
     if episodes < 1:
         raise UserError(f"--episodes {episodes} leaves nothing to show: it is 1 or more")
-    page, exported, total = _render(library.runs, library.paths[0].resolve().name, episodes, MAX_BYTES)
+    page, count, total = _render(library.runs, library.paths[0].resolve().name, episodes, MAX_BYTES)
     try:
         replace_file(path.expanduser(), page)
     except OSError as error:
         raise UserError(f"--export {path} cannot be written: {error.strerror}") from None
-    return exported, total
+    return count, total
 
 
 def unreadable_lines(library: Library) -> int:
@@ -77,7 +77,7 @@ def unreadable_lines(library: Library) -> int:
 def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes: int) -> tuple[str, int, int]:
     """The page of some runs, how many episodes it holds, and how many there are in the index."""
     views: dict[str, Any] = {}
-    exported = total = 0
+    count = total = 0
     for run in runs:
         run.open()
         run.update_index()
@@ -90,11 +90,11 @@ def _render(runs: Sequence[ViewedRun], place: str, max_episodes: int, max_bytes:
                 run, db, samples, max(1, max_episodes // len(runs)), max_bytes // len(runs)
             )
             total += db.execute("SELECT count(*) FROM episodes").fetchone()[0]
-        exported += len(rows)
+        count += len(rows)
         views[str(run.number)] = view | {"rows": rows, "details": details}
-    note = f"{exported:,} of {total:,} episodes"
+    note = f"{count:,} of {total:,} episodes"
     data = {"place": place, "note": note, "runs": [run.summary() for run in runs], "views": views}
-    return render_page(data), exported, total
+    return render_page(data), count, total
 
 
 def _run_views(run: ViewedRun) -> dict[str, Any]:
@@ -131,15 +131,15 @@ def _select_episodes(
 
 def _most_informative(db: sqlite3.Connection, samples: Sequence[str], max_episodes: int) -> Iterator[sqlite3.Row]:
     """Each once: the samples, the newest faults, then the groups of each phase, the widest spread of rewards first."""
-    seen: set[int] = set()
+    numbers: set[int] = set()
     for key in samples:
         row = query.find_episode(db, key)
-        seen.add(row["n"])
+        numbers.add(row["n"])
         yield row
     faults = f"fault <> '' ORDER BY {query.EPISODE_ORDERS['newest']} LIMIT ?"
     for row in query.select_rows(db, faults, (max(1, max_episodes // 4),)):
-        if row["n"] not in seen:
-            seen.add(row["n"])
+        if row["n"] not in numbers:
+            numbers.add(row["n"])
             yield row
     groups_by_file: dict[int, list[sqlite3.Row]] = {}
     groups = "SELECT file, group_id FROM episodes GROUP BY file, group_id"
@@ -148,5 +148,5 @@ def _most_informative(db: sqlite3.Connection, samples: Sequence[str], max_episod
     for one_of_each_file in zip_longest(*groups_by_file.values()):
         for group in filter(None, one_of_each_file):
             for row in query.select_rows(db, "file = ? AND group_id = ? ORDER BY n", tuple(group)):
-                if row["n"] not in seen:
+                if row["n"] not in numbers:
                     yield row

@@ -54,7 +54,7 @@ class EpisodeIndex:
         """Counts the changes."""
         self.is_complete = False
         """Whether every file has been read to its end once."""
-        self._closed = threading.Event()
+        self._close_event = threading.Event()
         self._updating = threading.Lock()
         with closing(self._connect()) as db:
             db.execute("PRAGMA journal_mode = WAL")
@@ -62,7 +62,7 @@ class EpisodeIndex:
 
     def close(self) -> None:
         """End a running update at its next block."""
-        self._closed.set()
+        self._close_event.set()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -74,14 +74,14 @@ class EpisodeIndex:
     def update(self, max_bytes: int | None = None) -> bool:
         """Read what is new; with `max_bytes`, only the first bytes of files of which nothing has been read."""
         with self._updating, closing(self._connect()) as db:
-            changed = self._forget_missing_files(db)
+            has_changed = self._forget_missing_files(db)
             for file in sorted(self.run.files(), key=lambda file: file.kind == "trained"):
-                changed |= self._follow(db, file, max_bytes)
-            if changed:
+                has_changed |= self._follow(db, file, max_bytes)
+            if has_changed:
                 self._join_steps(db)
-        self.is_complete |= max_bytes is None and not self._closed.is_set()
-        self.stamp += changed
-        return changed
+        self.is_complete |= max_bytes is None and not self._close_event.is_set()
+        self.stamp += has_changed
+        return has_changed
 
     def progress(self) -> tuple[int, int]:
         with self.reading() as db:
@@ -102,55 +102,55 @@ class EpisodeIndex:
 
     def _follow(self, db: sqlite3.Connection, file: RunFile, max_bytes: int | None) -> bool:
         """Read what is new in one file; for `max_bytes` see `update`."""
-        changed = False
+        has_changed = False
         try:
             status = file.path.stat()
             number, start, was_reset = self._begin(db, file, status)
-            changed |= was_reset
+            has_changed |= was_reset
             end = status.st_size if max_bytes is None else min(status.st_size, start + max_bytes)
             if start >= status.st_size or (max_bytes is not None and start > 0):
-                return changed
+                return has_changed
             for block in scan_file(file.path, file.kind, start, end):
                 self._add_block(db, file, number, block)
-                changed = True
+                has_changed = True
                 self.stamp += 1
-                if self._closed.is_set():
+                if self._close_event.is_set():
                     break
         except OSError:
             pass  # deleted, or unavailable for a moment: the next update tries again
-        return changed
+        return has_changed
 
     def _begin(self, db: sqlite3.Connection, file: RunFile, status: os.stat_result) -> tuple[int, int, bool]:
         """The number of a file, where to continue reading, and whether its old rows were deleted."""
         with transaction(db):
-            known = db.execute("SELECT * FROM files WHERE path = ?", (str(file.path),)).fetchone()
-            if known is None:
+            file_row = db.execute("SELECT * FROM files WHERE path = ?", (str(file.path),)).fetchone()
+            if file_row is None:
                 start = self._start(file, status.st_size)
                 tail = _tail_hash(file.path, start)
                 values = (str(file.path), file.phase, file.kind, status.st_ino, start, tail)
                 cursor = db.execute("INSERT INTO files VALUES(NULL, ?, ?, ?, ?, ?, '', ?, 0)", values)
                 return int(cursor.lastrowid or 0), start, False
-            may_be_same = known["inode"] == status.st_ino and known["done"] <= status.st_size
-            seen = f"{status.st_size} {status.st_mtime_ns}"
-            if may_be_same and known["seen"] == seen:
-                return known["file"], known["done"], False
-            if may_be_same and known["tail"] == _tail_hash(file.path, known["done"]):
-                db.execute("UPDATE files SET seen = ? WHERE file = ?", (seen, known["file"]))
-                return known["file"], known["done"], False
-            _delete_rows(db, known["file"], known["kind"])
+            may_be_same = file_row["inode"] == status.st_ino and file_row["done"] <= status.st_size
+            stamp = f"{status.st_size} {status.st_mtime_ns}"
+            if may_be_same and file_row["seen"] == stamp:
+                return file_row["file"], file_row["done"], False
+            if may_be_same and file_row["tail"] == _tail_hash(file.path, file_row["done"]):
+                db.execute("UPDATE files SET seen = ? WHERE file = ?", (stamp, file_row["file"]))
+                return file_row["file"], file_row["done"], False
+            _delete_rows(db, file_row["file"], file_row["kind"])
             reset = "UPDATE files SET inode = ?, done = 0, seen = '', tail = '', bad = 0 WHERE file = ?"
-            db.execute(reset, (status.st_ino, known["file"]))
-            return known["file"], 0, True
+            db.execute(reset, (status.st_ino, file_row["file"]))
+            return file_row["file"], 0, True
 
     def _start(self, file: RunFile, size: int) -> int:
         """Where the first line begins that is read."""
         if self._max_bytes is None or size <= self._max_bytes:
             return 0
         self.cut_phases.add(file.phase)
-        with file.path.open("rb") as opened:
-            opened.seek(size - self._max_bytes)
-            opened.readline()
-            return opened.tell()
+        with file.path.open("rb") as stream:
+            stream.seek(size - self._max_bytes)
+            stream.readline()
+            return stream.tell()
 
     def _add_block(self, db: sqlite3.Connection, file: RunFile, number: int, block: ScannedBlock) -> None:
         tail = _tail_hash(file.path, block.end)
@@ -164,8 +164,8 @@ class EpisodeIndex:
                 rows = (((number << _OFFSET_BITS) + row[0], number, step, *row) for row in block.rows)
                 db.executemany(f"INSERT OR REPLACE INTO episodes VALUES({placeholders})", rows)
             bad = db.execute("SELECT bad FROM files WHERE file = ?", (number,)).fetchone()[0]
-            listed = block.bad_lines[: max(0, MAX_BAD_LINES - bad)]
-            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *line) for line in listed])
+            lines = block.bad_lines[: max(0, MAX_BAD_LINES - bad)]
+            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *line) for line in lines])
             values = (block.end, tail, len(block.bad_lines), number)
             db.execute("UPDATE files SET done = ?, tail = ?, bad = bad + ? WHERE file = ?", values)
 

@@ -63,7 +63,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
     tool_uses = [use for turn in turns for use in turn.get("tool_uses") or ()]
     spans = [span for turn in work for span in turn.get("versions") or ()]
     versions = [span[0] for span in spans if span[0] != NOT_SAMPLED]
-    inserted = sum(span[1] for span in spans if span[0] == NOT_SAMPLED)
+    insertions = sum(span[1] for span in spans if span[0] == NOT_SAMPLED)
     error, outcome = encodable(episode.get("error") or ""), encodable(episode["outcome"])
     reward = _finite_number(episode.get("reward"))
     turn_seconds = math.fsum(turn.get("policy_seconds", 0) + turn.get("env_seconds", 0) for turn in turns)
@@ -80,7 +80,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
         reward,
         int(_is_success(outcome, reward, episode.get("success"))),
         len(work),
-        sum(len(turn["token_ids"]) for turn in work if turn.get("kind") == "sampled") - inserted,
+        sum(len(turn["token_ids"]) for turn in work if turn.get("kind") == "sampled") - insertions,
         _finite_number(info.get("seconds")) or turn_seconds,
         _finite_number(info.get("started")),
         _integer(min(versions)) if versions else None,

@@ -27,7 +27,7 @@ class Library:
         self._model = model
         self._temporary = Path(tempfile.mkdtemp(prefix="forge-env-view-"))
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._close_event = threading.Event()
         self._wake = threading.Event()
         self._runs: list[ViewedRun] = []
         self._follower = threading.Thread(target=self._follow, name="viewer-follow", daemon=True)
@@ -48,7 +48,7 @@ class Library:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed.set()
+        self._close_event.set()
         self._wake.set()
         for run in self._runs:
             run.close()
@@ -104,7 +104,7 @@ class Library:
     def _find_new_runs(self) -> None:
         """Add the runs that are new at the end, so that the others keep their numbers."""
         with self._lock:
-            known = {viewed.run.path for viewed in self._runs}
+            paths = {viewed_run.run.path for viewed_run in self._runs}
             try:
                 runs = find_runs(*self.paths)
             except UserError:
@@ -112,15 +112,15 @@ class Library:
                     raise
                 return  # the folder was removed while the viewer is open
             for run in runs:
-                if run.path not in known:
+                if run.path not in paths:
                     number = len(self._runs)
                     self._runs.append(ViewedRun(number, run, self._model, self._temporary / str(number)))
 
     def _follow(self) -> None:
-        while not self._closed.is_set():
+        while not self._close_event.is_set():
             for max_bytes in (FIRST_BYTES, None):
                 for run in self.runs:
-                    if not self._closed.is_set():
+                    if not self._close_event.is_set():
                         run.update_index(max_bytes)
             self._wake.wait(self._follow_seconds)
             self._wake.clear()

@@ -24,13 +24,13 @@ class LiveRun:
 
     def look(self) -> dict[str, Any]:
         """Return what the run does now, or why that is not known, and the last actions on it."""
-        state, ended = None, ""
+        state, reason = None, ""
         try:
             with LiveClient(self._folder, WHO) as client:
                 state = client.look()
         except ForgeError as error:
-            ended = str(error)
-        return {"state": state, "ended": ended, "actions": self._actions()}
+            reason = str(error)
+        return {"state": state, "ended": reason, "actions": self._actions()}
 
     def act(self, action: str, value: str) -> str:
         with self._lock:

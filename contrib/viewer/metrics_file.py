@@ -85,11 +85,11 @@ def _to_float(value: float) -> float:
 def _thin(values: list[float], k: int, *, take_last: bool = False) -> list[float | None]:
     if k == 1:
         return [_short(value) for value in values]
-    thinned: list[float | None] = []
+    result: list[float | None] = []
     for start in range(0, len(values), k):
         finite = [value for value in values[start : start + k] if math.isfinite(value)]
-        thinned.append(None if not finite else finite[-1] if take_last else _short(math.fsum(finite) / len(finite)))
-    return thinned
+        result.append(None if not finite else finite[-1] if take_last else _short(math.fsum(finite) / len(finite)))
+    return result
 
 
 def _short(value: float) -> float | None:

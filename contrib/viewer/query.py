@@ -104,12 +104,12 @@ def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offs
 
 def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
     order_sql = _order_sql(GROUP_ORDERS, order)
-    grouped = f"{FROM_EPISODES} WHERE {condition.sql} GROUP BY file, group_id"
-    total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", condition.values).fetchone()[0]
+    source = f"{FROM_EPISODES} WHERE {condition.sql} GROUP BY file, group_id"
+    total = db.execute(f"SELECT count(*) FROM (SELECT 1 {source})", condition.values).fetchone()[0]
     sql = (
         f"SELECT file, phase, group_id, question, max(step) AS step, min(n) AS first, "
         f"max(started + seconds) AS ended, count(*) AS size, avg(reward) AS mean, min(reward) AS low, "
-        f"max(reward) AS high, {REWARD_VARIANCE} AS spread {grouped} "
+        f"max(reward) AS high, {REWARD_VARIANCE} AS spread {source} "
         f"ORDER BY {order_sql} LIMIT ? OFFSET ?"
     )
     groups = [dict(row) for row in db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))]
@@ -126,9 +126,9 @@ def siblings(db: sqlite3.Connection, row: sqlite3.Row) -> list[dict[str, Any]]:
 
 def _members(db: sqlite3.Connection, condition: Condition, file: int, group_id: str) -> list[dict[str, Any]]:
     sql = f"{condition.sql} AND file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
-    shown = ("id", "reward", "outcome", "success")
+    names = ("id", "reward", "outcome", "success")
     rows = select_rows(db, sql, (*condition.values, file, group_id))
-    return [{"key": episode_key(row)} | {name: row[name] for name in shown} for row in rows]
+    return [{"key": episode_key(row)} | {name: row[name] for name in names} for row in rows]
 
 
 def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
@@ -161,8 +161,8 @@ def select_rows(db: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list
 
 def list_entry(row: sqlite3.Row) -> dict[str, Any]:
     hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools", "digest")
-    shown = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
-    return shown | {"key": episode_key(row), "tools": [name for name in row["tools"].split(",") if name]}
+    entry = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
+    return entry | {"key": episode_key(row), "tools": [name for name in row["tools"].split(",") if name]}
 
 
 def episode_key(row: sqlite3.Row) -> str:

@@ -33,19 +33,19 @@ class Search:
         """The share of the run that has been searched, up to 1."""
         self.stamp = index.stamp
         self._index = index
-        self._ended = threading.Event()
-        self._stopped = threading.Event()
+        self._end = threading.Event()
+        self._stop = threading.Event()
         threading.Thread(target=self._run, name="viewer-search", daemon=True).start()
 
     @property
     def ended(self) -> bool:
-        return self._ended.is_set()
+        return self._end.is_set()
 
     def wait(self) -> None:
-        self._ended.wait(WAIT_SECONDS)
+        self._end.wait(WAIT_SECONDS)
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._stop.set()
 
     def _run(self) -> None:
         try:
@@ -54,7 +54,7 @@ class Search:
         except (sqlite3.Error, OSError):
             pass  # the index or a file is gone: the results so far stay
         self.share = 1.0
-        self._ended.set()
+        self._end.set()
 
     def _search(self, db: sqlite3.Connection) -> None:
         files = db.execute("SELECT file, path, done FROM files WHERE kind <> 'trained'").fetchall()
@@ -65,11 +65,11 @@ class Search:
         for file in files:
             rows = db.execute("SELECT n, offset, length FROM episodes WHERE file = ? ORDER BY n", (file["file"],))
             for row, line in _lines_with(Path(file["path"]), needle, rows.fetchall()):
-                if self._stopped.is_set() or len(self.numbers) >= MAX_RESULTS:
+                if self._stop.is_set() or len(self.numbers) >= MAX_RESULTS:
                     return
                 self.share = (bytes_before + row["offset"]) / total
                 with suppress(ValueError):
-                    if any(text in shown.lower() for shown in _texts(episode_from(parse_json(line)))):
+                    if any(text in field.lower() for field in _texts(episode_from(parse_json(line)))):
                         self.numbers.append(row["n"])
             bytes_before += file["done"]
 

@@ -125,8 +125,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except ValueError:
             return self._send(400, "text/plain", f"a request has at most {MAX_FIELDS} fields\n")
         if url.path == "/":
-            given = params.get("token")
-            if given is not None and self._is_token(given):
+            token = params.get("token")
+            if token is not None and self._is_token(token):
                 cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
                 return self._send(200, "text/html", render_page(), {"Set-Cookie": cookie})
             if self._has_cookie():

@@ -42,8 +42,8 @@ class StoredRun:
         if self.kind == "file":
             return [RunFile(path=self.path, phase="episodes", kind="episodes")]
         files = [RunFile(path=path, phase=path.stem, kind="episodes") for path in _json_lines(self.path / "episodes")]
-        fixed: dict[str, FileKind] = {EPISODES: "episodes", FAULTS: "faults", "trained.jsonl": "trained"}
-        here = [(self.path / name, kind) for name, kind in fixed.items() if (self.path / name).is_file()]
+        kinds: dict[str, FileKind] = {EPISODES: "episodes", FAULTS: "faults", "trained.jsonl": "trained"}
+        here = [(self.path / name, kind) for name, kind in kinds.items() if (self.path / name).is_file()]
         return [*files, *(RunFile(path=path, phase=kind, kind=kind) for path, kind in here)]
 
     def read_json(self, name: str) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def samples(db: sqlite3.Connection) -> list[dict[str, Any]]:
         keys = {phase: episode_key(row) for phase, row in rows.items()}
         by_change.setdefault(change, []).append({"change": change, **keys})
     first = [by_change[change][0] for change in ("", *CHANGES.values()) if change in by_change]
-    return (first + [sample for listed in by_change.values() for sample in listed[1:]])[:MAX_SAMPLES]
+    return (first + [sample for of_change in by_change.values() for sample in of_change[1:]])[:MAX_SAMPLES]
 
 
 def _is_longer(file: sqlite3.Row) -> bool:
@@ -148,8 +148,8 @@ def _evaluation(phase: str, step: int | None, tasks: Sequence[sqlite3.Row]) -> d
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    finite = [value for value in values if value is not None]
+    return math.fsum(finite) / len(finite) if finite else None
 
 
 def phase_order(phase: str) -> tuple[int, str, str]:

@@ -47,19 +47,19 @@ class TraceFile(FileFollower):
             low = origin + (0.0 if window_start is None else window_start)
             high = origin + (end if window_end is None else window_end)
             inside = [span for span in self._spans if span.start <= high and span.end >= low]
-            shown = inside
+            spans = inside
             if len(inside) > MAX_SPANS:
-                shown = sorted(inside, key=lambda span: -span.seconds)[:MAX_SPANS]
+                spans = sorted(inside, key=lambda span: -span.seconds)[:MAX_SPANS]
             lanes = sorted({span.lane for span in self._spans}, key=lambda lane: (self._lane_order.get(lane, 0), lane))
             numbers = {lane: number for number, lane in enumerate(lanes)}
             return {
                 "lanes": [self._lane_names.get(lane, f"track {lane[1]}") for lane in lanes],
                 "spans": [
-                    [numbers[span.lane], span.start - origin, span.seconds, span.name, span.details] for span in shown
+                    [numbers[span.lane], span.start - origin, span.seconds, span.name, span.details] for span in spans
                 ],
                 "end": end,
                 "total": len(inside),
-                "left_out": len(inside) - len(shown),
+                "left_out": len(inside) - len(spans),
             }
 
     def _add_line(self, line: bytes) -> None:

@@ -131,7 +131,7 @@ class ViewedRun:
             "metrics": {phase: names[:400] for phase, names in self.metrics.metrics_by_phase().items()},
         }
 
-    def unfinished(self, phase: str, step: int | None) -> dict[str, Any]:
+    def evaluation_state(self, phase: str, step: int | None) -> dict[str, Any]:
         """What a run that is not complete says of an evaluation: {"finished": bool, "planned": episodes or None}."""
         if self.run.kind == "evaluation":
             plan = self.run.read_json("plan.json")

@@ -47,20 +47,20 @@ def _state(run: ViewedRun, params: Params) -> Any:
 
 def _overview(run: ViewedRun, params: Params) -> Any:
     with run.index.reading() as db:
-        measured = summaries.evaluations(db, is_indexed=run.index.is_complete)
+        evaluations = summaries.evaluations(db, is_indexed=run.index.is_complete)
         choices, bad = summaries.filter_choices(db), summaries.bad_lines(db)
     summary = run.summary()
     facts = {**run.run.read_json("run.json"), **run.run.read_json("summary.json")}
-    for evaluation in measured:
+    for evaluation in evaluations:
         evaluation["title"] = tables.evaluation_title(facts, evaluation["phase"])
-    for evaluation in measured if not summary["complete"] else ():
-        evaluation |= run.unfinished(evaluation["phase"], evaluation["step"])
+    for evaluation in evaluations if not summary["complete"] else ():
+        evaluation |= run.evaluation_state(evaluation["phase"], evaluation["step"])
     documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
     documents["config.yaml"] = run.run.read_text("config.yaml")
     return {
         **summary,
         "choices": choices,
-        "evaluations": measured,
+        "evaluations": evaluations,
         "bad": bad,
         "cut": sorted(run.index.cut_phases),
         "documents": {name: data for name, data in documents.items() if data},
@@ -73,16 +73,16 @@ def _report(run: ViewedRun, params: Params) -> Any:
         return {}
     try:
         data = read_run(run.run.path)
-        listed = [tables.warnings(data), tables.actions(data), kind_table(data), *part_tables(data)]
-        listed += [tables.startup(data), tables.tools(data), tables.outcomes(data)]
+        all_tables = [tables.warnings(data), tables.actions(data), kind_table(data), *part_tables(data)]
+        all_tables += [tables.startup(data), tables.tools(data), tables.outcomes(data)]
         report = {"why_incomplete": data.why_incomplete, "figures": tables.headline(data)}
         report["change"] = tables.change_text(data)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # no such run wrote it
         return {"why_incomplete": f"its figures cannot be read ({type(error).__name__}: {error})"}
     with run.index.reading() as db:
         samples = summaries.samples(db)
-    shown = [asdict(table) | {"columns": [*table.columns.items()]} for table in listed if table is not None]
-    return {**report, "tables": shown, "samples": samples}
+    rows = [asdict(table) | {"columns": [*table.columns.items()]} for table in all_tables if table is not None]
+    return {**report, "tables": rows, "samples": samples}
 
 
 def _curves(run: ViewedRun, params: Params) -> Any:

@@ -24,7 +24,7 @@ from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
 from forge_env.rollout.rollout import run_episode
-from tests.helpers.scripted_policy import ScriptedPolicy
+from tests.helpers.scripted_policy import Recorder, ScriptedPolicy
 from tests.helpers.turns import next_prompt
 from trainers.batching.batch import Sample, pack
 from trainers.objective.credit import per_target, target_logprobs, turn_targets
@@ -33,21 +33,11 @@ TASK = Math.tasks(count=1)[0]
 CLOSE = "\n</think>\n\n"
 
 
-class Writer(ScriptedPolicy):
-    """Writes given texts, one for each request; the weights are newer at every request."""
+class Writer(Recorder):
+    """Writes given texts, one for each request."""
 
     def __init__(self, renderer: Renderer, *texts: str) -> None:
-        self._texts = iter(texts)
-        super().__init__(lambda prompt: renderer.encode(next(self._texts)))
-        self.asked: list[tuple[tuple[int, ...], Sampling, str]] = []
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion:
-        self.asked.append((tuple(prompt_ids), sampling, request_id))
-        done = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
-        self.version += 1
-        return replace(done, logprobs=tuple(-self.version - i / 8 for i in range(len(done.token_ids))))
+        super().__init__([renderer.encode(text) for text in texts])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from forge_env.core.turn import Completion
 from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from tests.helpers.scripted_policy import ScriptedPolicy
+from tests.helpers.scripted_policy import Recorder, ScriptedPolicy
 from tests.helpers.turns import next_prompt
 
 TASK = Math.tasks(count=1)[0]
@@ -30,26 +29,6 @@ CALL: Message = {
     "content": "",
     "tool_calls": [{"function": {"name": "calculator", "arguments": {"expression": "1 + 1"}}}],
 }
-
-
-class Recorder(ScriptedPolicy):
-    """A scripted policy that remembers what it was asked, and gives each turn another logprob and version."""
-
-    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
-        super().__init__(lambda prompt: next(self._answers))
-        self.begin(answers)
-
-    def begin(self, answers: Sequence[Sequence[int]]) -> None:
-        self._answers = iter(answers)
-        self.asked: list[tuple[tuple[int, ...], Sampling, str, str]] = []
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion:
-        self.asked.append((tuple(prompt_ids), sampling, request_id, session))
-        done = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
-        self.version += 1
-        return replace(done, logprobs=tuple(-self.version - i / 8 for i in range(len(done.token_ids))))
 
 
 async def play(agent: TokenAgent, seed: int = 3, **limits: int) -> Episode:
@@ -81,20 +60,20 @@ async def test_an_episode_is_token_exact(tiny_model: Path) -> None:
 async def test_the_prompt_and_sampling_that_the_policy_gets(tiny_model: Path) -> None:
     call = Renderer(tiny_model).write(CALL)
 
-    async def asked(seed: int) -> list[tuple[tuple[int, ...], Sampling, str, str]]:
+    async def asked(seed: int) -> list[tuple[tuple[int, ...], Sampling, str]]:
         policy = Recorder([call] * 3)
         await play(TokenAgent(str(tiny_model), policy, temperature=0.5), seed, max_turns=3, max_turn_tokens=50)
+        assert policy.sessions == {"g/0"}
         return policy.asked
 
     requests = await asked(3)
     stops = Renderer(tiny_model).stop_token_ids
-    assert [request_id for _, _, request_id, _ in requests] == ["g/0/0", "g/0/1", "g/0/2"]
-    assert {session for *_, session in requests} == {"g/0"}
-    assert {(s.temperature, s.max_tokens, s.stop_token_ids) for _, s, _, _ in requests} == {(0.5, 50, stops)}
-    seeds = [sampling.seed for _, sampling, _, _ in requests]
+    assert [request_id for _, _, request_id in requests] == ["g/0/0", "g/0/1", "g/0/2"]
+    assert {(s.temperature, s.max_tokens, s.stop_token_ids) for _, s, _ in requests} == {(0.5, 50, stops)}
+    seeds = [sampling.seed for _, sampling, _ in requests]
     assert len(set(seeds)) == 3
-    assert seeds == [sampling.seed for _, sampling, _, _ in await asked(3)]
-    assert not set(seeds) & {sampling.seed for _, sampling, _, _ in await asked(4)}
+    assert seeds == [sampling.seed for _, sampling, _ in await asked(3)]
+    assert not set(seeds) & {sampling.seed for _, sampling, _ in await asked(4)}
 
 
 @pytest.fixture(scope="module")

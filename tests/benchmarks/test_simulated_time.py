@@ -26,18 +26,6 @@ def test_hours_pass_in_order() -> None:
     assert seen == [("quick", 2), ("quick", 4), ("slow", 5), ("quick", 6), ("quick", 8), ("slow", 10)]
 
 
-def test_deadlines_are_simulated_too() -> None:
-    world = World()
-
-    async def waits() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(7200):
-                await asyncio.Event().wait()
-
-    run(world, waits())
-    assert world.now == 7200
-
-
 def test_events_of_a_world_wake_coroutines_at_their_time() -> None:
     world, seen = World(), []
 
@@ -55,7 +43,7 @@ def test_events_of_a_world_wake_coroutines_at_their_time() -> None:
     assert seen == [(2.5, "first"), (2.5, "second"), (2.5, "answered")]
 
 
-def test_a_coroutine_that_has_gone_needs_no_answer() -> None:
+def test_deadlines_are_simulated_too_and_a_coroutine_that_has_gone_needs_no_answer() -> None:
     world = World()
 
     async def waits() -> None:

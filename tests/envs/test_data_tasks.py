@@ -18,8 +18,6 @@ from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.types import Task
 from forge_env.data.row import DataTasks
 from forge_env.data.rows import BadRow
-from tests.forge_env.data.test_rows import FORMATS, TEXTS
-from tests.helpers.packages import needs
 
 
 def make(values: Mapping[str, Any]) -> Task:
@@ -138,19 +136,3 @@ def test_a_row_of_math_without_an_answer_is_left_out(tmp_path: Path, answer: Any
         tasks = load_tasks(source, split="all", count=2, seed=seed)
         assert sorted(task.target for task in tasks) == ["1", "3"]
         assert f"1 left out (line 2: {reason}" in str(tasks.rows)
-
-
-SHORT = TEXTS.filter(lambda text: 0 < len(text.strip()) <= 200 and not {"\n", "\\", "#"} & set(text.strip()))
-
-
-@needs("pyarrow")
-@pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=25)
-@given(answers=st.lists(SHORT, min_size=1, max_size=5))
-def test_any_short_answer_is_the_target_of_its_question(name: str, answers: list[str]) -> None:
-    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_bytes(FORMATS[name](rows))
-        tasks = load_tasks(str(Path(folder) / name), split="all", count=None)
-    found = {task.prompt[0]["content"]: task.target for task in tasks}
-    assert found == {row["question"]: row["answer"].strip() for row in rows}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
 
 import pytest
 
@@ -12,55 +13,41 @@ from forge_env.core.types import Task
 from forge_env.data.rows import BadRow
 from forge_env.registry.registry import env_class
 
-ENVS = ["math", "code_exec"]
-
-
-def questions(tasks: Sequence[Task]) -> list[str]:
-    return [message["content"] for task in tasks for message in task.prompt]
-
 
 def pair(task: Task) -> tuple[str, int]:
     return task.metadata["operation"], task.metadata["constant"]
 
 
-@pytest.mark.parametrize("env", ENVS)
-def test_there_are_2000_distinct_training_tasks(env: str) -> None:
-    tasks = env_class(env).tasks("train", count=2000, seed=0)
-    assert len(set(questions(tasks))) == len({task.id for task in tasks}) == len(tasks) == 2000
+def question(task: Task) -> str:
+    return task.prompt[0]["content"]
 
 
-@pytest.mark.parametrize("env", ENVS)
-def test_the_test_split_is_new_in_content(env: str) -> None:
-    """Whatever the two seeds: no question twice, and a third of the test tasks has a pair that training never shows."""
-    tasks = env_class(env).tasks
-    train = [task for seed in range(3) for task in tasks("train", count=4096, seed=seed)]
-    for seed in range(3):
-        test = tasks("test", count=256, seed=seed)
-        assert len(set(questions(test))) == 256
-        assert not set(questions(test)) & set(questions(train))
-        assert not {task.id for task in test} & {task.id for task in train}
-        known = {pair(task) for task in train}
-        unseen = sum(pair(task) not in known for task in test)
-        assert len(test) / 3 <= unseen < len(test)
-
-
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_a_seed_gives_the_same_tasks(env: str, split: str) -> None:
-    tasks = env_class(env).tasks
-    first = tasks(split, count=50, seed=7)
-    assert tasks(split, count=50, seed=7) == first
-    assert tasks(split, count=50, seed=8) != first
-
-
-@pytest.mark.parametrize("env", ENVS)
-def test_a_pair_is_what_the_question_asks_for(env: str) -> None:
-    for task in env_class(env).tasks("test", count=50):
-        operation, constant = pair(task)
-        [question] = questions([task])
-        assert str(constant) in question
-        words = {"plus": ["plus", "added"], "minus": ["minus", "lost"], "times": ["times", "red and"]}[operation]
-        assert any(word in question for word in words)
+@pytest.mark.parametrize(
+    ("env", "level", "count"),
+    [
+        *(("math", level, 2000) for level in (1, 2, 3, 4)),
+        ("code_exec", 1, 2000),
+        *(("code_exec", n, 300) for n in (2, 3, 4)),
+    ],
+)
+def test_tasks_are_many_and_repeatable_and_those_of_the_test_split_are_new(env: str, level: int, count: int) -> None:
+    """No question twice, and a third of the test tasks has a pair that training never shows."""
+    tasks = functools.partial(env_class(env).tasks, level=level)
+    train, test = tasks("train", count=count, seed=1), tasks("test", count=count // 10, seed=2)
+    texts = [{question(task) for task in tasks_} for tasks_ in (train, test)]
+    assert (len(texts[0]), len(texts[1]), texts[0] & texts[1]) == (count, count // 10, set())
+    assert len({task.id for task in (*train, *test)}) == count + count // 10
+    pairs = {pair(task) for task in train}
+    assert 0.3 * len(test) <= sum(pair(task) not in pairs for task in test) < len(test)
+    json.dumps([task.target for task in train])
+    for split in ("train", "test"):
+        first = tasks(split, count=20, seed=7)
+        assert tasks(split, count=20, seed=7) == first != tasks(split, count=20, seed=8)
+    if level == 1:
+        words = {"plus": ["plus", "added"], "minus": ["minus", "lost"], "times": ["times", "red and"]}
+        for task in test:
+            operation, constant = pair(task)
+            assert str(constant) in question(task) and any(word in question(task) for word in words[operation])
 
 
 def draw(split: str, count: int) -> list[Task]:
@@ -107,7 +94,7 @@ def test_a_kind_of_the_first_level_of_code_exec_names_both_operations() -> None:
     tasks = env_class("code_exec").tasks("train", count=200, seed=0)
     assert len({task.kind for task in tasks}) == 9
     for task in tasks:
-        assert [word for word in questions([task])[0].split() if word in SYMBOLS] == task.kind.split("_")
+        assert [word for word in question(task).split() if word in SYMBOLS] == task.kind.split("_")
 
 
 def test_the_kind_of_a_row_is_a_column_of_it() -> None:

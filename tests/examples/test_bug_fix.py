@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest_asyncio
 import forge_env
 from agents.scripted import ScriptedAgent
 from forge_env.core.errors import SandboxUnavailable, UserError
-from forge_env.core.types import Message, Outcome, Task
+from forge_env.core.types import Outcome, Task
 from forge_env.utils.targets import load
-from tests.helpers.scripts import tool_results
+from tests.helpers.scripts import calls, in_order, tool_results
 
 TARGET = str(Path(__file__).parents[2] / "examples/bug_fix.py")
 BugFix = load(f"{TARGET}:BugFix")
@@ -58,18 +58,9 @@ async def factory() -> AsyncIterator[forge_env.EnvFactory]:
         pytest.skip(str(error))
 
 
-def calls(*moves: tuple[str, dict[str, Any]]) -> ScriptedAgent:
-    """An agent that makes one call after the other, then says done."""
-
-    def script(messages: list[Message]) -> Message:
-        turn = sum(message["role"] == "assistant" for message in messages)
-        if turn == len(moves):
-            return {"role": "assistant", "content": "done"}
-        name, arguments = moves[turn]
-        function = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        return {"role": "assistant", "content": "", "tool_calls": [function]}
-
-    return ScriptedAgent(script)
+def makes(*moves: tuple[str, dict[str, Any]]) -> ScriptedAgent:
+    """An agent that makes one call after the other."""
+    return in_order(*map(calls, moves))
 
 
 async def play(factory: forge_env.EnvFactory, task: Task, agent: ScriptedAgent) -> forge_env.Episode:
@@ -90,7 +81,7 @@ async def test_the_expert_mends_the_bugs(factory: forge_env.EnvFactory, split: s
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_tests_that_the_model_sees_fail_at_first(factory: forge_env.EnvFactory) -> None:
     for task in factory.tasks("train", count=3, seed=2):
-        episode = await play(factory, task, calls(("run_tests", {})))
+        episode = await play(factory, task, makes(("run_tests", {})))
         assert episode.reward == 0.0 and "FAILED test_" in tool_results(episode)[0]
         assert tool_results(episode)[0].endswith("\n1")
 
@@ -120,7 +111,7 @@ async def test_files_of_the_model_forge_no_verdict(factory: forge_env.EnvFactory
         ("write_file", {"path": path.replace("NAME", name), "text": text.replace("NAME", name)})
         for path, text in files.items()
     ]
-    episode = await play(factory, task, calls(*moves, ("run_tests", {})))
+    episode = await play(factory, task, makes(*moves, ("run_tests", {})))
     assert episode.reward == 0.0 and tool_results(episode)[: len(moves)] == ["written"] * len(moves)
 
 
@@ -136,7 +127,7 @@ async def test_what_the_model_leaves_beside_a_right_module_does_not_break_the_gr
         ("write_file", {"path": "conftest.py", "text": "1 / 0"}),
         ("python", {"code": "import os, time\nif not os.fork():\n    while True: time.sleep(0.01)"}),
     ]
-    episode = await play(factory, task, calls(*((*litter, right) if at_end else (right, *litter))))
+    episode = await play(factory, task, makes(*((*litter, right) if at_end else (right, *litter))))
     assert episode.reward == 1.0, tool_results(episode)
 
 
@@ -154,7 +145,7 @@ async def test_a_module_that_cannot_be_taken_out_earns_nothing(factory: forge_en
         ("python", {"code": code.replace("PATH", repr(path))}),
         ("python", {"code": "import os; sorted(os.listdir())"}),
     )
-    episode = await play(factory, task, calls(*moves))
+    episode = await play(factory, task, makes(*moves))
     assert episode.reward == 0.0
     if "_exit" in code:
         assert "the files are as at the start" in tool_results(episode)[0] and path in tool_results(episode)[1]
@@ -168,21 +159,28 @@ async def test_what_a_model_asks_of_a_path_outside_is_answered(factory: forge_en
         ("write_file", {"path": "/x", "text": ""}),
         ("read_file", {"path": "no"}),
     )
-    texts = tool_results(await play(factory, task, calls(*moves)))
+    texts = tool_results(await play(factory, task, makes(*moves)))
     assert "no relative path" in texts[0] and "no relative path" in texts[1] and "no such file" in texts[2]
 
 
 def test_the_splits_share_no_bug_and_tasks_are_plain_data() -> None:
-    def bodies(split: str, seed: int) -> set[str]:
-        tasks = BugFix.tasks(split, count=40, seed=seed)
-        assert json.loads(json.dumps([task.target for task in tasks])) == [task.target for task in tasks]
-        assert len({task.id for task in tasks}) == 40
-        return {task.metadata["source"].replace(task.metadata["module"], "") for task in tasks}
+    tasks = {(split, seed): BugFix.tasks(split, count=40, seed=seed) for split, seed in SPLITS}
+    for made in tasks.values():
+        assert json.loads(json.dumps([task.target for task in made])) == [task.target for task in made]
+        assert len({task.id for task in made}) == 40
 
-    prompts = [{task.prompt[0]["content"] for task in BugFix.tasks(split, count=40)} for split in ("train", "test")]
-    assert not prompts[0] & prompts[1]
-    train, test = bodies("train", 0) | bodies("train", 1), bodies("test", 0)
+    def of(split: str, what: Callable[[Task], str]) -> set[str]:
+        return {what(task) for (each, _), made in tasks.items() if each == split for task in made}
+
+    assert not of("train", lambda task: task.prompt[0]["content"]) & of("test", lambda task: task.prompt[0]["content"])
+    train, test = (
+        of(split, lambda task: task.metadata["source"].replace(task.metadata["module"], ""))
+        for split in ("train", "test")
+    )
     assert len(train) == 11 and len(test) == 5 and not train & test
     assert BugFix.tasks("test", count=7, seed=9) == BugFix.tasks("test", count=7, seed=9)
     with pytest.raises(UserError, match="no split 'dev'"):
         BugFix.tasks("dev", count=1)
+
+
+SPLITS = [("train", 0), ("train", 1), ("test", 0)]

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from benchmarks.engine_host import measure
-from forge_env.core.episode import Episode, Row
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
+from tests.helpers.engine_rows import samples_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -118,12 +118,11 @@ async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, 
 
 def _gaps(model: Path, completions: list[Completion]) -> list[torch.Tensor]:
     """The trainer's logprobs minus the engine's, of each sampled token."""
-    from trainers.batching.batch import Sample
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     trainer = TitanTrainer(str(model), TitanSettings())
     try:
-        recomputed = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions], 1.0)
+        recomputed = trainer.logprobs(samples_of(completions), 1.0)
     finally:
         trainer.close()
         torch.cuda.empty_cache()
@@ -157,8 +156,3 @@ async def _greedy(engine: VLLMEngine) -> list[tuple[int, ...]]:
     greedy = Sampling(max_tokens=32, temperature=0.0)
     calls = [engine.generate([i + 1, 50, 60, *range(70, 90)], greedy, f"greedy/{i}") for i in range(4)]
     return [tuple(completion.token_ids) for completion in await asyncio.gather(*calls)]
-
-
-def _row(completion: Completion) -> Row:
-    ids = {"prompt_ids": completion.prompt_ids, "response_ids": completion.token_ids}
-    return Episode(**ids, logprobs=completion.logprobs, reward=0.0).rows[0]

@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
-from sandboxes import open_sandbox
 from sandboxes.guest.seccomp import denied_calls
 from sandboxes.settings import AUTO
 from tests.helpers.processes import descendants
+from tests.helpers.sandboxes import opened
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel, attacks, table
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses
@@ -46,12 +45,9 @@ CASES = [(x, 2 * x) for x in (4, -3, 271_828)]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=AUTO)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    try:
-        async with open_sandbox(request.param, slots=SLOTS) as opened:
-            await fill(opened)
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened(request.param, slots=SLOTS) as sandbox:
+        await fill(sandbox)
+        yield sandbox
 
 
 async def fill(sandbox: Sandbox) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import MAX_FILES, Call, ExecRequest, ExecStatus, Limits, RequestFileError, Sandbox
-from sandboxes import open_sandbox
 from sandboxes.settings import BACKENDS
+from tests.helpers.sandboxes import opened
 
 if sys.platform != "linux":
     pytest.skip("it needs Linux", allow_module_level=True)
@@ -33,11 +32,8 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     settings: dict[str, Any] = {"allow_insecure": True} if request.param == "subprocess" else {}
     if request.param == "docker" and os.environ.get("FORGE_ENV_NO_DOCKER"):
         pytest.skip(os.environ["FORGE_ENV_NO_DOCKER"])
-    try:
-        async with open_sandbox(request.param, slots=1, **settings) as opened:
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened(request.param, slots=1, **settings) as sandbox:
+        yield sandbox
 
 
 @shared_loop

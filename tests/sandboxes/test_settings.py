@@ -14,6 +14,7 @@ from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.registry.contrib import Row
 from sandboxes import open_sandbox
 from sandboxes.settings import AUTO, BACKENDS, load_backend, resolve_name, with_environment
+from tests.helpers.sandboxes import opened
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +71,7 @@ asyncio.run(main())
     assert ended.returncode == 1 and not ended.stdout
     assert "SandboxUnavailable: No sandbox is available" in last
     assert "namespace sandbox: the kernel refused" in last and all(f"{name} sandbox:" in last for name in AUTO)
+    assert "Operation not permitted" in last and "--cap-add SYS_ADMIN" in last
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "namespace"])
@@ -87,9 +89,12 @@ async def test_packages_can_be_imported_or_are_named(monkeypatch: pytest.MonkeyP
             pass
     pytest.importorskip("numpy")
     monkeypatch.setenv("FORGE_ENV_SANDBOX_PACKAGES", "numpy")
-    try:
-        async with open_sandbox("namespace") as sandbox:
-            result = await sandbox.run("import numpy as np; print(np.linalg.det(np.eye(3)), np.__file__)")
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened() as sandbox:
+        result = await sandbox.run("import numpy as np; print(np.linalg.det(np.eye(3)), np.__file__)")
     assert result.stdout == "1.0 /packages/numpy/__init__.py\n"
+
+
+def test_importing_the_package_loads_no_backend() -> None:
+    code = "import sys, sandboxes; print({m for m in sys.modules if 'sandboxes.' in m} - {'sandboxes.settings'})"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 from tests.helpers.processes import control_groups, descendants
+from tests.helpers.sandboxes import opened, owner_of, said_by
 
-ROOT = Path(__file__).parents[2]
 COUNT = int(os.environ.get("FORGE_ENV_SOAK", "10000"))
 GROWTH_BYTES = 20 * 2**20
 CLIENTS = 4
@@ -82,23 +78,16 @@ def mounts() -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_soak() -> None:
-    try:
-        async with open_sandbox("namespace") as sandbox:
-            await soak(sandbox, 100, seed=3)
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened() as sandbox:
+        await soak(sandbox, 100, seed=3)
     before = control_groups(os.getpid()), mounts(), descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
 
-    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-c", OWNER, str(COUNT // 2)]
-    with subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        output = owner.stdout.readline()
+    with owner_of(OWNER, str(COUNT // 2)) as owner:
+        output = said_by(owner)
         assert output, "the owner failed"
         assert int(output) < GROWTH_BYTES
         family = descendants(owner.pid)
         assert family
-        owner.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while family & set(map(int, filter(str.isdigit, os.listdir("/proc")))):
         assert time.monotonic() < deadline, "processes outlive their owner"

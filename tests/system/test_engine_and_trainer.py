@@ -25,11 +25,11 @@ from agents.generator.engine import VLLMEngine
 from agents.generator.policy import Scored
 from agents.generator.settings import EngineSettings
 from agents.generator.start import CPU_BLOCK_TOKENS, _register_architecture
-from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
+from tests.helpers.engine_rows import differences, samples_of
 from trainers.run.delivery import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -65,23 +65,15 @@ async def fresh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
 
 async def test_logprobs_agree(engine: VLLMEngine, model: Path) -> None:
     """Over 2,000 sampled tokens, fp32: mean difference at most 1e-5, at two temperatures."""
-    from trainers.batching.batch import Sample
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     trainer = TitanTrainer(str(model), TitanSettings())
     try:
         for temperature in (1.0, 0.7):
             completions = await _sample(engine, count=32, tokens=32, temperature=temperature)
-            samples = [Sample(rows=(_row(c),), advantage=0.0) for c in completions]
-            recomputed = trainer.logprobs(samples, temperature)
-            differences = [
-                abs(a - b)
-                for completion, values in zip(completions, recomputed, strict=True)
-                for a, b in zip(completion.logprobs, values, strict=True)
-            ]
-            assert len(differences) == 32 * 32
-            assert sum(differences) / len(differences) <= 1e-5
-            assert max(differences) <= 1e-3
+            each = differences(completions, trainer.logprobs(samples_of(completions), temperature))
+            assert len(each) == 32 * 32
+            assert sum(each) / len(each) <= 1e-5 and max(each) <= 1e-3
     finally:
         trainer.close()
 
@@ -187,15 +179,12 @@ async def test_a_batch_begins_when_what_came_before_it_has_ended(engine: VLLMEng
     assert ended == ["before", "batch"]
 
 
-async def test_a_request_of_a_batch_is_refused_alone(engine: VLLMEngine) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_alone_and_the_engine_lives_on(engine: VLLMEngine) -> None:
     good, bad = Request((3, 4), Sampling(max_tokens=2), "good"), Request((3,) * 1000, Sampling(), "bad")
     answers = await engine.generate_batch([bad, good])
     assert isinstance(answers[0], PolicyError) and isinstance(answers[1], Completion)
-
-
-async def test_a_prompt_that_is_too_long_is_refused_and_the_engine_lives_on(engine: VLLMEngine) -> None:
     with pytest.raises(PolicyError, match="refused"):
-        await engine.generate([3] * 1000, Sampling(max_tokens=8), "too-long")
+        await engine.generate(bad.prompt_ids, Sampling(max_tokens=8), "too-long")
     assert len((await engine.generate([3], Sampling(max_tokens=2), "next")).token_ids) == 2
 
 
@@ -239,25 +228,20 @@ async def test_the_class_of_a_model_is_looked_at_in_the_engine_s_own_process(
     assert ModelRegistry.models == before
 
 
-async def test_a_cancelled_call_ends_its_request(engine: VLLMEngine) -> None:
-    long = Sampling(max_tokens=400, seed=1)
-    call = asyncio.create_task(engine.generate([1, 2, 3], long, "unwanted"))
-    await engine.generate([1, 2, 3], Sampling(max_tokens=1, seed=1), "beside")  # by then the other one runs
+@pytest.mark.parametrize("in_batch", [False, True])
+async def test_a_cancelled_call_ends_its_requests(engine: VLLMEngine, in_batch: bool) -> None:
+    requests = [Request((4, i), Sampling(max_tokens=200, seed=i), f"unwanted/{i}") for i in range(5)]
+    first = requests[0]
+    if in_batch:
+        call = asyncio.ensure_future(engine.generate_batch(requests))
+    else:
+        call = asyncio.ensure_future(engine.generate(first.prompt_ids, first.sampling, first.request_id))
+    while not await engine._command(lambda: engine._thread.engine.has_unfinished_requests()):
+        await asyncio.sleep(0)
     assert not call.done()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    await engine.generate([1, 2, 3], Sampling(max_tokens=2, seed=1), "after")
     assert await engine._command(lambda: engine._thread.engine.has_unfinished_requests()) is False
-
-
-async def test_a_cancelled_batch_ends_its_requests(engine: VLLMEngine) -> None:
-    batch = [Request((4, i), Sampling(max_tokens=200, seed=i), f"batch/{i}") for i in range(5)]
-    call = asyncio.create_task(engine.generate_batch(batch))
-    while not await engine._command(engine._thread.engine.has_unfinished_requests):
-        await asyncio.sleep(0)
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    assert await engine._command(engine._thread.engine.has_unfinished_requests) is False
 
 
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
@@ -446,7 +430,6 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
 
     A trainer's process group outlives the engine, which is garbage while it works.
     """
-    from trainers.batching.batch import Sample
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     old = {name: weight for name, weight in _weights(model).items() if name != "lm_head.weight"}
@@ -467,10 +450,9 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
     del tied
     gc.collect()
     assert core() is None and torch.distributed.is_initialized()
-    expected = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions])
+    expected = trainer.logprobs(samples_of(completions))
     trainer.close()
-    for completion, values in zip(completions, expected, strict=True):
-        assert completion.logprobs.tolist() == pytest.approx(values, abs=1e-4)
+    assert max(differences(completions, expected)) < 1e-4
 
 
 async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: float) -> list[Completion]:
@@ -490,11 +472,6 @@ async def _greedy(engine: VLLMEngine) -> list[Sequence[int]]:
         for p in prompts
     ]
     return [tuple(completion.token_ids) for completion in await asyncio.gather(*calls)]
-
-
-def _row(completion: Completion) -> Row:
-    ids = {"prompt_ids": completion.prompt_ids, "response_ids": completion.token_ids}
-    return Episode(**ids, logprobs=completion.logprobs, reward=0.0).rows[0]
 
 
 def _new_weights(model: Path) -> dict[str, torch.Tensor]:

@@ -28,9 +28,9 @@ from forge_env.core.types import EpisodeLimits, Message, Sampling, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import Request
 from forge_env.rollout.rollout import run_episode
-from tests.system.test_engine_lora import mean_difference, row_of, train
+from tests.helpers.engine_rows import mean_difference, samples_of
+from tests.system.test_engine_lora import train
 from tests.trainers.titan.weights import weights_of
-from trainers.batching.batch import Sample
 from trainers.model.sizes import MODEL_SIZES
 from trainers.model.tiny_model import make_tiny_model
 from trainers.titan.trainer import TitanSettings, TitanTrainer
@@ -87,8 +87,7 @@ async def test_new_weights_arrive_bit_by_bit_over_several_swaps(engine: VLLMEngi
                 train(trainer)
             await engine.update_weights(engine.version + 1, weights_of(trainer))
         completions = await complete(engine)
-        samples = [Sample(rows=(row_of(completion),)) for completion in completions]
-        assert mean_difference(completions, trainer.logprobs(samples)) <= 1e-5
+        assert mean_difference(completions, trainer.logprobs(samples_of(completions))) <= 1e-5
         versions.append((weights_of(trainer), bits(completions)))
     assert versions[0][1] != versions[1][1] != versions[2][1], "the weights must speak differently"
     for weights, said in (versions[0], versions[2], versions[1], versions[1]):

@@ -29,6 +29,7 @@ from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
 from forge_env.evaluation.api import evaluate_async
+from tests.helpers.engine_rows import mean_difference, samples_of
 from trainers.batching.batch import Sample
 from trainers.lora import Lora, adapter_config
 from trainers.losses import SFTLoss
@@ -84,15 +85,6 @@ def id_of_published(worker: Any) -> int:
     return id(worker.model_runner.lora_manager._adapter_manager.get_adapter(PUBLISHED))
 
 
-def mean_difference(completions: list[Completion], logprobs: list[Any]) -> float:
-    pairs = [
-        abs(a - b)
-        for completion, values in zip(completions, logprobs, strict=True)
-        for a, b in zip(completion.logprobs, values, strict=True)
-    ]
-    return sum(pairs) / len(pairs)
-
-
 @pytest.mark.slow  # vLLM's own reader of the folder; the quick tests load it by ours
 async def test_an_engine_with_the_adapter_agrees_with_the_trainer(tiny_model: Path, tmp_path: Path) -> None:
     arguments = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
@@ -105,7 +97,7 @@ async def test_an_engine_with_the_adapter_agrees_with_the_trainer(tiny_model: Pa
     trainer.export_adapter(tmp_path / "adapter")
     completions = sample(engine, tmp_path / "adapter", count=16, tokens=24)
     assert len(completions) == 16
-    samples = [Sample(rows=(row_of(completion),)) for completion in completions]
+    samples = samples_of(completions)
     assert mean_difference(completions, trainer.logprobs(samples)) <= 1e-5
     assert mean_difference(completions, trainer.reference_logprobs(samples)) > 0.05, "the adapter matters"
     trainer.close()
@@ -133,7 +125,7 @@ async def test_named_adapters_and_the_model_do_not_disturb_each_other(
         for name, (like, version) in expected.items():
             mine = [completion for completion, (whose, _) in zip(completions, asked, strict=True) if whose == name]
             assert {span for completion in mine for span in completion.versions} == {(version, 12)}
-            samples = [Sample(rows=(row_of(completion),)) for completion in mine]
+            samples = samples_of(mine)
             differences = {who: mean_difference(mine, trainer.logprobs(samples)) for who, trainer in alone.items()}
             assert differences[like] <= 1e-5 and min(differences[who] for who in alone if who != like) > 0.05
 
@@ -216,12 +208,10 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
             ]
             completions = list(await asyncio.gather(*calls))
             assert {span for completion in completions for span in completion.versions} == {(version, 24)}
-            samples = [Sample(rows=(row_of(completion),)) for completion in completions]
-            assert mean_difference(completions, trainer.logprobs(samples)) <= 1e-5
+            assert mean_difference(completions, trainer.logprobs(samples_of(completions))) <= 1e-5
             assert (await check(version))["delivery/difference"] < 1e-5
             if before:
-                old = [Sample(rows=(row_of(completion),)) for completion in before]
-                assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
+                assert mean_difference(before, trainer.logprobs(samples_of(before))) > 0.01, "the versions differ"
             before = completions
         delivery.note_start(Scored("engine", await engine.score(delivery.prompt, "an engine that has this adapter")))
         delivery.note_update(-1, trainer.score(delivery.prompt))
@@ -301,13 +291,3 @@ def row_difference(samples: list[Sample], logprobs: list[Any]) -> float:
         ]
         pairs += [abs(a - b) for a, b in zip(sampled, values, strict=True)]
     return float(sum(pairs) / len(pairs))
-
-
-def row_of(completion: Completion) -> Row:
-    prompt, sampled = len(completion.prompt_ids), len(completion.token_ids)
-    return Row(
-        token_ids=(*completion.prompt_ids, *completion.token_ids),
-        loss_mask=(False,) * prompt + (True,) * sampled,
-        generator_logprobs=(*(0.0,) * prompt, *completion.logprobs),
-        versions=(-1,) * prompt + (0,) * sampled,
-    )

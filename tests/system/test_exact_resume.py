@@ -15,8 +15,7 @@ import pytest
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.records.run_files import steps_of
 from tests.helpers.pages import OBSERVED
-from tests.system.test_resume import _wait
-from tests.system.test_runs import Started, _monarch_logs, start  # noqa: F401
+from tests.helpers.runs import Start, Started, json_lines, summary_of
 from trainers.checkpoints import read_manifest
 
 STEPS = 6
@@ -32,10 +31,9 @@ engine gives too late."""
 
 def metrics(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """What a run measured in each step, but for the time."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         (record["phase"], record["step"]): {name: v for name, v in record.items() if not CLOCK.fullmatch(name)}
-        for record in records
+        for record in json_lines(run / "metrics.jsonl")
         if record["phase"] != "system"
     }
 
@@ -62,9 +60,7 @@ def kill(run: Started) -> None:
         if "resource_tracker" not in command:
             os.kill(pid, signal.SIGKILL)
     run.end()
-    _wait(lambda: not run.processes())
-    for path in _monarch_logs(run):
-        path.unlink()
+    run.forget_logs()
 
 
 WINDOWS = ("--training.sync_interval", "2", "--training.old_logprobs", "trainer")
@@ -82,14 +78,16 @@ BOTH = (
     [("trainers.grpo", (), False), ("trainers.gspo", WINDOWS, False), ("trainers.grpo", BOTH, True)],
     ids=["grpo", "windows", "two environments"],
 )
-def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tuple[str, ...], by_itself: bool) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_a_killed_run_is_bitwise_one_that_never_was(
+    start: Start, page: str, pace: tuple[str, ...], by_itself: bool
+) -> None:
     """All processes die and a command resumes the run, or the trainer dies and the run starts again by itself."""
     killed = start(page, *OPTIONS, *pace)
-    _wait(lambda: has_begun(killed), killed)
-    _wait(lambda: steps_of(killed.output), killed)
+    killed.wait(lambda: has_begun(killed))
+    killed.wait(lambda: steps_of(killed.output))
     trace = killed.output / "trace.json"
     spans = len(trace.read_bytes().splitlines()) + random.Random().randrange(6)
-    _wait(lambda: len(trace.read_bytes().splitlines()) >= spans, killed)
+    killed.wait(lambda: len(trace.read_bytes().splitlines()) >= spans)
     in_windows, again = pace == WINDOWS, killed
     if by_itself:
         os.kill(json.loads((killed.output / "logs" / "pids.json").read_text())["trainer"][0], signal.SIGKILL)
@@ -108,10 +106,9 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tupl
     again.assert_nothing_left()
 
     whole = start(page, *OPTIONS, *pace)
-    _wait(lambda: has_begun(whole), whole)
-    _wait(lambda: steps_of(whole.output), whole)
-    console = whole.end()
-    assert whole.process.returncode == 0, console
+    whole.wait(lambda: has_begun(whole))
+    whole.wait(lambda: steps_of(whole.output))
+    whole.ends_with(0)
 
     expected, result = metrics(whole.output), metrics(killed.output)
     assert [step for phase, step in expected if phase == "train"] == list(range(1, STEPS + 1))
@@ -125,7 +122,7 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tupl
     assert [step for phase, step in expected if phase == "evaluation"] == [0, 2, 4, STEPS]
     for phase in ("before", "train", "evaluation_000002", "evaluation_000004", "after"):
         assert tokens(killed.output, phase) == tokens(whole.output, phase), phase
-    curves = [json.loads((run.output / "summary.json").read_text())["reward_curve"] for run in (killed, whole)]
+    curves = [summary_of(run.output)["reward_curve"] for run in (killed, whole)]
     assert curves[0] == curves[1] and len(curves[0]) == STEPS
 
 
@@ -137,7 +134,7 @@ def place(checkpoint: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # two starts of the engine
-def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start: Start) -> None:
     """With rollouts two steps ahead, groups without a signal dropped, and a kill: nothing is lost or comes twice."""
     staleness, size = 2, 4
     killed = start(
@@ -147,8 +144,8 @@ def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  #
         "--dataset.sampler", "window",
         "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
     )  # fmt: skip
-    _wait(lambda: has_begun(killed), killed)
-    _wait(lambda: any(place(path)["ready"] for path in steps_of(killed.output).values()), killed)
+    killed.wait(lambda: has_begun(killed))
+    killed.wait(lambda: any(place(path)["ready"] for path in steps_of(killed.output).values()))
     kill(killed)
     # From one that holds a group which is ready, so that the resumed run has to train on it.
     step, before = next(
@@ -157,8 +154,7 @@ def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  #
     until = step + staleness + 1
     options = ("--resume", "--checkpoint.step", str(step), "--steps", str(until))
     again = start("trainers.dapo", "--output", str(killed.output), *options)
-    console = again.end()
-    assert again.process.returncode == 0, console
+    again.ends_with(0)
     ledger = place(steps_of(killed.output)[until])["ledger"]
 
     episodes = list(read_jsonl(killed.output / "episodes" / "train.jsonl"))

@@ -1,7 +1,7 @@
 """What dies, hangs or fills up under a run, for real: rollouts are replaced, and what cannot be says so and resumes.
 
-docs/reliability.md has the table. The controller's death and two runs on one folder are in test_runs.py,
-test_resume.py and tests/trainers/test_checkpoints.py.
+docs/reliability.md has the table. The controller's death and two runs on one folder are in test_resume.py and
+tests/trainers/test_checkpoints.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,8 +27,8 @@ from forge_env.core.types import Outcome, Sampling
 from forge_env.records.run_files import steps_of
 from forge_env.rollout.lockstep import Request
 from tests.helpers.pages import OBSERVED
-from tests.system.test_resume import _wait
-from tests.system.test_runs import DEADLINE, Started, start  # noqa: F401
+from tests.helpers.runs import DEADLINE, Start, Started, records, steps_taken
+from tests.helpers.waiting import wait_until
 from trainers.checkpoints import read_manifest
 
 GROUPS, SIBLINGS = 4, 4
@@ -39,19 +38,6 @@ SMALL = (
     "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
 )  # fmt: skip
 ASYNC = ("--env", "math", "--training.staleness", "1", "--steps", "100000", *SMALL)
-
-
-def _trained(output: Path) -> list[int]:
-    """The steps that are written down, those of a warm-up not among them."""
-    path = output / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [record["step"] for record in map(json.loads, lines) if record["phase"] == "train"]
-
-
-def _newest(output: Path) -> dict[str, Any]:
-    """What was written down of the last step."""
-    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return next(record for record in reversed(records) if record["phase"] == "train")
 
 
 class Console:
@@ -70,7 +56,7 @@ class Console:
 
     def when(self, text: str, count: int) -> float:
         """Wait until so many lines hold `text`; returns when the last of them came."""
-        _wait(lambda: len(self._times(text)) >= count or self._run.process.poll() is not None)
+        wait_until(lambda: len(self._times(text)) >= count or self._run.process.poll() is not None, seconds=DEADLINE)
         assert len(self._times(text)) >= count, f"{text!r} never came; the run said:\n{self.text}"
         return self._times(text)[count - 1]
 
@@ -104,13 +90,16 @@ class Faults:
             except (OSError, ValueError, LookupError):  # it is being written
                 return 0
 
-        _wait(find)
+        wait_until(find, seconds=DEADLINE)
         return find()
 
     def advance(self, steps: int) -> None:
         """Wait for so many further steps."""
-        last = len(_trained(self.run.output))
-        _wait(lambda: len(_trained(self.run.output)) >= last + steps or self.run.process.poll() is not None)
+        last = len(steps_taken(self.run.output))
+        wait_until(
+            lambda: len(steps_taken(self.run.output)) >= last + steps or self.run.process.poll() is not None,
+            seconds=DEADLINE,
+        )
         assert self.run.process.poll() is None, self.console.end()
 
     def do(self, what: str, name: str, act: Callable[[], None]) -> None:
@@ -132,10 +121,10 @@ class Faults:
 
         At most two steps' groups can be ready by then; after those two steps, the next groups have begun.
         """
-        pid, last = self.pid(name), len(_trained(self.run.output))
+        pid, last = self.pid(name), len(steps_taken(self.run.output))
         os.kill(pid, signal.SIGSTOP)
         patience = time.monotonic() + 4.0
-        while len(_trained(self.run.output)) < last + 2 and time.monotonic() < patience:
+        while len(steps_taken(self.run.output)) < last + 2 and time.monotonic() < patience:
             time.sleep(0.02)
         return pid
 
@@ -183,13 +172,13 @@ def check_books(output: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_environments_and_generator_are_killed(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_environments_and_generator_are_killed(start: Start) -> None:
     """With groups under way: they are run again, and training goes on."""
     faults = Faults(start("trainers.grpo", *ASYNC))
     for what, name in (("EnvActor", "envs"), ("PolicyActor", "generator")):
         pid = faults.stop_in_the_middle(name)
         faults.do(f"{what} SIGKILL", name, lambda pid=pid: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
-    last = _newest(faults.run.output)
+    last = records(faults.run.output)[-1]
     assert last["processes_replaced"] == 2 and last["groups_run_again"] >= 1
     faults.end()
 
@@ -197,13 +186,13 @@ def test_environments_and_generator_are_killed(start) -> None:  # type: ignore[n
 @pytest.mark.slow
 @pytest.mark.skipif(not OBSERVED, reason="the timeline says when weights are published")
 @pytest.mark.timeout(900)
-def test_environments_hang_and_the_generator_dies_with_a_pull_before_it(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_environments_hang_and_the_generator_dies_with_a_pull_before_it(start: Start) -> None:
     run = start("trainers.grpo", "--services.envs.ping_seconds", "3", *ASYNC)
     faults = Faults(run)
     faults.do("EnvActor SIGSTOP", "envs", lambda: faults.send("envs", signal.SIGSTOP))
     pid = faults.stop_generator_before_a_pull()
     faults.do("PolicyActor SIGKILL in a pull", "generator", lambda: os.kill(pid, signal.SIGKILL))
-    last = _newest(run.output)
+    last = records(run.output)[-1]
     assert last["processes_replaced"] == 2 and last["groups_run_again"] >= 1
     faults.end()
 
@@ -221,17 +210,14 @@ def ends_with_one_sentence(run: Started, output: str) -> int:
 def goes_on(begin: Callable[..., Started], output: Path, step: int, *options: str) -> None:
     """Two further steps from the checkpoint of `step`, and the books are right."""
     again = begin("trainers.grpo", "--output", str(output), "--resume", "--steps", str(step + 2), *options)
-    said = again.end()
-    assert again.process.returncode == 0, said
-    assert f"grpo goes on after step {step}, from" in said
-    again.assert_nothing_left()
-    assert _trained(output) == list(range(1, step + 3))
+    assert f"grpo goes on after step {step}, from" in again.ends_with(0)
+    assert steps_taken(output) == list(range(1, step + 3))
     check_books(output)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start: Start) -> None:
     """The run starts again by itself after the first death, and ends with one sentence at the second."""
     run = start("trainers.grpo", *ASYNC)
     faults = Faults(run)
@@ -257,7 +243,7 @@ def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start) -> None:
             os.kill(pid, signal.SIGCONT)
         return bool(halves)
 
-    _wait(stopped_in_a_checkpoint)
+    wait_until(stopped_in_a_checkpoint, seconds=DEADLINE)
     os.kill(pid, signal.SIGKILL)
     output = faults.console.end()
     assert ends_with_one_sentence(run, output) >= step
@@ -280,7 +266,7 @@ def _sandboxes(pid: int) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_the_sandbox_is_killed_again_and_again(start: Start) -> None:
     """A snippet that dies with it is a fault without a reward; the sandbox is made anew."""
     run = start(
         "trainers.grpo", "--env", "code_exec", "--training.staleness", "1", "--steps", "100000", *SMALL,
@@ -297,7 +283,7 @@ def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[n
                 os.kill(pid, signal.SIGKILL)
         return len(killed) >= 4
 
-    _wait(kill_four)
+    wait_until(kill_four, seconds=DEADLINE)
     faults.advance(3)
     folder = list(steps_of(run.output).values())[-1]
     counted = read_manifest(folder)["extra"]["place"]["drops"]
@@ -330,13 +316,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("left", "interval", "what"), [(500_000, 1, "the checkpoint "), (0, 5, "")], ids=["checkpoint", "episodes"]
 )
-def test_the_disk_is_full(start, small_disk: Path, left: int, interval: int, what: str) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_the_disk_is_full(start: Start, small_disk: Path, left: int, interval: int, what: str) -> None:
     """With a little room a checkpoint fails, or what steps record meanwhile; with none, and none due, records fail."""
     output = small_disk / "run"
     run = start("trainers.grpo", "--output", str(output), *ASYNC, "--checkpoint.interval", str(interval))
     run.output = output
     faults = Faults(run)
-    _wait(lambda: steps_of(output) or run.process.poll() is not None)
+    wait_until(lambda: steps_of(output) or run.process.poll() is not None, seconds=DEADLINE)
     ballast = small_disk / "ballast"
     with ballast.open("wb") as file:
         while (free := shutil.disk_usage(small_disk).free) > left:

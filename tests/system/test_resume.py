@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,30 +14,15 @@ from forge_env.core.episode import read_jsonl
 from forge_env.records.run_files import steps_of
 from forge_env.records.run_weights import run_weights
 from tests.helpers.pages import MEASURED, page_of
-from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start, write_chats  # noqa: F401
+from tests.helpers.runs import UNTRAINED, Start, Started, json_lines, steps_taken, summary_of
+from tests.system.test_runs import write_chats
 
 # Each step trains, whatever its rewards.
 OPTIONS = ("--env", "math", "--checkpoint.interval", "2", "--training.entropy_coef", "0.01", *UNTRAINED)
 
 
-def _steps(output: Path) -> list[int]:
-    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [record["step"] for record in records if record["phase"] == "train"]
-
-
-def _wait(done: Callable[[], object], run: Started | None = None) -> None:
-    """Wait until something is so, or fail with what the run says."""
-    deadline = time.monotonic() + DEADLINE
-    while not done():
-        if time.monotonic() > deadline or (run is not None and run.process.poll() is not None):
-            if run is not None:
-                run.process.kill()
-            raise AssertionError(f"it never came to that; the run said:\n{run.end() if run else ''}")
-        time.sleep(0.02)
-
-
-def ended_by_sigterm(  # type: ignore[no-untyped-def]
-    start,  # noqa: F811
+def ended_by_sigterm(
+    start: Start,
     tmp_path: Path,
     *more: str,
     is_ready: Callable[[Path], object] = Path.is_dir,
@@ -54,33 +37,28 @@ def ended_by_sigterm(  # type: ignore[no-untyped-def]
         "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512",
         *MEASURED, *more,
     )  # fmt: skip
-    _wait(lambda: (ended.output / "metrics.jsonl").is_file() and len(_steps(ended.output)) >= 2, ended)
-    _wait(lambda: is_ready(ended.output), ended)
+    ended.wait(lambda: len(steps_taken(ended.output)) >= 2)
+    ended.wait(lambda: is_ready(ended.output))
     os.killpg(ended.process.pid, signal.SIGTERM)  # of the whole group, as a terminal's Ctrl-C is
-    console = ended.end()
-    assert ended.process.returncode == 143, console
-    assert "Traceback" not in console
-    ended.assert_nothing_left()
+    console = ended.ends_with(143)
     page = page_of(ended.output)
     assert page is None or '"why_incomplete":"it was stopped"' in page
     return ended, console
 
 
-def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_supervised_training_that_a_signal_ended_goes_on(start: Start, tmp_path: Path) -> None:
     """A checkpoint is kept though none was due; everything of the run ends, the meters too; and it goes on."""
     ended, console = ended_by_sigterm(start, tmp_path)
     ((step, newest),) = steps_of(ended.output).items()
-    assert step == len(_steps(ended.output)), "that of the last step which was taken"
+    assert step == len(steps_taken(ended.output)), "that of the last step which was taken"
     onward = f"go on from step {step} with python -m trainers.sft --output {ended.output} --resume"
     assert console.rstrip().endswith(f"stopped; a checkpoint is kept: {onward}")
     moved = ended.output.rename(tmp_path / "renamed")
     again = start("trainers.sft", "--output", str(moved), "--resume", "--steps", str(step + 2))
-    console = again.end()
-    assert again.process.returncode == 0, console
+    console = again.ends_with(0)
     assert f"sft goes on after step {step}, from {moved / 'checkpoints' / newest.name}" in console
-    again.assert_nothing_left()
-    assert _steps(moved) == list(range(1, step + 3))  # each once
-    summary = json.loads((moved / "summary.json").read_text())
+    assert steps_taken(moved) == list(range(1, step + 3))  # each once
+    summary = summary_of(moved)
     assert summary["steps"] == step + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]
     page = page_of(moved)
     assert page is None or '"complete":true' in page
@@ -94,16 +72,14 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_a_killed_run_goes_on_from_its_checkpoint(start: Start) -> None:
     killed = start("trainers.grpo", "--steps", "100000", *OPTIONS)
     folder = killed.output / "checkpoints"
     # Until something is written down that the checkpoint does not know.
-    _wait(lambda: steps_of(killed.output) and max(_steps(killed.output)) > min(steps_of(killed.output)), killed)
+    killed.wait(lambda: steps_of(killed.output) and max(steps_taken(killed.output)) > min(steps_of(killed.output)))
     killed.process.kill()
     killed.end()
-    _wait(lambda: not killed.processes())
-    for path in _monarch_logs(killed):
-        path.unlink()
+    killed.forget_logs()
     step, newest = list(steps_of(killed.output).items())[-1]
     assert trained_model(str(killed.output)) == trained_model(f"{killed.output}@{step}") == newest / "model"
     before = (killed.output / "episodes" / "before.jsonl").read_bytes()
@@ -111,14 +87,12 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     refused = start("trainers.grpo", "--output", str(killed.output), "--steps", str(step + 3), *OPTIONS)
     assert "--resume" in refused.end() and refused.process.returncode == 2
     again = start("trainers.grpo", "--output", str(killed.output), "--resume", "--verbose", "--steps", str(step + 3))
-    console = again.end()
-    assert again.process.returncode == 0, console
+    console = again.ends_with(0)
     assert f"grpo goes on after step {step}, from {newest}" in console
     assert "held-out success before" not in console and "warm-up of" not in console
-    again.assert_nothing_left()
 
-    assert _steps(killed.output) == list(range(1, step + 4))  # each once
-    summary = json.loads((killed.output / "summary.json").read_text())
+    assert steps_taken(killed.output) == list(range(1, step + 4))  # each once
+    summary = summary_of(killed.output)
     assert summary["steps"] == step + 3 == len(summary["reward_curve"])
     assert summary["success_before"] is not None and summary["success_after"] is not None
     startup = summary["startup"]  # of this start of it
@@ -128,7 +102,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     assert (killed.output / "episodes" / "before.jsonl").read_bytes() == before
     page = page_of(killed.output)
     assert page is None or all(text in page for text in ('"complete":true', f"{step + 3:,}", "goes on after step"))
-    learned = [json.loads(line) for line in (killed.output / "trained.jsonl").read_text().splitlines()]
+    learned = json_lines(killed.output / "trained.jsonl")
     assert [line["step"] for line in learned] == [i for i in range(1, step + 4) for _ in range(96)]
     kept = sorted(path.name for path in folder.iterdir())
     assert kept[-1] == f"step_{step + 3:06d}" and len(kept) == 2

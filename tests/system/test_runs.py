@@ -8,13 +8,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,179 +16,79 @@ import pytest
 from safetensors.torch import load_file
 
 from agents.renderer.tokenizer import FastTokenizer
-from forge_env.core.episode import read_jsonl
+from forge_env.core.episode import Episode, read_jsonl
 from forge_env.records.run_files import episode_files, steps_of
 from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.helpers.pages import MEASURED, OBSERVED, data_of, page_of
+from tests.helpers.runs import (
+    DEADLINE,
+    REPOSITORY,
+    SHORT,
+    UNTRAINED,
+    Start,
+    json_lines,
+    records,
+    steps_taken,
+    summary_of,
+)
 from tests.helpers.waiting import wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE = 240.0  # seconds for anything that a run is waited for
 
-UNTRAINED = ("--warmup.steps", "0", "--dataset.held_out", "16", "--dataset.tasks", "64")
-SHORT = ("--env.max_turns", "3", "--env.max_turn_tokens", "32", "--env.max_tokens", "512")
-"""Limits for a model without training, which ends no turn by itself."""
-
-
-@dataclass
-class Started:
-    """A run in a process of its own, found again by a mark in its environment."""
-
-    process: subprocess.Popen[str]
-    mark: str
-    temp: Path
-    output: Path
-
-    def read_until(self, text: str) -> str:
-        """Read the console until a line holds `text`."""
-        seen = ""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            seen += line
-            if text in line:
-                return seen
-        raise AssertionError(f"{text!r} never came; the run said:\n{seen}")
-
-    def end(self, seconds: float = DEADLINE) -> str:
-        """Wait for the end; returns the rest of the console."""
-        return self.process.communicate(timeout=seconds)[0]
-
-    def processes(self) -> dict[int, str]:
-        """Every living process that this run started, with its command line."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    if self.mark.encode() in (entry / "environ").read_bytes():
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                except OSError:
-                    continue
-        return found
-
-    def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.processes(), "all processes of the run have ended")
-        assert list(self.temp.iterdir()) == []
-        assert _monarch_logs(self) == []
-
-
-def _is_owned(name: str) -> bool:
-    """Whether a process lives that maps this shared memory, or whose id is in its name. Semaphores show neither."""
-    if name.startswith("sem.mp-") and "PYTEST_XDIST_WORKER" in os.environ:
-        return True
-    pid = re.search(r"_(\d+)_", name)
-    return (pid is not None and Path(f"/proc/{pid[1]}").exists()) or _is_mapped(f"/dev/shm/{name}\n")
-
-
-def _is_mapped(file: str) -> bool:
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            if file in maps.read_text():
-                return True
-    return False
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator:
-    """Start `python -m MODULE OPTIONS`; whatever is alive at its end is ended. A target may follow the module."""
-    runs: list[Started] = []
-    shared_memory = set(os.listdir("/dev/shm"))
-
-    def begin(module: str, *options: str) -> Started:
-        mark, temp = f"forge-test-{uuid.uuid4()}", Path(tempfile.mkdtemp(prefix="forge-test-"))
-        given = options[options.index("--output") + 1] if "--output" in options else ""
-        output = Path(given) if given else tmp_path / f"run{len(runs)}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module.split(), *(() if given else ("--output", str(output))), *options],
-            cwd=REPOSITORY,
-            env={**os.environ, "FORGE_TEST_MARK": mark, "TMPDIR": str(temp)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # with a process group of its own, as a shell gives it one
-        )
-        runs.append(Started(process, mark, temp, output))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        for pid in run.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        run.process.wait()
-        shutil.rmtree(run.temp)
-    # Another worker of pytest may have a run at the same time: what belongs to a live process is not left behind, and
-    # what a dead one has left there is removed in a moment.
-    with suppress(AssertionError):
-        wait_until(lambda: not left_behind(shared_memory))
-    assert left_behind(shared_memory) == set()
-
-
-def left_behind(before: set[str]) -> set[str]:
-    return {name for name in set(os.listdir("/dev/shm")) - before if not _is_owned(name)}
-
-
-def _monarch_logs(run: Started) -> list[Path]:
-    return list(Path("/tmp").glob(f"*/monarch_log_forge_{run.process.pid}.log"))
-
-
-def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_two_steps_of_grpo(start: Start, tmp_path: Path) -> None:
     """The whole loop, and everything that it promises to leave behind; with a reward from which nothing is learned."""
     (tmp_path / "constant.py").write_text("def half(episode):\n    return 0.5\n")
     run = start(
-        "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
+        "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "64", "--dataset.held_out", "8",
         "--training.batch_size", "4", "--grpo.n_samples", "4",
-        "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
-        "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
+        "--warmup.steps", "6", "--warmup.learning_rate_warmup", "3", "--warmup.demonstrations", "16",
+        "--warmup.probe_tasks", "4", "--warmup.probe_every", "6",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
         *MEASURED, "--verbose", "--reward", f"{tmp_path}/constant.py:half",
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
+    console = run.ends_with(0)
     for phrase in ("held-out success before", "with the tool switched off", "grpo 2/2", "tokens/s", "user:"):
         assert phrase in console
     assert re.match(r" *\d+\.\d s  trainers.grpo: importing its packages", console)
     assert page_of(run.output) is None or console.rstrip().endswith(f"forge-env view {run.output}")
     _check_start(run.output, console, _PHASES | _RL_PHASES)
-    summary = json.loads((run.output / "summary.json").read_text())
+    summary = summary_of(run.output)
     assert summary["env"] == "code_exec" and summary["algorithm"] == "grpo" and summary["steps"] == 2
     for name in ("seed", "success_before", "success_after", "setup_seconds", "train_seconds", "tokens_generated"):
         assert name in summary
     assert summary["tokens_trained"] > 0 and summary["model_parameters"] > 100_000
     assert summary["versions"]["torchtitan"]
     _check_episodes(run.output)
-    steps = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps if step["phase"] == "train"] == [1, 2]
-    for step in steps:
-        if step["phase"] == "train":
-            assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
-            assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
-            assert step["staleness_max"] == step["signal/share"] == 0
-            assert step["visits/unseen"] >= 4 * step["step"], "each group has a task that none before it had"
-            assert step["delivery/difference"] <= 1e-5 if step["step"] > 1 else "delivery/difference" not in step
-            assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
-            assert 0 < step["engine/cache_usage"] < 1
-            assert step["engine/preemptions"] == 0, "the cache has room for all"
-            assert 0 < step["engine/thread_busy"] < 1 and 0 < step["engine/worker_share"] < 1
-            assert 0 < step["engine/us_per_request"] < 1e5
+    steps = json_lines(run.output / "metrics.jsonl")
+    assert steps_taken(run.output) == [1, 2]
+    for step in records(run.output):
+        assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
+        assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
+        assert step["staleness_max"] == step["signal/share"] == 0
+        assert step["visits/unseen"] >= 4 * step["step"], "each group has a task that none before it had"
+        assert step["delivery/difference"] <= 1e-5 if step["step"] > 1 else "delivery/difference" not in step
+        assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
+        assert 0 < step["engine/cache_usage"] < 1
+        assert step["engine/preemptions"] == 0, "the cache has room for all"
+        assert 0 < step["engine/thread_busy"] < 1 and 0 < step["engine/worker_share"] < 1
+        assert 0 < step["engine/us_per_request"] < 1e5
     if OBSERVED:
         _check_findings(run.output, console, "rewards_constant")
         _check_observed(run.output, steps, summary)
     evaluated = {step["step"]: step["success"] for step in steps if step["phase"] == "evaluation"}
     assert evaluated == {0: summary["success_before"], 2: summary["success_after"]}
     _check_kinds(run.output, steps, summary)
-    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    learned = json_lines(run.output / "trained.jsonl")
     trained = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
     assert [line["episode"] for line in learned] == [episode.id for episode in trained]
     assert [len(line["advantages"]) for line in learned] == [len(episode.turns) for episode in trained]
     if page := page_of(run.output):
-        _check_page(page, summary)
+        _check_page(page, summary, trained)
     assert [path.name for path in (run.output / "checkpoints").iterdir()] == ["step_000002"]
     _check_export(run.output / "model")
 
 
 @pytest.mark.slow
-def test_siblings_that_are_compared_and_a_reward_vector(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_siblings_that_are_compared_and_a_reward_vector(start: Start, tmp_path: Path) -> None:
     """Two steps whose advantages are those of the parts: one of the environment, and one of a comparison."""
     (tmp_path / "own.py").write_text(
         "async def place(episodes):\n    return [float(n) for n in range(len(episodes))]\n"
@@ -204,13 +98,10 @@ def test_siblings_that_are_compared_and_a_reward_vector(start, tmp_path: Path) -
         "--training.batch_size", "4", "--grpo.n_samples", "4", "--group-reward", f"{tmp_path}/own.py:place",
         "--grpo.reward_parts.correct", "1", "--grpo.reward_parts.place.weight", "0.5",
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["phase"] == "train"]
+    run.ends_with(0)
+    steps = records(run.output)
     assert [(line["groups_with_signal"], line["grad_norm"] > 0) for line in steps] == [(4, True)] * 2
-    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    learned = json_lines(run.output / "trained.jsonl")
     advantages = {line["episode"]: line["advantages"][0] for line in learned}
     played = {episode.id: episode for episode in read_jsonl(run.output / "episodes" / "train.jsonl")}
     assert len(played) == 2 * 4 * 4
@@ -219,26 +110,23 @@ def test_siblings_that_are_compared_and_a_reward_vector(start, tmp_path: Path) -
         assert episode.rewards["place"] == place and episode.success == (episode.reward - place >= 1)
         if not any(played[f"{episode.group_id}/{n}"].success for n in range(4)):
             assert advantages[name] == pytest.approx(0.5 * (place - 1.5) / 1.291, abs=1e-3)
-    evaluated = [line for line in lines if line["phase"] == "evaluation"]
-    assert {line["reward/place/mean"] for line in evaluated} == {0.5}
+    assert {line["reward/place/mean"] for line in records(run.output, "evaluation")} == {0.5}
 
 
 @pytest.mark.slow
-def test_summaries_are_sampled_and_trained_on(start) -> None:  # type: ignore[no-untyped-def]
+def test_summaries_are_sampled_and_trained_on(start: Start) -> None:
     """Two steps on chains that exceed the context, after a warm-up that has seen the expert's summaries."""
     run = start(
         "trainers.grpo", "--env", "benchmarks.compaction:Boxes", "--context.compact_at", "0.6", "--steps", "2",
         "--warmup.steps", "60", "--warmup.probe_tasks", "16", "--dataset.held_out", "16", "--dataset.tasks", "256",
         "--training.batch_size", "4", "--grpo.n_samples", "4", "--training.signal_error", "0",
     )  # fmt: skip
-    console = run.end(2 * DEADLINE)
-    assert run.process.returncode in (0, 3), console  # 3: no group of so few had a signal
-    run.assert_nothing_left()
+    run.ends_with(0, 3, seconds=2 * DEADLINE)  # 3: no group of so few had a signal
     played = {phase: [*read_jsonl(file)] for phase, file in episode_files(run.output).items()}
     with_summaries = [e for e in played["demonstrations"] if any(turn.is_summary for turn in e.turns)]
     assert with_summaries and all(len(row.token_ids) <= 144 for e in with_summaries for row in e.supervised_rows)
     trained = {e.id: e for e in played["train"]}
-    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    learned = json_lines(run.output / "trained.jsonl")
     summaries = 0
     for line in learned:
         turns = trained[line["episode"]].turns
@@ -272,13 +160,12 @@ UNLEARNED = {
 @pytest.mark.slow
 @pytest.mark.skipif(not OBSERVED, reason="nothing here says why a run does not learn")
 @pytest.mark.parametrize("kind", UNLEARNED)
-def test_a_run_that_is_made_to_fail_says_why(start, kind: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_that_is_made_to_fail_says_why(start: Start, kind: str) -> None:
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "8", "--tasks", "1024", "--dataset.held_out", "64",
         "--training.batch_size", "8", "--grpo.n_samples", "4", "--training.signal_error", "0", *UNLEARNED[kind],
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode in (0, 3), console  # 3: no step had a gradient
+    console = run.ends_with(0, 3)  # 3: no step had a gradient
     _check_findings(run.output, console, kind)
 
 
@@ -296,7 +183,7 @@ def _check_findings(output: Path, console: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # type: ignore[no-untyped-def]
+def test_a_reference_model_old_logprobs_and_credit_by_turn(start: Start) -> None:
     """With real actors: the reference holds the warmed-up policy, so that the penalty begins at 0.
 
     The engine sleeps whenever the trainer or the reference model works, over a window of two steps too.
@@ -309,9 +196,7 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
         "--training.entropy_coef", "0.01",  # so that the policy moves, whatever its rewards
         "--services.generator.sleep", "yes",
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
+    console = run.ends_with(0)
     if OBSERVED:
         _check_sleep(run.output)
     for phrase in (
@@ -322,8 +207,7 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     ):
         assert phrase in console, console
     assert (run.output / "reference.safetensors").is_file()
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["phase"] == "train"]
+    steps = records(run.output)
     assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
     for step in steps:
         assert step["seconds/reference"] > 0 and step["mismatch_alarm"] == 0.0
@@ -337,7 +221,9 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
 
 @pytest.mark.slow
 @pytest.mark.parametrize("top_k", ["0", "8"])
-def test_a_teacher_that_is_the_policy_itself_has_nothing_to_teach_at_first(start, tiny_model: Path, top_k: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_teacher_that_is_the_policy_itself_has_nothing_to_teach_at_first(
+    start: Start, tiny_model: Path, top_k: str
+) -> None:
     """With real actors, on two processes; the engine's rounding is the only divergence of the first step."""
     run = start(
         "trainers.reinforce", "--env", "math", "--model", str(tiny_model), "--steps", "2", "--tasks", "32",
@@ -345,34 +231,30 @@ def test_a_teacher_that_is_the_policy_itself_has_nothing_to_teach_at_first(start
         "--teacher.procs", "2", "--reinforce.n_samples", "1", "--env.min_valid", "1", "--training.batch_size", "4",
         *SHORT,
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["phase"] == "train"]
+    run.ends_with(0)
+    steps = records(run.output)
     assert abs(steps[0]["teacher_kl"]) < 1e-4 and all(step["seconds/teacher"] > 0 for step in steps)
     assert all(step["tokens_left_out"] == 0 for step in steps)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("top_k", ["0", "8"])
-def test_two_teachers_of_two_environments(start, tiny_model: Path, top_k: str) -> None:  # type: ignore[no-untyped-def]
+def test_two_teachers_of_two_environments(start: Start, tiny_model: Path, top_k: str) -> None:
     """A model for one of them, and for the other the policy with a hint, which is no longer what sampled."""
     run = start(
         "trainers.grpo", "--env", "math", "--env", "code_exec", "--model", str(tiny_model), "--steps", "2",
         "--tasks", "32", "--dataset.held_out", "8", "--distill.teacher", str(tiny_model), "--distill.top_k", top_k,
         "--mixture.math.distill.teacher", "self", "--training.batch_size", "4", "--env.max_tokens", "512", *SHORT,
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["phase"] == "train"]
+    run.ends_with(0)
+    steps = records(run.output)
     assert all(step["taught"] == 1 and step["teacher_kl"] != 0 and not step["skipped"] for step in steps)
 
 
 @pytest.mark.slow
-def test_an_algorithm_in_a_file_of_the_users_own_trains_and_goes_on(start, tmp_path: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_algorithm_in_a_file_of_the_users_own_trains_and_goes_on(
+    start: Start, tmp_path: Path, tiny_model: Path
+) -> None:
     """The trainer's process imports the loss from the file; a file that cannot be imported there ends the run."""
     page = (REPOSITORY / "docs" / "algorithms.md").read_text(encoding="utf-8")
     source = re.search(r"```python\n(# my_algorithm\.py\n.*?)```", page, re.DOTALL)
@@ -384,21 +266,17 @@ def test_an_algorithm_in_a_file_of_the_users_own_trains_and_goes_on(start, tmp_p
         "--training.batch_size", "2", "--squared.n_samples", "2", "--training.entropy_coef", "0.01",
     ]  # fmt: skip
     run = start(f"trainers {target}", *options, "--steps", "1")
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
-    summary = json.loads((run.output / "summary.json").read_text())
+    console = run.ends_with(0)
+    summary = summary_of(run.output)
     assert (summary["algorithm"], summary["command"]) == ("squared", f"trainers {target}")
     again = start(f"trainers {target}", "--output", str(run.output), "--resume", "--steps", "2")
-    console = again.end()
-    assert again.process.returncode == 0, console
+    console = again.ends_with(0)
     assert "squared goes on after step 1" in console and "squared 2/2" in console
-    again.assert_nothing_left()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("publish", ["merged", "adapter"])
-def test_adapters_in_a_whole_run(start, publish: str, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+def test_adapters_in_a_whole_run(start: Start, publish: str, tiny_model: Path) -> None:
     """The engine has them, merged or in its slot; the trainer itself is the reference, and its penalty begins at 0."""
     run = start(
         "trainers.grpo", "--env", "math", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
@@ -407,12 +285,9 @@ def test_adapters_in_a_whole_run(start, publish: str, tiny_model: Path) -> None:
         "--lora.publish", publish, "--model", str(tiny_model), *SHORT,
         "--training.learning_rate", "1e-2", "--training.entropy_coef", "0.01",  # so that the policy moves
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
+    console = run.ends_with(0)
     assert "the reference model is the trainer's own, with the adapter that it had after the warm-up" in console
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["phase"] == "train"]
+    steps = records(run.output)
     assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
     assert all(step["mean_abs_logprob_difference"] <= 1e-5 for step in steps)
     assert steps[-1]["delivery/difference"] <= 1e-5 and steps[-1]["delivery/missing"] <= 0.01
@@ -425,7 +300,7 @@ def test_adapters_in_a_whole_run(start, publish: str, tiny_model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--lora.publish", "merged"], ["--lora.publish", "adapter"]])
-def test_a_run_whose_engine_loads_no_update_stops(start, options: list[str], tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_whose_engine_loads_no_update_stops(start: Start, options: list[str], tiny_model: Path) -> None:
     """It takes every version over by its number alone. That of the warm-up is the first, that of step 1 the second."""
     adapters = ["--lora.rank", "4", *options, "--model", str(tiny_model)] if options else []
     run = start(
@@ -433,35 +308,28 @@ def test_a_run_whose_engine_loads_no_update_stops(start, options: list[str], tin
         "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
         "--training.learning_rate", "1e-2", "--training.entropy_coef", "0.01", *SHORT, *adapters,
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 1, console
-    assert "Traceback" not in console
+    console = run.ends_with(1)
     (sentence,) = [line for line in console.splitlines() if line.startswith("error: ")]
     assert "the engine generator does not generate from the trainer's weights, after 2 updates in a row" in sentence
     assert "the engine's by 0," in sentence and "it answers as the model of the start" in sentence
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["phase"] == "train"] == [1]
-    run.assert_nothing_left()
+    assert steps_taken(run.output) == [1]
 
 
 @pytest.mark.slow
-def test_a_model_with_experts_replays_the_routes_of_its_engine(start) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_with_experts_replays_the_routes_of_its_engine(start: Start) -> None:
     run = start(
         "trainers.grpo", "--env", "math", "--model.size", "tiny-moe", "--steps", "2", "--tasks", "128",
         "--dataset.held_out", "8", "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4",
         "--training.batch_size", "4", "--training.entropy_coef", "0.01",  # so that each step trains
         "--training.sync_interval", "2", "--training.old_logprobs", "trainer",
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
-    run.assert_nothing_left()
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    first, second = (line for line in lines if line["phase"] == "train")
+    run.ends_with(0)
+    first, second = records(run.output)
     assert first["skipped"] == second["skipped"] == 0 and first["mean_abs_logprob_difference"] <= 1e-4
     assert first["replay/holes"] == second["replay/holes"] == 0
     assert first["replay/experts_differ"] < 0.01 < second["replay/experts_differ"], "the first step changed the router"
     assert {"replay/difference_without", "replay/kl_without"} <= first.keys() - second.keys()
-    assert not [line for line in lines if line["phase"] == "warmup" and "replay/holes" in line], "there is no engine"
+    assert not any("replay/holes" in line for line in records(run.output, "warmup")), "there is no engine"
     _check_export(run.output / "model")
 
 
@@ -480,28 +348,25 @@ def _check_sleep(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_thinks_within_a_budget(start) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_that_thinks_within_a_budget(start: Start) -> None:
     """Demonstrations begin with an empty thought, so every thought is over its budget and is ended."""
     thinks = ("--env.thinking", "on", "--env.max_thinking_tokens", "1", "--env.max_turn_tokens", "40")
     warmup = ("--warmup.steps", "60", "--warmup.learning_rate_warmup", "10", "--warmup.demonstrations", "192")
     run = start("trainers.grpo", "--env", "math", *thinks, *warmup, "--steps", "2", "--tasks", "256",
                 "--dataset.held_out", "16",
                 "--training.entropy_coef", "0.01")  # so that each step trains, whatever its rewards  # fmt: skip
-    said = run.end()
-    assert run.process.returncode == 0, said
+    run.ends_with(0)
     turns = [turn for episode in read_jsonl(run.output / "episodes/train.jsonl") for turn in episode.turns]
     ended = [turn for turn in turns if [version for version, _ in turn.versions].count(-1) == 1]
     assert len(ended) > 0.9 * len(turns) and all(turn.num_written < len(turn.token_ids) for turn in ended)
     assert all(len(turn.context_digest.split()) == 2 for turn in ended)  # which reading has checked
-    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["phase"] == "train"]
+    steps = records(run.output)
     assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in steps), "the trainer reads what the engine read"
     assert all(line["rollout/rows_per_episode"] == 1 and line["rollout/repeated_tokens"] == 0 for line in steps)
-    run.assert_nothing_left()
 
 
 @pytest.mark.slow
-def test_a_trainer_of_two_ranks_in_a_whole_run(start) -> None:  # type: ignore[no-untyped-def]
+def test_a_trainer_of_two_ranks_in_a_whole_run(start: Start) -> None:
     """Two processes of FSDP train what one does, as the same seeds show in the losses of the warm-up."""
     options = (
         "--env", "math", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8", "--warmup.steps", "4",
@@ -511,14 +376,11 @@ def test_a_trainer_of_two_ranks_in_a_whole_run(start) -> None:  # type: ignore[n
     losses = []
     for procs in ("1", "2"):
         run = start("trainers.grpo", *options, "--trainer.procs", procs)
-        console = run.end()
-        assert run.process.returncode == 0, console
-        run.assert_nothing_left()
+        run.ends_with(0)
         assert (run.output / "logs" / "trainer-1.log").exists() == (procs == "2")
-        lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines if line["phase"] == "train"] == [1, 2]
-        assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in lines if line["phase"] == "train")
-        losses.append([line["loss"] for line in lines if line["phase"] == "warmup"])
+        assert steps_taken(run.output) == [1, 2]
+        assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in records(run.output))
+        losses.append([line["loss"] for line in records(run.output, "warmup")])
         _check_export(run.output / "model")
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
@@ -534,7 +396,7 @@ _RL_PHASES |= {"evaluation without tools", "first rollouts"}
 
 def _check_start(output: Path, console: str, names: set[str]) -> None:
     """A run says what each phase of its start took, in the order that they need."""
-    summary = json.loads((output / "summary.json").read_text())
+    summary = summary_of(output)
     phases = dict(summary["startup"])
     first_step = phases.pop("first_step")
     assert set(phases) == names
@@ -617,13 +479,14 @@ def _scalar(output: Path, tag: str, *, step: int) -> float:
     return next(event.value for event in events.Scalars(tag) if event.step == step)
 
 
-def _check_page(page: str, summary: dict[str, Any]) -> None:
+def _check_page(page: str, summary: dict[str, Any], trained: list[Episode]) -> None:
     """report.html has every part of which the run has something, and its figures."""
     data = data_of(page)
     view = data["views"]["0"]
     assert data["runs"][0]["complete"] and not view["report"]["why_incomplete"]
     tables = _tables(page)
-    assert tables.keys() >= {"Startup", "Slowest tools", "Outcomes"} and tables["Slowest tools"][0][0] == "python"
+    called = {use.name or "unknown" for episode in trained for turn in episode.turns for use in turn.tool_uses}
+    assert tables.keys() >= {"Startup", "Outcomes"} and {row[0] for row in tables.get("Slowest tools", [])} == called
     assert {"train", "evaluation", "warmup"} | ({"system"} if OBSERVED else set()) <= view["curves"].keys()
     assert {"reward", "success", "entropy", "seconds/publish"} <= view["curves"]["train"]["values"].keys()
     measured = {evaluation["title"]: evaluation["success"] for evaluation in view["overview"]["evaluations"]}
@@ -646,12 +509,12 @@ def _check_export(folder: Path) -> None:
 # The quick test of a signal is that of supervised training, which starts no engine: test_resume.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_signal_while_training_ends_everything(start: Start, number: signal.Signals, code: int) -> None:
     a_signal_ends_everything(start, number, code)
 
 
-def a_signal_ends_everything(  # type: ignore[no-untyped-def]
-    start, number: signal.Signals, code: int, *more: str, is_ready: Callable[[Path], object] = Path.is_dir
+def a_signal_ends_everything(
+    start: Start, number: signal.Signals, code: int, *more: str, is_ready: Callable[[Path], object] = Path.is_dir
 ) -> Path:
     """Returns the run's folder, with which `is_ready` is asked before the signal."""
     options = (*more, *MEASURED, "--training.signal_error", "0")
@@ -660,10 +523,7 @@ def a_signal_ends_everything(  # type: ignore[no-untyped-def]
     run.read_until("grpo ")
     wait_until(lambda: is_ready(run.output), "the run is ready for the signal")
     os.killpg(run.process.pid, number)  # as a terminal does
-    console = run.end()
-    assert run.process.returncode == code, console
-    assert "Traceback" not in console
-    run.assert_nothing_left()
+    console = run.ends_with(code)
     (step,) = steps_of(run.output)
     assert f"a checkpoint is kept: go on from step {step} with python -m trainers.grpo" in console
     page = page_of(run.output)
@@ -672,53 +532,16 @@ def a_signal_ends_everything(  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_engine_starts(start) -> None:  # type: ignore[no-untyped-def]
+def test_ctrl_c_while_the_engine_starts(start: Start) -> None:
     run = start("trainers.grpo", "--env", "code_exec", *UNTRAINED)
     run.read_until("the engine is starting")
     run.process.send_signal(signal.SIGINT)
-    console = run.end()
-    assert run.process.returncode == 130, console
+    console = run.ends_with(130)
     assert "Traceback" not in console and "nothing is kept" in console and not run.output.exists()
-    run.assert_nothing_left()
 
 
 @pytest.mark.slow
-def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def]
-    """SIGKILL runs no clean-up of ours: the actors notice by themselves. Files may stay, processes may not."""
-    run = start("trainers.grpo", "--env", "code_exec", "--steps", "100000", *UNTRAINED)
-    run.read_until("held-out success before")
-    assert len(run.processes()) >= 4
-    run.process.kill()
-    run.end()
-    wait_until(lambda: not run.processes(), "all processes of the run have ended")
-    for path in _monarch_logs(run):
-        path.unlink()
-
-
-@pytest.mark.slow
-def test_a_killed_trainer_ends_the_run(start) -> None:  # type: ignore[no-untyped-def]
-    """The run says in one sentence which process died, and leaves nothing; other services are started again."""
-    run = start("trainers.grpo", "--env", "math", "--steps", "100000", "--launcher.restarts", "0", *UNTRAINED)
-    run.read_until("held-out success before")
-    logs = (run.output / "logs" / "trainer.log").resolve()
-    pid = next(pid for pid in run.processes() if _stdout_of(pid) == str(logs))
-    os.kill(pid, signal.SIGKILL)
-    console = run.end()
-    assert run.process.returncode == 1, console
-    assert "error: the trainer process died" in console
-    assert "Traceback" not in console
-    run.assert_nothing_left()
-
-
-def _stdout_of(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/1")
-    except OSError:
-        return ""
-
-
-@pytest.mark.slow
-def test_marks_with_new_rows_are_learned(start, tmp_path: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+def test_marks_with_new_rows_are_learned(start: Start, tmp_path: Path, tiny_model: Path) -> None:
     """A model in which both marks of a call have one row learns to call its tool, and is exported with the new rows."""
     model = make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=True)
     embedding = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
@@ -730,8 +553,7 @@ def test_marks_with_new_rows_are_learned(start, tmp_path: Path, tiny_model: Path
         "--tasks", "1024", "--warmup.learning_rate", "3e-3", "--warmup.learning_rate_warmup", "10",
         "--warmup.batch_size", "16", "--dataset.held_out", "32", *SHORT,
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
+    console = run.ends_with(0)
     assert "new rows: <tool_call>, </tool_call> get rows of their own" in console
     episodes = list(read_jsonl(run.output / "episodes" / "after.jsonl"))
     assert sum(any(turn.tool_uses for turn in episode.turns) for episode in episodes) > len(episodes) / 2
@@ -741,7 +563,6 @@ def test_marks_with_new_rows_are_learned(start, tmp_path: Path, tiny_model: Path
     )
     assert not begun[first].equal(begun[second]) and trained.shape == begun.shape
     _check_export(run.output / "model")
-    run.assert_nothing_left()
 
 
 def write_chats(path: Path) -> Path:
@@ -755,21 +576,19 @@ def write_chats(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_sft_on_a_file_of_chats(start: Start, tmp_path: Path) -> None:
     """No environment, no engine: the trainer alone, on what a user wrote down."""
     run = start(
         "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--sft.tokens_per_step", "1024",
         "--sft.epochs", "2", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2", "--verbose",
     )  # fmt: skip
-    console = run.end()
-    assert run.process.returncode == 0, console
+    console = run.ends_with(0)
     assert "chats in the column messages" in console
     assert "1 left out (line 101" in console
-    summary = json.loads((run.output / "summary.json").read_text())
+    summary = summary_of(run.output)
     assert (summary["env"], summary["left_out"], summary["held_out_conversations"]) == ("", 1, 2)
     assert summary["held_out_loss_after"] < summary["held_out_loss_before"] - 0.5
-    steps = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    steps = [step for step in steps if step["phase"] == "train"]
+    steps = records(run.output)
     assert len(steps) == summary["steps"] >= 4
     rates = [step["learning_rate"] for step in steps]
     assert rates == pytest.approx([3e-3 * (1 - done / len(steps)) for done in range(len(steps))])
@@ -778,23 +597,20 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     assert not (run.output / "logs" / "generator.log").exists()
     _check_export(run.output / "model")
     _check_start(run.output, console, _PHASES | {"data", "held-out loss", "first batch"})
-    run.assert_nothing_left()
 
     # From the checkpoint before the last one, the same steps once more.
     newest = max(steps_of(run.output).values())
     shutil.rmtree(newest)
     (run.output / "summary.json").unlink()
     again = start("trainers.sft", "--output", str(run.output), "--resume")
-    console = again.end()
-    assert again.process.returncode == 0 and "sft goes on after step" in console, console
+    console = again.ends_with(0)
+    assert "sft goes on after step" in console
     _check_start(run.output, console, _PHASES | {"data", "checkpoint", "first batch"})  # of the newest start
-    repeated = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
-    repeated = [step for step in repeated if step["phase"] == "train"]
+    repeated = records(run.output)
     assert [(step["step"], step["loss"]) for step in repeated] == [(step["step"], step["loss"]) for step in steps]
 
     # And from the last one, when there are more steps to take.
     more = start("trainers.sft", "--output", str(run.output), "--resume", "--steps", str(len(steps) + 2))
-    console = more.end()
-    assert more.process.returncode == 0, console
-    summary = json.loads((run.output / "summary.json").read_text())
+    console = more.ends_with(0)
+    summary = summary_of(run.output)
     assert summary["steps"] == len(steps) + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]

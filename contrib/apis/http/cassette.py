@@ -100,7 +100,7 @@ class Cassette:
             raise UserError(f"the cassette {self.path} cannot be read: {error}") from None
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                recording = _parsed(line, f"line {number} of the cassette {self.path}")
+                recording = _recording_of(line, f"line {number} of the cassette {self.path}")
                 self._responses.setdefault(recording.key, []).append(recording)
 
     def _write(self, text: str, *, mode: str) -> None:
@@ -191,7 +191,7 @@ def _credentials(request: httpx.Request) -> Credentials:
     return credentials if isinstance(credentials, Credentials) else Credentials()
 
 
-def _parsed(line: str, where: str) -> Recording:
+def _recording_of(line: str, where: str) -> Recording:
     try:
         fields: dict[str, Any] = json.loads(line)
         recording = Recording(**fields)

@@ -89,7 +89,7 @@ class ApiClient:
 
     def with_credentials(self, credentials: Credentials) -> ApiClient:
         self._check_named()
-        return self._bound(self.base_url, self._credentials.joined(credentials))
+        return self._bound(self.base_url, self._credentials.join(credentials))
 
     def with_headers(self, headers: Mapping[str, str]) -> ApiClient:
         """Return a client for one caller, such as an episode; cheap. The values are redacted like all credentials.

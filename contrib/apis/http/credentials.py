@@ -53,7 +53,7 @@ class Credentials:
         values = {part for value in headers.values() for part in (value, *value.split()[1:]) if len(part) >= MIN_LENGTH}
         return replace(self, headers={**self.headers, **headers}, secrets=self.secrets | values)
 
-    def joined(self, other: Credentials) -> Credentials:
+    def join(self, other: Credentials) -> Credentials:
         return Credentials(
             headers={**self.headers, **other.headers},
             query={**self.query, **other.query},
@@ -76,7 +76,7 @@ class Credentials:
             data = data.replace(secret.encode(), REDACTED.encode())
         return data
 
-    def applied(self, request: httpx.Request) -> httpx.Request:
+    def apply(self, request: httpx.Request) -> httpx.Request:
         headers = request.headers.copy()
         headers.update(self.headers)
         if self.cookies:
@@ -101,7 +101,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         credentials = request.extensions.get(EXTENSION)
-        return await self._inner.handle_async_request(credentials.applied(request) if credentials else request)
+        return await self._inner.handle_async_request(credentials.apply(request) if credentials else request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -117,7 +117,7 @@ def headers_from_env(headers: Mapping[str, str]) -> Credentials:
 def value_from_env(template: str) -> tuple[str, set[str]]:
     if _NAME.fullmatch(template):
         template = "${" + template + "}"
-    names = [braced or plain for braced, plain in _REFERENCE.findall(template)]
+    names = [in_braces or plain for in_braces, plain in _REFERENCE.findall(template)]
     if not names:
         raise UserError(
             "a credential in the settings names no environment variable: write NAME, or 'Bearer ${NAME}', and put the "

@@ -70,10 +70,10 @@ def _compact(text: str) -> str:
         json.loads(bare, parse_float=len, parse_int=len)
     except (ValueError, RecursionError):
         return text
-    return _SPACE.sub(lambda match: _unescaped(match[1] or ""), bare)
+    return _SPACE.sub(lambda match: _unescape(match[1] or ""), bare)
 
 
-def _unescaped(string: str) -> str:
+def _unescape(string: str) -> str:
     """A JSON string with its characters as they are, but half of a surrogate pair, which UTF-8 does not hold."""
     if "\\" not in string:
         return string

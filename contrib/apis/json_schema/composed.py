@@ -28,14 +28,14 @@ class Composition:
         self._where = where
         self._parts = 0
 
-    def opened(self, schema: dict[str, Any], pointer: str = "") -> dict[str, Any]:
+    def open(self, schema: dict[str, Any], pointer: str = "") -> dict[str, Any]:
         """An equal schema with parts that leave each other room: it is closed as a whole if a part of it is."""
         if not _is_composed(schema):
             return schema
         above = (pointer,) if pointer else ()
         unset = {name for name, part in self.properties(schema) if is_read_only(part)}
-        opened, is_closed = self._open(schema, above, unset)
-        return {**opened, "unevaluatedProperties": False} if is_closed else opened
+        result, is_closed = self._open(schema, above, unset)
+        return {**result, "unevaluatedProperties": False} if is_closed else result
 
     def properties(self, schema: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
         """Give the names and schemas of the properties that all values of a schema have in common."""
@@ -60,13 +60,13 @@ class Composition:
         if not isinstance(name, str) or not isinstance(pointer, str):
             return "", []
         mapping = discriminator.get("mapping") if isinstance(discriminator, dict) else None
-        implied = pointer.rpartition("/")[2]
-        named = mapping.items() if isinstance(mapping, dict) else ()
-        values = [value for value, target in named if target in (pointer, implied)]
+        default = pointer.rpartition("/")[2]
+        targets = mapping.items() if isinstance(mapping, dict) else ()
+        values = [value for value, target in targets if target in (pointer, default)]
         own = [part for property_name, part in self.properties(alternative) if property_name == name]
         if not values or any(not isinstance(part, dict) or part.keys() & {"enum", "const", "$ref"} for part in own):
             return "", []
-        return name, list(dict.fromkeys([*values, implied]))
+        return name, list(dict.fromkeys([*values, default]))
 
     def _open(self, schema: Any, above: tuple[str, ...], unset: set[str]) -> tuple[Any, bool]:
         """Return a part that admits further properties, and whether it was closed; an open part is returned itself."""
@@ -80,12 +80,12 @@ class Composition:
             part, is_closed = self._open(target, (*above, pointer), unset)
             beside = {key: value for key, value in self._references.with_siblings(schema).items() if key != "$ref"}
             return (schema if part is target else {"allOf": [part], **beside} if beside else part), is_closed
-        opened = {key: value for key, value in schema.items() if key not in _CLOSED or value is not False}
-        is_closed = len(opened) < len(schema)
-        if isinstance(needed := schema.get("required"), list) and any(
-            name in unset for name in needed if isinstance(name, str)
+        result = {key: value for key, value in schema.items() if key not in _CLOSED or value is not False}
+        is_closed = len(result) < len(schema)
+        if isinstance(names := schema.get("required"), list) and any(
+            name in unset for name in names if isinstance(name, str)
         ):
-            opened["required"] = [name for name in needed if name not in unset]
+            result["required"] = [name for name in names if name not in unset]
         for key in _KEYS:
             if not (items := _list(schema, key)):
                 continue
@@ -93,11 +93,11 @@ class Composition:
             flags = [flag for _, flag in pairs]
             is_closed = is_closed or (any(flags) if key == "allOf" else all(flags))
             if any(part is not item for (part, _), item in zip(pairs, items, strict=True)):
-                opened[key] = [part for part, _ in pairs]
-                if key != "allOf" and {} in opened[key]:
-                    del opened[key]
-        is_same = opened.keys() == schema.keys() and all(opened[key] is schema[key] for key in schema)
-        return (schema if is_same else opened), is_closed
+                result[key] = [part for part, _ in pairs]
+                if key != "allOf" and {} in result[key]:
+                    del result[key]
+        is_same = result.keys() == schema.keys() and all(result[key] is schema[key] for key in schema)
+        return (schema if is_same else result), is_closed
 
     def _count(self) -> None:
         self._parts += 1

@@ -41,14 +41,14 @@ class References:
 
     def follow(self, node: Any, where: str) -> Any:
         """Return the end of a chain of references; a node without a reference is returned itself."""
-        seen: set[str] = set()
+        pointers: set[str] = set()
         while isinstance(node, dict) and "$ref" in node:
             pointer = node["$ref"]
-            if not isinstance(pointer, str) or pointer in seen:
+            if not isinstance(pointer, str) or pointer in pointers:
                 raise UserError(
                     f"{where} refers to itself, or by something that is no reference: {str(pointer)[:200]!r}"
                 )
-            seen.add(pointer)
+            pointers.add(pointer)
             node = self.at(pointer, where)
         return node
 
@@ -78,46 +78,44 @@ class Converter:
 
     def convert(self, schema: Any) -> Any:
         """Return a schema in draft 2020-12, and add the schemas that it refers to to `defs`."""
-        converted = self._converted(schema)
+        result = self._convert(schema)
         while self._pending:
             name, target, pointer = self._pending.pop()
-            self.defs[name] = self._converted(target, pointer)
-        return converted
+            self.defs[name] = self._convert(target, pointer)
+        return result
 
-    def _converted(self, schema: Any, pointer: str = "") -> Any:
+    def _convert(self, schema: Any, pointer: str = "") -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
             raise UserError(f"{self._where} has a schema that is neither an object nor true or false")
         original = self._references.with_siblings(schema)
-        schema = self._composition.opened(original, pointer)
-        converted = {key: schema[key] for key in schema.keys() & _PLAIN}
-        converted |= {key: self._converted(schema[key]) for key in schema.keys() & _ONE}
+        schema = self._composition.open(original, pointer)
+        result = {key: schema[key] for key in schema.keys() & _PLAIN}
+        result |= {key: self._convert(schema[key]) for key in schema.keys() & _ONE}
         for key in schema.keys() & _SEVERAL:
             if not isinstance(schema[key], list):
                 raise UserError(f"{self._where} has a schema whose alternatives are no list")
-            converted[key] = [self._converted(item) for item in schema[key]]
-        for key in converted.keys() & {"anyOf", "oneOf"}:
-            converted[key] = list(map(self._tagged, converted[key], [original] * len(converted[key]), original[key]))
+            result[key] = [self._convert(item) for item in schema[key]]
+        for key in result.keys() & {"anyOf", "oneOf"}:
+            result[key] = list(map(self._with_tags, result[key], [original] * len(result[key]), original[key]))
         for key in schema.keys() & _NAMED:
             if not isinstance(schema[key], dict):
                 raise UserError(f"{self._where} has a schema whose properties are no object")
-            converted[key] = {name: self._converted(part) for name, part in schema[key].items()}
+            result[key] = {name: self._convert(part) for name, part in schema[key].items()}
         # In the order of the document, and without keywords in the meaning of other drafts.
-        converted = {
-            key: converted[key] for key in schema if key in converted and not _is_of_other_draft(key, converted[key])
-        }
+        result = {key: result[key] for key in schema if key in result and not _is_of_other_draft(key, result[key])}
         if "$ref" in schema:
-            converted = {"$ref": self._reference(schema["$ref"]), **converted}
-        _remove_read_only(converted, schema)
-        _convert_bounds(converted)
-        _admit_several(converted)
-        return _with_null(converted) if schema.get("nullable") is True else converted
+            result = {"$ref": self._reference(schema["$ref"]), **result}
+        _remove_read_only(result, schema)
+        _convert_bounds(result)
+        _admit_several(result)
+        return _with_null(result) if schema.get("nullable") is True else result
 
-    def _tagged(self, converted: Any, schema: Schema, alternative: Any) -> Any:
+    def _with_tags(self, part: Any, schema: Schema, alternative: Any) -> Any:
         """Add to an alternative the values of the discriminator that stand for it."""
         name, values = self._composition.tags(schema, alternative)
-        return {"allOf": [converted], "properties": {name: {"enum": values}}} if name else converted
+        return {"allOf": [part], "properties": {name: {"enum": values}}} if name else part
 
     def _reference(self, pointer: Any) -> str:
         target = self._references.follow({"$ref": pointer}, self._where)
@@ -129,7 +127,7 @@ class Converter:
         return f"#/$defs/{self._names[pointer]}"
 
 
-def resolved(schema: Any, defs: Schema) -> Any:
+def resolve(schema: Any, defs: Schema) -> Any:
     """Return a converted schema with its own reference resolved; one with more than annotations beside it is returned.
 
     Annotations such as a description override the target's.
@@ -142,8 +140,8 @@ def resolved(schema: Any, defs: Schema) -> Any:
     return schema
 
 
-def used(schema: Any, defs: Schema) -> Schema:
-    needed: Schema = {}
+def definitions_in(schema: Any, defs: Schema) -> Schema:
+    definitions: Schema = {}
     nodes = [schema]
     while nodes:
         node = nodes.pop()
@@ -152,16 +150,16 @@ def used(schema: Any, defs: Schema) -> Schema:
         elif isinstance(node, dict):
             reference = node.get("$ref")
             name = reference.removeprefix("#/$defs/") if isinstance(reference, str) else None
-            if name in defs and name not in needed:
-                needed[name] = defs[name]
+            if name in defs and name not in definitions:
+                definitions[name] = defs[name]
                 nodes.append(defs[name])
             nodes += node.values()
-    return {name: defs[name] for name in defs if name in needed}
+    return {name: defs[name] for name in defs if name in definitions}
 
 
-def _free(name: str, taken: Collection[str]) -> str:
+def _free(name: str, others: Collection[str]) -> str:
     number, free = 1, name
-    while free in taken:
+    while free in others:
         number += 1
         free = f"{name}_{number}"
     return free
@@ -171,15 +169,15 @@ def _is_of_other_draft(key: str, value: Any) -> bool:
     return (key == "required" and isinstance(value, bool)) or (key == "description" and not isinstance(value, str))
 
 
-def _remove_read_only(converted: Schema, schema: Schema) -> None:
+def _remove_read_only(result: Schema, schema: Schema) -> None:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return
     names = {name for name, property_schema in properties.items() if is_read_only(property_schema)}
     for name in names:
-        converted["properties"].pop(name)
-    if names and isinstance(converted.get("required"), list):
-        converted["required"] = [name for name in converted["required"] if name not in names]
+        result["properties"].pop(name)
+    if names and isinstance(result.get("required"), list):
+        result["required"] = [name for name in result["required"] if name not in names]
 
 
 def _convert_bounds(schema: Schema) -> None:

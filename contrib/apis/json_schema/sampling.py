@@ -20,10 +20,10 @@ _MOST_ITEMS = 3
 
 def draw_arguments(schema: Mapping[str, Any], rng: random.Random, *, level: int = 1) -> dict[str, Any]:
     """Return arguments that fit a tool's schema: all required ones and some optional ones."""
-    drawn = _Drawing(schema, rng, level).value(schema, _DEPTH)
-    if not isinstance(drawn, dict):
+    arguments = _Drawing(schema, rng, level).value(schema, _DEPTH)
+    if not isinstance(arguments, dict):
         raise ValueError("the schema of its arguments is no object")
-    return drawn
+    return arguments
 
 
 class _Drawing:
@@ -43,12 +43,12 @@ class _Drawing:
         if schema.get("enum"):
             return self._rng.choice(schema["enum"])
         if "$ref" in schema:
-            return self.value(_referred(self._root, schema["$ref"]), depth - 1)
+            return self.value(_target(self._root, schema["$ref"]), depth - 1)
         for key in ("anyOf", "oneOf"):
             if schema.get(key):
                 return self.value(self._alternative(schema[key]), depth - 1)
         if schema.get("allOf"):
-            return self.value(self._merged(schema), depth - 1)
+            return self.value(self._merge(schema), depth - 1)
         return self._of_type(schema, depth)
 
     def _alternative(self, schemas: Sequence[Any]) -> Any:
@@ -59,15 +59,15 @@ class _Drawing:
         ]
         return self._rng.choice(real if real and self._rng.random() < 0.8 else schemas)
 
-    def _merged(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
+    def _merge(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        whole: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
         for part in schema["allOf"]:
-            part = _referred(self._root, part["$ref"]) if "$ref" in part else part
-            properties = {**merged.get("properties", {}), **part.get("properties", {})}
-            required = [*merged.get("required", ()), *part.get("required", ())]
-            merged |= part
-            merged |= {"properties": properties, "required": required} if properties else {}
-        return merged
+            part = _target(self._root, part["$ref"]) if "$ref" in part else part
+            properties = {**whole.get("properties", {}), **part.get("properties", {})}
+            required_names = [*whole.get("required", ()), *part.get("required", ())]
+            whole |= part
+            whole |= {"properties": properties, "required": required_names} if properties else {}
+        return whole
 
     def _of_type(self, schema: Mapping[str, Any], depth: int) -> Any:
         kind = schema.get("type", "object" if "properties" in schema else "string")
@@ -86,26 +86,28 @@ class _Drawing:
         return None if kind == "null" else self._text(schema)
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        chosen = [
-            name for name in properties if name in required or (depth > _OPTIONAL_DEPTH and self._rng.random() < 0.5)
+        properties, required_names = schema.get("properties", {}), schema.get("required", ())
+        names = [
+            name
+            for name in properties
+            if name in required_names or (depth > _OPTIONAL_DEPTH and self._rng.random() < 0.5)
         ]
-        drawn = {name: self.value(properties[name], depth - 1) for name in chosen}
+        values = {name: self.value(properties[name], depth - 1) for name in names}
         others = schema.get("additionalProperties")
         if not properties and others is not False and _OPTIONAL_DEPTH < depth < _DEPTH:
-            drawn |= {name: self.value(others, depth - 1) for name in self._rng.sample(WORDS, self._rng.randint(1, 2))}
-        return drawn
+            values |= {name: self.value(others, depth - 1) for name in self._rng.sample(WORDS, self._rng.randint(1, 2))}
+        return values
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        fixed = [self.value(item_schema, depth - 1) for item_schema in schema.get("prefixItems", ())]
-        least = max(schema.get("minItems", 0), len(fixed))
+        prefix = [self.value(item_schema, depth - 1) for item_schema in schema.get("prefixItems", ())]
+        least = max(schema.get("minItems", 0), len(prefix))
         most = min(schema.get("maxItems", least + _MOST_ITEMS), max(least, _MOST_ITEMS))
         items = schema.get("items", {})
-        length = self._rng.randint(max(least, min(1, most)), most) if depth > _OPTIONAL_DEPTH and not fixed else least
-        drawn = fixed + [self.value(items, depth - 1) for _ in range(length - len(fixed))]
+        length = self._rng.randint(max(least, min(1, most)), most) if depth > _OPTIONAL_DEPTH and not prefix else least
+        values = prefix + [self.value(items, depth - 1) for _ in range(length - len(prefix))]
         if not schema.get("uniqueItems"):
-            return drawn
-        return [item for i, item in enumerate(drawn) if item not in drawn[:i]]
+            return values
+        return [item for i, item in enumerate(values) if item not in values[:i]]
 
     def _integer(self, schema: Mapping[str, Any], *, largest: int = 0) -> int:
         largest = largest or self._largest
@@ -145,7 +147,7 @@ _FORMATS = {
 }
 
 
-def _referred(root: Mapping[str, Any], reference: Any) -> Any:
+def _target(root: Mapping[str, Any], reference: Any) -> Any:
     node: Any = root
     for part in str(reference).removeprefix("#").strip("/").split("/"):
         node = node.get(part) if isinstance(node, Mapping) else None

@@ -37,8 +37,8 @@ class SchemaArguments:
             errors = _errors(self._validator, value)
             if not errors:
                 return value
-            converted = [_convert(value, error) for error in errors]
-            if not any(converted):
+            conversions = [_convert(value, error) for error in errors]
+            if not any(conversions):
                 break
         raise ValueError("; ".join(_problem(error) for error in _errors(self._validator, value)[:_MAX_PROBLEMS]) + ".")
 
@@ -170,8 +170,8 @@ def _additional_properties(validator: Any, part: Any, instance: Any, schema: Map
 
     if not validator.is_type(instance, "object"):
         return
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    extra = [name for name in instance if name not in named and not any(_matches(p, name) for p in patterns)]
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in instance if name not in properties and not any(_matches(p, name) for p in patterns)]
     if validator.is_type(part, "object"):
         for name in extra:
             yield from validator.descend(instance[name], part, path=name)
@@ -197,20 +197,20 @@ def _convert(value: dict[str, Any], error: Any) -> bool:
     path = list(error.absolute_path)
     if error.validator != "type" or not path:
         return False
-    wanted = error.validator_value
-    kinds = [wanted] if isinstance(wanted, str) else sorted(wanted, key="integer".__ne__)
+    types = error.validator_value
+    kinds = [types] if isinstance(types, str) else sorted(types, key="integer".__ne__)
     parent: Any = value
     for step in path[:-1]:
         parent = parent[step]
     for kind in kinds:
-        is_converted, converted = _converted(kind, parent[path[-1]])
+        is_converted, new_value = _try_convert(kind, parent[path[-1]])
         if is_converted:
-            parent[path[-1]] = converted
+            parent[path[-1]] = new_value
             return True
     return False
 
 
-def _converted(kind: str, value: Any) -> tuple[bool, Any]:
+def _try_convert(kind: str, value: Any) -> tuple[bool, Any]:
     """Return whether a value can be converted to another JSON type, and the converted value."""
     if kind == "string":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -23,15 +23,15 @@ class McpConnection:
         self._transport = transport
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
-        self._broken = False
+        self._is_broken = False
 
     @property
     def is_broken(self) -> bool:
-        return self._broken or self._task.done()
+        return self._is_broken or self._task.done()
 
     @is_broken.setter
     def is_broken(self, value: bool) -> None:
-        self._broken = value
+        self._is_broken = value
 
     async def open(self, seconds: float) -> None:
         self._task = asyncio.create_task(self._live(), name="mcp session")

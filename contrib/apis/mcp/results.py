@@ -29,7 +29,7 @@ class LenientStream:
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> Any:
-        return _mended(await self._stream.receive())
+        return _mend(await self._stream.receive())
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -38,7 +38,7 @@ class LenientStream:
         return self
 
     async def __anext__(self) -> Any:
-        return _mended(await self._stream.__anext__())
+        return _mend(await self._stream.__anext__())
 
     async def __aenter__(self) -> LenientStream:
         await self._stream.__aenter__()
@@ -48,14 +48,14 @@ class LenientStream:
         return await self._stream.__aexit__(*exc)
 
 
-def _mended(item: Any) -> Any:
+def _mend(item: Any) -> Any:
     """Return a message, or what the library gives in place of one that it cannot read."""
     from mcp.shared.message import SessionMessage
     from mcp_types import JSONRPCResponse
 
     if isinstance(item, Exception):
         message = _answer(item)
-        return item if message is None else _mended(SessionMessage(message))
+        return item if message is None else _mend(SessionMessage(message))
     if isinstance(item.message, JSONRPCResponse):
         item.message.result = _mended_result(restored(item.message.result))
     elif getattr(item.message, "params", None) is not None:
@@ -78,18 +78,18 @@ def _answer(error: Exception) -> Any:
         value = line.get("result")
         result = value if isinstance(value, dict) else {"content": [] if value is None else [value]}
         return JSONRPCResponse(jsonrpc="2.0", id=id_, result=result)
-    stated = line["error"]
-    said = stated.get("message") if isinstance(stated, dict) else None
-    text = said if isinstance(said, str) else _text(stated)
+    error_part = line["error"]
+    message = error_part.get("message") if isinstance(error_part, dict) else None
+    text = message if isinstance(message, str) else _text(error_part)
     return JSONRPCError(jsonrpc="2.0", id=id_, error=ErrorData(code=0, message=text))
 
 
 def _mended_result(result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(result.get("tools"), list):
         cursor = result.get("nextCursor")
-        kept = {key: value for key, value in result.items() if key != "nextCursor"}
+        fields = {key: value for key, value in result.items() if key != "nextCursor"}
         more = {"nextCursor": cursor} if isinstance(cursor, str) else {}
-        return {**kept, **more, "tools": [_mended_tool(tool) for tool in result["tools"]]}
+        return {**fields, **more, "tools": [_mended_tool(tool) for tool in result["tools"]]}
     is_whole = result.get("resultType") in (None, "complete")
     return _mended_call(result) if is_whole and not result.keys() & _START_KEYS else result
 
@@ -101,10 +101,10 @@ def _mended_tool(tool: Any) -> Any:
     schema = {**schema} if isinstance(schema, dict) else {}
     if schema.get("type") != "object":
         schema = {"type": "object", **{key: value for key, value in schema.items() if key != "type"}}
-    mended = {key: tool[key] for key in ("name", "title", "description") if isinstance(tool.get(key), str)}
+    fields = {key: tool[key] for key in ("name", "title", "description") if isinstance(tool.get(key), str)}
     is_read = isinstance(hints, dict) and hints.get("readOnlyHint") is True
     return {
-        **mended,
+        **fields,
         "inputSchema": schema,
         "annotations": {"readOnlyHint": is_read},
         "_meta": {OUTPUT_SCHEMA: tool["outputSchema"]} if isinstance(tool.get("outputSchema"), dict) else {},
@@ -112,12 +112,12 @@ def _mended_tool(tool: Any) -> Any:
 
 
 def _mended_call(result: dict[str, Any]) -> dict[str, Any]:
-    structured = result.get("structuredContent")
+    structure = result.get("structuredContent")
     # Before 2026 structured content is an object; results of later versions have a type.
-    is_kept = isinstance(structured, dict) or ("resultType" in result and "structuredContent" in result)
+    is_kept = isinstance(structure, dict) or ("resultType" in result and "structuredContent" in result)
     return {
         **({"resultType": "complete"} if "resultType" in result else {}),
-        **({"structuredContent": structured} if is_kept else {}),
+        **({"structuredContent": structure} if is_kept else {}),
         "content": [{"type": "text", "text": result_text(result)}],
         "isError": str(result.get("isError")).lower() == "true",
     }
@@ -132,13 +132,13 @@ def result_text(result: Mapping[str, Any]) -> str:
     content = result.get("content")
     parts = content if isinstance(content, list) else [] if content is None else [content]
     texts = [_part(part) for part in parts]
-    said = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in parts]
-    has_text = any(isinstance(text, str) for text in said)
-    structured = result.get("structuredContent")
-    if structured is not None and not has_text:
-        texts.append(_text(structured))
+    contents = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in parts]
+    has_text = any(isinstance(text, str) for text in contents)
+    structure = result.get("structuredContent")
+    if structure is not None and not has_text:
+        texts.append(_text(structure))
     bare = {key: value for key, value in result.items() if key not in _ENVELOPE}
-    if not parts and structured is None and bare:
+    if not parts and structure is None and bare:
         texts.append(_text(bare))
     return "\n".join(text for text in texts if text)
 
@@ -148,8 +148,8 @@ def _part(part: Any) -> str:
         return _text(part)
     kind, resource = part.get("type"), part.get("resource")
     if kind in ("image", "audio"):
-        data, named = part.get("data"), part.get("mimeType")
-        return Medium(kind=kind, media_type=str(named or ""), data=data if isinstance(data, str) else "").note
+        data, media_type = part.get("data"), part.get("mimeType")
+        return Medium(kind=kind, media_type=str(media_type or ""), data=data if isinstance(data, str) else "").note
     if kind == "text" and part.get("text") is None:
         return ""
     if kind == "resource_link":

@@ -101,7 +101,7 @@ class McpServer:
         # Beside those that the library passes to every server: HOME, PATH and the like.
         self._env = {name: secret_from_env(name) for name in env}
         secrets_of_env = Credentials(secrets=frozenset(self._env.values()))
-        self._credentials = headers_from_env(headers).joined(secrets_of_env)
+        self._credentials = headers_from_env(headers).join(secrets_of_env)
         self._opening = asyncio.Lock()
         self._connection: McpConnection | None = None
         self._is_closed = False
@@ -142,10 +142,10 @@ class McpServer:
         self._warn_of_output(name, result.structured_content)
         return text or "OK (no content)"
 
-    def _warn_of_output(self, name: str, structured: Any) -> None:
+    def _warn_of_output(self, name: str, structure: Any) -> None:
         """Tell the author once that a result breaks its outputSchema. The model is shown its text all the same."""
         check = self._output_checks.get(name)
-        problem = check(structured) if check and structured is not None else "it has no structuredContent"
+        problem = check(structure) if check and structure is not None else "it has no structuredContent"
         if check and problem:
             del self._output_checks[name]
             tool = f"the tool {name!r:.100} of the MCP server {self._source!r}"
@@ -155,12 +155,12 @@ class McpServer:
     async def _list(self) -> list[Any]:
         async def page(cursor: str | None) -> tuple[list[tuple[str, Any]], str | None]:
             try:
-                listed = await self._ask(lambda client: client.list_tools(cursor=cursor))
+                answer = await self._ask(lambda client: client.list_tools(cursor=cursor))
             except _CallRefused:
                 if cursor != "":
                     raise
                 return [], None  # the server writes "" for the end
-            return [(tool.name, tool) for tool in listed.tools], listed.next_cursor
+            return [(tool.name, tool) for tool in answer.tools], answer.next_cursor
 
         server = self._credentials.redact(f"the MCP server {self._source!r}")
         try:
@@ -169,13 +169,13 @@ class McpServer:
             problem = f"does not list its tools: {refusal!s:.500}"
             raise ServiceError(f"{server} {self._credentials.redact(problem)}") from None
 
-    def _tool(self, name: str, listed: Any) -> Tool:
+    def _tool(self, name: str, entry: Any) -> Tool:
         async def call(**arguments: Any) -> str:
-            return await self.call(listed.name, arguments)
+            return await self.call(entry.name, arguments)
 
-        where = f"the tool {listed.name!r:.100} of the MCP server {self._source!r}"
-        schema = dict(listed.input_schema)
-        hints = listed.annotations
+        where = f"the tool {entry.name!r:.100} of the MCP server {self._source!r}"
+        schema = dict(entry.input_schema)
+        hints = entry.annotations
         is_read = hints is not None and hints.read_only_hint is True
         # Longer than a call may take, so that a slow server is a fault of the episode and not a result.
         options = ToolOptions(
@@ -183,7 +183,7 @@ class McpServer:
         )
         return Tool(
             name=name,
-            description=(listed.description or listed.title or listed.name).strip(),
+            description=(entry.description or entry.title or entry.name).strip(),
             parameters=without_titles(schema),
             arguments=SchemaArguments(schema, where=where),
             function=call,

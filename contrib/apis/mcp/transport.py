@@ -34,7 +34,7 @@ class Stderr:
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Any]:
+    async def open(self) -> AsyncIterator[Any]:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> 
     parameters = StdioServerParameters(
         command=program, args=arguments, env=env, encoding=exact_numbers.ENCODING, encoding_error_handler="replace"
     )
-    async with stderr.opened() as errlog, stdio_client(parameters, errlog=errlog) as (reading, writing):
+    async with stderr.open() as errlog, stdio_client(parameters, errlog=errlog) as (reading, writing):
         yield LenientStream(reading), writing
 
 

@@ -19,7 +19,7 @@ _MAX_BYTES = 32 * 1024 * 1024
 async def read_document(source: str | Mapping[str, Any], client: ApiClient) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return plain(source, "the OpenAPI document")
-    text = await _fetched(source, client) if is_url(source) else _file(source)
+    text = await _fetch(source, client) if is_url(source) else _file(source)
     return parse(text, source)
 
 
@@ -89,7 +89,7 @@ def _file(source: str) -> str:
         raise UserError(f"the OpenAPI document {source!r} cannot be read: {reason}") from None
 
 
-async def _fetched(url: str, client: ApiClient) -> str:
+async def _fetch(url: str, client: ApiClient) -> str:
     """Fetch a document over the connections of a client, without credentials."""
     base, separator, query = url.partition("?")
     try:

@@ -21,10 +21,10 @@ from forge_env.core.json_text import ExactFloat
 _SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 _PATH_SAFE = "/:@!$&'()*+,;=~%"
 _RESERVED = ":/?@!$'()*,;="  # but [ ] #, which no query has, and & +, which would end or change a value
-_quoted = partial(quote, safe="")
+_quote = partial(quote, safe="")
 
 
-def _reserved(text: str) -> str:
+def _quote_reserved(text: str) -> str:
     """Encode a value by RFC 6570's reserved expansion: an escape such as %2F stays as it is."""
     return re.sub(r"%25([0-9A-Fa-f]{2})", r"%\1", quote(text, safe=_RESERVED))
 
@@ -79,56 +79,56 @@ def _text(value: Any) -> str:
 
 def _members(parameter: Parameter, value: Any, encode_text: Callable[[str], str] | None = None) -> list[str]:
     """Return the items of a list; of an object the names and values, each pair as one if it is exploded."""
-    quoted = encode_text or _quoting(parameter)
+    to_text = encode_text or _quoting(parameter)
     if parameter.is_json:
-        return [quoted(write(value, allow_nan=False))]
+        return [to_text(write(value, allow_nan=False))]
     if isinstance(value, list):
-        return [quoted(_text(item)) for item in value if item is not None]
+        return [to_text(_text(item)) for item in value if item is not None]
     if not isinstance(value, dict):
-        return [quoted(_text(value))]
-    pairs = [((encode_text or _quoted)(key), quoted(_text(item))) for key, item in value.items() if item is not None]
+        return [to_text(_text(value))]
+    pairs = [((encode_text or _quote)(key), to_text(_text(item))) for key, item in value.items() if item is not None]
     return ["=".join(pair) for pair in pairs] if parameter.explode else [part for pair in pairs for part in pair]
 
 
 def _quoting(parameter: Parameter) -> Callable[[str], str]:
-    return _reserved if parameter.allows_reserved else _quoted
+    return _quote_reserved if parameter.allows_reserved else _quote
 
 
 def _path_text(parameter: Parameter, value: Any) -> str:
-    members, name = _members(parameter, value), _quoted(parameter.name)
+    members, name = _members(parameter, value), _quote(parameter.name)
     is_list = isinstance(value, (list, dict)) and not parameter.is_json
     if parameter.style == "label":
         separator = "." if parameter.explode else ","
-        text = "." + _joined(parameter, members, separator) if is_list else f".{members[0]}"
+        text = "." + _join(parameter, members, separator) if is_list else f".{members[0]}"
     elif parameter.style == "matrix":
         if is_list and parameter.explode:
-            named = members if isinstance(value, dict) else [f"{name}={member}" for member in members]
+            pairs = members if isinstance(value, dict) else [f"{name}={member}" for member in members]
         else:
-            named = [f"{name}={','.join(members)}"]
-        text = "".join(f";{pair.removesuffix('=')}" for pair in named)
+            pairs = [f"{name}={','.join(members)}"]
+        text = "".join(f";{pair.removesuffix('=')}" for pair in pairs)
     else:
         text = ",".join(members)
     # The last three would address another path of the service.
     if (_is_undefined(value) and not parameter.is_json) or text in ("", ".", ".."):
-        shown = text if isinstance(value, str) else write(value)
-        raise ValueError(f"{parameter.argument}: {shown!r} cannot stand in the path of a URL")
+        literal = text if isinstance(value, str) else write(value)
+        raise ValueError(f"{parameter.argument}: {literal!r} cannot stand in the path of a URL")
     return text
 
 
 def _pairs(parameter: Parameter, value: Any) -> list[str]:
-    name, members = _quoted(parameter.name), _members(parameter, value)
+    name, members = _quote(parameter.name), _members(parameter, value)
     if parameter.is_json or not isinstance(value, (list, dict)):
         return [f"{name}={members[0]}"]
     if isinstance(value, dict) and parameter.style == "deepObject":
         items = [(key, item) for key, item in value.items() if item is not None]
-        quoted = _quoting(parameter)
-        return [f"{name}[{_quoted(key)}]={quoted(_text(item))}" for key, item in items]
+        to_text = _quoting(parameter)
+        return [f"{name}[{_quote(key)}]={to_text(_text(item))}" for key, item in items]
     if parameter.explode:
         return members if isinstance(value, dict) else [f"{name}={member}" for member in members]
-    return [f"{name}={_joined(parameter, members, _SEPARATORS.get(parameter.style, ','))}"]
+    return [f"{name}={_join(parameter, members, _SEPARATORS.get(parameter.style, ','))}"]
 
 
-def _joined(parameter: Parameter, members: list[str], separator: str) -> str:
+def _join(parameter: Parameter, members: list[str], separator: str) -> str:
     if any(separator in member for member in members):
         raise ValueError(f"{parameter.argument}: {separator} separates the items here, so no item can hold it")
     return separator.join(members)
@@ -138,7 +138,7 @@ def _header_text(parameter: Parameter, value: Any) -> str:
     if isinstance(value, (list, dict)) and not parameter.is_json:
         # Only what would end an item: services do not decode the rest of a header.
         special = r"[%,=]|^ | $" if parameter.explode else r"[%,]|^ | $"
-        text = ",".join(_members(parameter, value, lambda item: re.sub(special, lambda one: _quoted(one[0]), item)))
+        text = ",".join(_members(parameter, value, lambda item: re.sub(special, lambda one: _quote(one[0]), item)))
     else:
         [text] = _members(parameter, value, str)
     if not (text.isascii() and text.isprintable()):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from contrib.apis.json_schema.from_openapi import Converter, References, Schema, resolved, used
+from contrib.apis.json_schema.from_openapi import Converter, References, Schema, definitions_in, resolve
 from contrib.apis.tool_names import free_name
 from forge_env.core.errors import UserError
 
@@ -53,18 +53,18 @@ class Body:
 
     def part(self, name: str, value: Any) -> Parameter:
         """Return how a field of a form is written: an object is JSON unless the document says otherwise."""
-        said = self.encoding.get(name)
-        said = said if isinstance(said, dict) and said.keys() & {"style", "explode", "allowReserved"} else {}
-        style = said.get("style", "form")
-        explode = said.get("explode", style in ("form", "deepObject")) is True
+        entry = self.encoding.get(name)
+        entry = entry if isinstance(entry, dict) and entry.keys() & {"style", "explode", "allowReserved"} else {}
+        style = entry.get("style", "form")
+        explode = entry.get("explode", style in ("form", "deepObject")) is True
         return Parameter(
             argument=name,
             name=name,
             place="query",
             style=style,
             explode=explode,
-            is_json=isinstance(value, dict) and not said,
-            allows_reserved=said.get("allowReserved") is True,
+            is_json=isinstance(value, dict) and not entry,
+            allows_reserved=entry.get("allowReserved") is True,
         )
 
 
@@ -93,7 +93,7 @@ class Entry:
 
 
 def entries(document: Mapping[str, Any], references: References) -> Iterator[Entry]:
-    taken: set[str] = set()
+    names: set[str] = set()
     for path, item in _object(document.get("paths", {}), "the object 'paths'").items():
         if path.startswith("x-"):
             continue
@@ -103,9 +103,9 @@ def entries(document: Mapping[str, Any], references: References) -> Iterator[Ent
         for method in METHODS:
             if method in item:
                 node = _object(item[method], f"the operation {method.upper()} {path}")
-                wanted = node.get("operationId")
-                name = _tool_name(wanted if isinstance(wanted, str) else "", f"{method}_{path}", taken)
-                taken.add(name)
+                operation_id = node.get("operationId")
+                name = _tool_name(operation_id if isinstance(operation_id, str) else "", f"{method}_{path}", names)
+                names.add(name)
                 yield Entry(name=name, method=method.upper(), path=path, node=node, shared=item.get("parameters", []))
 
 
@@ -114,24 +114,24 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
     where = f"the operation {entry.method} {entry.path}"
     converter = Converter(references, where)
     arguments: Schema = {}
-    required: list[str] = []
+    required_names: list[str] = []
     parameters: list[Parameter] = []
     nodes = _parameters(entry, references, where)
     hidden = {*hidden, *(("header", name) for name in _TRANSPORT)}
-    shown = [(place, name) for place, name in nodes if (place, name.lower()) not in hidden]
-    for place, name in shown:
+    places = [(place, name) for place, name in nodes if (place, name.lower()) not in hidden]
+    for place, name in places:
         node = nodes[place, name]
-        is_alone = sum(other == name for _, other in shown) == 1
+        is_alone = sum(other == name for _, other in places) == 1
         parameter, schema = _parameter(node, place, name, name if is_alone else f"{place}_{name}", converter, where)
         parameters.append(parameter)
         arguments[parameter.argument] = schema
         if place == "path" or node.get("required") is True:
-            required.append(parameter.argument)
-    body = _body(entry.node, references, converter, arguments, required, where)
+            required_names.append(parameter.argument)
+    body = _body(entry.node, references, converter, arguments, required_names, where)
     schema = {"type": "object", "properties": arguments}
-    if required:
-        schema["required"] = required
-    if definitions := used(arguments, converter.defs):
+    if required_names:
+        schema["required"] = required_names
+    if definitions := definitions_in(arguments, converter.defs):
         schema["$defs"] = definitions
     return Operation(
         name=entry.name,
@@ -145,9 +145,9 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
     )
 
 
-def _tool_name(wanted: str, fallback: str, taken: Collection[str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip("_")
-    return free_name(name or "operation", taken)
+def _tool_name(hint: str, fallback: str, names: Collection[str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", hint).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip("_")
+    return free_name(name or "operation", names)
 
 
 def _description(entry: Entry) -> str:
@@ -203,7 +203,7 @@ def _body(
     references: References,
     converter: Converter,
     arguments: Schema,
-    required: list[str],
+    required_names: list[str],
     where: str,
 ) -> Body | None:
     """Read the body, and add it to the arguments: its properties if they are flat, else one argument."""
@@ -214,20 +214,20 @@ def _body(
     media = _media(contents, where)
     content = _object(contents[media], f"the body of {where}")
     schema = converter.convert(content.get("schema", {}))
-    whole = resolved(schema, converter.defs)
+    whole = resolve(schema, converter.defs)
     is_required, encoding = body.get("required") is True, content.get("encoding")
     common: dict[str, Any] = {"media": media, "is_required": is_required}
     common["encoding"] = encoding if isinstance(encoding, dict) else {}
     if _is_flat(whole, is_required, arguments):
         arguments |= whole["properties"]
-        required += whole.get("required", [])
+        required_names += whole.get("required", [])
         return Body(properties=tuple(whole["properties"]), argument="", **common)
     argument = "body" if "body" not in arguments else "request_body"
     if argument in arguments:
         raise UserError(f"{where} has parameters named body and request_body beside its body")
     arguments[argument] = schema
     if is_required:
-        required.append(argument)
+        required_names.append(argument)
     return Body(argument=argument, **common)
 
 
@@ -244,12 +244,12 @@ def _is_flat(schema: Any, is_required: bool, arguments: Collection[str]) -> bool
     """Whether the properties of a body can be arguments beside the parameters without a change of meaning."""
     if not isinstance(schema, dict) or schema.get("type", "object") != "object" or schema.keys() & _COMPOSED:
         return False
-    properties, needed = schema.get("properties"), schema.get("required", [])
+    properties, names = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not properties or schema.get("additionalProperties", False) is not False:
         return False
-    if not isinstance(needed, list) or not all(isinstance(name, str) and name in properties for name in needed):
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in properties for name in names):
         return False
-    if needed and not is_required:  # an optional body with required properties: separate arguments cannot express that
+    if names and not is_required:  # an optional body with required properties: separate arguments cannot express that
         return False
     return not properties.keys() & set(arguments)
 

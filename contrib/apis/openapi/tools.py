@@ -66,8 +66,8 @@ class OpenApi:
         hidden = {("header", name.lower()) for name in hidden_headers}
         hidden |= {(str(scheme.get("in")), str(scheme.get("name")).lower()) for scheme in self._schemes.values()}
         all_entries = list(entries(self._document, self._references))
-        chosen = _select(all_entries, include, exclude)
-        self.operations = [read_operation(entry, self._references, hidden) for entry in chosen]
+        selection = _select(all_entries, include, exclude)
+        self.operations = [read_operation(entry, self._references, hidden) for entry in selection]
         self._arguments = [_arguments(operation) for operation in self.operations]
 
     @classmethod
@@ -100,8 +100,8 @@ class OpenApi:
         components = self._document.get("components")
         schemes = components.get("securitySchemes") if isinstance(components, dict) else None
         nodes = schemes.items() if isinstance(schemes, dict) else ()
-        followed = {name: self._references.follow(node, f"the security scheme {name}") for name, node in nodes}
-        return {name: node for name, node in followed.items() if isinstance(node, dict)}
+        targets = {name: self._references.follow(node, f"the security scheme {name}") for name, node in nodes}
+        return {name: node for name, node in targets.items() if isinstance(node, dict)}
 
 
 def _arguments(operation: Operation) -> SchemaArguments:
@@ -138,15 +138,15 @@ def service_url(document: Mapping[str, Any], source: str) -> str:
     url = _server_url(servers[0] if isinstance(servers, list) and servers else {})
     origin = httpx.URL(source) if is_url(source) else None
     try:
-        named = origin.join(url) if origin else httpx.URL(url)
-        is_foreign = origin is not None and (named.scheme, named.netloc) != (origin.scheme, origin.netloc)
+        service = origin.join(url) if origin else httpx.URL(url)
+        is_foreign = origin is not None and (service.scheme, service.netloc) != (origin.scheme, origin.netloc)
     except (httpx.InvalidURL, ValueError):
         raise UserError(f"the OpenAPI document names the server {url[:200]!r}, which is no URL: {_GIVE}") from None
-    if not named.host:
+    if not service.host:
         raise UserError(f"the OpenAPI document does not say where its service is: {_GIVE}")
     if is_foreign:
-        raise UserError(f"the OpenAPI document {source} is of another host than its server {named}: {_GIVE}")
-    return str(named)
+        raise UserError(f"the OpenAPI document {source} is of another host than its server {service}: {_GIVE}")
+    return str(service)
 
 
 def _check_version(document: Mapping[str, Any], source: str) -> None:
@@ -185,8 +185,8 @@ def _scheme_credentials(name: str, scheme: Mapping[str, Any], template: str) -> 
     value, secrets = value_from_env(template)
     kind, place, key = scheme.get("type"), scheme.get("in"), str(scheme.get("name"))
     if kind == "apiKey" and place in ("header", "query", "cookie"):
-        filled = {"header": "headers", "query": "query", "cookie": "cookies"}[place]
-        return Credentials(secrets=frozenset(secrets), **{filled: {key: value}})
+        field = {"header": "headers", "query": "query", "cookie": "cookies"}[place]
+        return Credentials(secrets=frozenset(secrets), **{field: {key: value}})
     if kind == "http" and str(scheme.get("scheme")).lower() == "basic":
         value = base64.b64encode(value.encode()).decode()
         return Credentials(headers={"Authorization": f"Basic {value}"}, secrets=frozenset({*secrets, value}))

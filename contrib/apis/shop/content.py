@@ -51,7 +51,7 @@ class _Order:
     customer: int
     age: int
     status: str
-    delivered: int | None
+    delivery_age: int | None
     """Days ago."""
     is_subject: bool = False
 
@@ -60,14 +60,14 @@ def make_shop(seed: str, focus: Focus | None = None) -> Shop:
     rng, focus = random.Random(f"shop/{seed}"), focus or Focus()
     today = date(2031, 1, 1) + timedelta(days=rng.randrange(365))
     customers, products = _customers(rng, focus), _products(rng, focus)
-    drawn = _orders(rng, focus, [customer[0] for customer in customers])
-    position = next(i for i, order in enumerate(drawn) if order.is_subject)
+    all_orders = _orders(rng, focus, [customer[0] for customer in customers])
+    position = next(i for i, order in enumerate(all_orders) if order.is_subject)
     first = rng.randint(1000, 9000) if focus.order is None else focus.order - position
     orders, items = [], []
-    for number, order in enumerate(drawn, start=first):
-        placed = today - timedelta(days=order.age)
-        delivered = None if order.delivered is None else (today - timedelta(days=order.delivered)).isoformat()
-        orders.append((number, order.customer, order.status, placed.isoformat(), delivered))
+    for number, order in enumerate(all_orders, start=first):
+        day = today - timedelta(days=order.age)
+        delivery = None if order.delivery_age is None else (today - timedelta(days=order.delivery_age)).isoformat()
+        orders.append((number, order.customer, order.status, day.isoformat(), delivery))
         items += [(number, *item) for item in _items(rng, focus, products, order.is_subject)]
     return Shop(
         today=today.isoformat(),
@@ -80,8 +80,8 @@ def make_shop(seed: str, focus: Focus | None = None) -> Shop:
 
 def _with_first(rng: random.Random, first: int | None, choices: range, count: int) -> list[int]:
     """Draw `count` distinct numbers; the first may be given."""
-    drawn = rng.sample(choices, count + 1)
-    return drawn[:count] if first is None else [first, *(n for n in drawn if n != first)][:count]
+    numbers = rng.sample(choices, count + 1)
+    return numbers[:count] if first is None else [first, *(n for n in numbers if n != first)][:count]
 
 
 def _customers(rng: random.Random, focus: Focus) -> list[tuple[int, str, str, str]]:
@@ -97,14 +97,14 @@ def _products(rng: random.Random, focus: Focus) -> list[tuple[str, str, str, int
     category = PRODUCTS[subject][1]
     similar = [i for i, product in enumerate(PRODUCTS) if product[1] == category and i != subject]
     different = [i for i, product in enumerate(PRODUCTS) if product[1] != category]
-    chosen = [subject, *rng.sample(similar, 2), *rng.sample(different, OTHER_PRODUCTS)]
-    numbers = rng.sample(range(100, 1000), len(chosen))
-    skus = [f"{PRODUCTS[i][1][:2].upper()}{n}" for i, n in zip(chosen, numbers, strict=True)]
-    prices = rng.sample(range(300, 9000, 10), len(chosen))
-    stocks = [rng.randint(12, 60) for _ in chosen]
+    indices = [subject, *rng.sample(similar, 2), *rng.sample(different, OTHER_PRODUCTS)]
+    numbers = rng.sample(range(100, 1000), len(indices))
+    skus = [f"{PRODUCTS[i][1][:2].upper()}{n}" for i, n in zip(indices, numbers, strict=True)]
+    prices = rng.sample(range(300, 9000, 10), len(indices))
+    stocks = [rng.randint(12, 60) for _ in indices]
     if focus.stock is not None:
         stocks[0] = focus.stock
-    return [(skus[k], *PRODUCTS[i], prices[k], stocks[k]) for k, i in enumerate(chosen)]
+    return [(skus[k], *PRODUCTS[i], prices[k], stocks[k]) for k, i in enumerate(indices)]
 
 
 def _orders(rng: random.Random, focus: Focus, customers: list[int]) -> list[_Order]:
@@ -136,8 +136,8 @@ def _items(
 ) -> list[tuple[str, int, int, int]]:
     """Rows (sku, quantity, unit_cents, refunded) of one order. What was paid may be less than today's price."""
     # An order of one item teaches to copy an article number before the right one has to be chosen.
-    chosen = rng.sample(products[1:], rng.randint(0 if is_subject else 1, 2))
-    items = [(p[0], rng.randint(1, 4), p[3] * rng.choice([8, 9, 10]) // 10, 0) for p in chosen]
+    others = rng.sample(products[1:], rng.randint(0 if is_subject else 1, 2))
+    items = [(p[0], rng.randint(1, 4), p[3] * rng.choice([8, 9, 10]) // 10, 0) for p in others]
     if not is_subject:
         return items
     quantity = rng.randint(2, 4) if focus.quantity is None else focus.quantity

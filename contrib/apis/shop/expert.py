@@ -97,14 +97,14 @@ def _latest_order(words: Words) -> Generator[Any, Any, Any]:
 
 def _product(words: Words) -> Generator[Any, Any, Any]:
     products = yield "search_products", {"query": words["product"]}
-    return _named(products, words["product"])
+    return _row_of(products, words["product"])
 
 
 def _order_one(customer: int, sku: str, quantity: int) -> tuple[str, dict[str, Any]]:
     return "create_order", {"customer_id": customer, "items": [{"sku": sku, "quantity": quantity}]}
 
 
-def _named(rows: Any, name: str) -> Any:
+def _row_of(rows: Any, name: str) -> Any:
     for row in rows:
         if row["name"] == name:
             return row
@@ -125,7 +125,7 @@ def _cancel(words: Words) -> Plan:
 
 def _refund(words: Words) -> Plan:
     order = yield "get_order", {"order_id": words["order"]}
-    sku = _named(order["items"], words["product"])["sku"]
+    sku = _row_of(order["items"], words["product"])["sku"]
     yield "refund_order", {"order_id": words["order"], "sku": sku, "quantity": words["number"]}
 
 
@@ -145,7 +145,7 @@ def _cancel_latest(words: Words) -> Plan:
 
 def _refund_latest(words: Words) -> Plan:
     order = yield from _latest_order(words)
-    sku = _named(order["items"], words["product"])["sku"]
+    sku = _row_of(order["items"], words["product"])["sku"]
     yield "refund_order", {"order_id": order["order_id"], "sku": sku, "quantity": words["number"]}
 
 
@@ -165,7 +165,7 @@ def _buy_cheapest(words: Words) -> Plan:
 def _refund_if(words: Words) -> Plan:
     order = yield from _latest_order(words)
     if (yield from _days_since(order)) <= words["number"]:
-        yield "refund_order", {"order_id": order["order_id"], "sku": _named(order["items"], words["product"])["sku"]}
+        yield "refund_order", {"order_id": order["order_id"], "sku": _row_of(order["items"], words["product"])["sku"]}
 
 
 def _settle(words: Words) -> Plan:

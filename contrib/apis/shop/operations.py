@@ -37,12 +37,12 @@ def get_shop(db: sqlite3.Connection) -> Row:
 
 
 def search_products(db: sqlite3.Connection, *, query: str = "") -> list[Row]:
-    wanted = query.strip().lower()
+    text = query.strip().lower()
     return _all(
         db,
         "SELECT * FROM products WHERE instr(lower(name), ?) OR instr(lower(category), ?) ORDER BY sku LIMIT ?",
-        wanted,
-        wanted,
+        text,
+        text,
         MOST_PRODUCTS,
     )
 
@@ -107,10 +107,10 @@ def refund_order(db: sqlite3.Connection, *, order_id: int, sku: str | None = Non
     if not items:
         raise ShopError(404, f"Order {order_id} contains no product {sku!r}.")
     for item in items:
-        left = item["quantity"] - item["refunded"]
-        pieces = left if quantity is None else quantity
-        if sku is not None and not 0 < pieces <= left:
-            raise ShopError(409, f"Only {left} of {sku} in order {order_id} are left to refund.")
+        remaining = item["quantity"] - item["refunded"]
+        pieces = remaining if quantity is None else quantity
+        if sku is not None and not 0 < pieces <= remaining:
+            raise ShopError(409, f"Only {remaining} of {sku} in order {order_id} are left to refund.")
         refund = "UPDATE order_items SET refunded = refunded + ? WHERE order_id = ? AND sku = ?"
         db.execute(refund, (pieces, order_id, item["sku"]))
         _add_stock(db, item["sku"], pieces)

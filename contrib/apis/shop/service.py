@@ -143,7 +143,7 @@ def make_app(folder: FilePath) -> FastAPI:
     app = FastAPI(title="Shop", version="1", docs_url=None, redoc_url=None)
     app.state.folder = folder
     app.include_router(router)
-    app.add_exception_handler(ShopError, _refused)
+    app.add_exception_handler(ShopError, _shop_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     return app
 
@@ -152,18 +152,18 @@ def _do(db: sqlite3.Connection, key: str | None, name: str, **arguments: Any) ->
     """Do an operation, once for each idempotency key; one that was refused may be tried again with its key."""
     request = json.dumps([name, arguments], sort_keys=True)
     with transaction(db):
-        [*known] = db.execute("SELECT request, body FROM replies WHERE idempotency_key = ?", (key,))
-        if known and known[0][0] != request:
+        [*replies] = db.execute("SELECT request, body FROM replies WHERE idempotency_key = ?", (key,))
+        if replies and replies[0][0] != request:
             raise ShopError(409, "This Idempotency-Key was used for another request.")
-        if known:
-            return json.loads(known[0][1])
+        if replies:
+            return json.loads(replies[0][1])
         result = operations.OPERATIONS[name](db, **arguments)
         if key is not None:
             db.execute("INSERT INTO replies VALUES (?, ?, ?)", (key, request, json.dumps(result)))
     return result
 
 
-async def _refused(request: Request, error: Exception) -> JSONResponse:
+async def _shop_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ShopError)
     return JSONResponse({"detail": error.detail}, error.status)
 

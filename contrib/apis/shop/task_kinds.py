@@ -76,7 +76,7 @@ def facts(content: Content, focus: Focus, shop: Shop) -> ShopFacts:
     return ShopFacts(content, focus, customer[0], latest[0], product[0], min(similar, key=lambda other: other[3])[0])
 
 
-def _delivered(c: Content, rng: random.Random, **more: Any) -> Focus:
+def _delivery(c: Content, rng: random.Random, **more: Any) -> Focus:
     return Focus(status="delivered", days=rng.randint(1, REFUND_DAYS), quantity=c.number + rng.randint(0, 2), **more)
 
 
@@ -140,7 +140,7 @@ KINDS: Mapping[str, Kind] = {
         products=_PRODUCTS,
         numbers=range(1, 4),
         text="Refund {number} x {product} in order {order}.",
-        focus=lambda c, rng: _delivered(c, rng, order=c.subject, product=c.product),
+        focus=lambda c, rng: _delivery(c, rng, order=c.subject, product=c.product),
         writes=lambda f: _refund(f, quantity=f.content.number),
     ),
     "restock": Kind(
@@ -173,7 +173,7 @@ KINDS: Mapping[str, Kind] = {
         products=_PRODUCTS,
         numbers=range(1, 4),
         text="Refund {number} x {product} in the latest order of {email}.",
-        focus=lambda c, rng: _delivered(c, rng, customer=c.subject, product=c.product),
+        focus=lambda c, rng: _delivery(c, rng, customer=c.subject, product=c.product),
         writes=lambda f: _refund(f, quantity=f.content.number),
     ),
     "buy": Kind(

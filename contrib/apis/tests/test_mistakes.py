@@ -8,6 +8,7 @@ from collections.abc import Callable
 from agents.scripted import ScriptedAgent
 from benchmarks.gpu.mistakes import mistakes
 from contrib.apis.shop.expert import expert
+from envs.messages import call
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory
@@ -21,17 +22,14 @@ def number_of_calls(messages: list[Message]) -> int:
 def of_another_product(messages: list[Message]) -> Message:
     """Plays the expert, but for the article number of the order."""
     answer = copy.deepcopy(expert(messages))
-    for call in answer.get("tool_calls") or ():
-        if "items" in call["function"]["arguments"]:
-            call["function"]["arguments"]["items"][0]["sku"] = "X000"
+    for called in answer.get("tool_calls") or ():
+        if "items" in called["function"]["arguments"]:
+            called["function"]["arguments"]["items"][0]["sku"] = "X000"
     return answer
 
 
 def of_another_tool(messages: list[Message]) -> Message:
-    call = {"name": "get_shop", "arguments": {}}
-    if number_of_calls(messages) == 1:
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-    return expert(messages)
+    return call("get_shop") if number_of_calls(messages) == 1 else expert(messages)
 
 
 def too_early(messages: list[Message]) -> Message:

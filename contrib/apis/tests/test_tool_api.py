@@ -7,11 +7,12 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 
 from agents.scripted import ScriptedAgent, say_nothing
@@ -21,6 +22,7 @@ from contrib.apis.shop.operations import OPERATIONS, perform
 from contrib.apis.shop.task_kinds import KINDS
 from contrib.apis.shop.tasks import shop_of
 from contrib.apis.tasks import _NEEDED, shop_operations
+from envs.messages import call, say
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
@@ -29,6 +31,7 @@ from forge_env.registry import registry
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
+from tests.helpers.scripts import tool_results
 
 LIMITS = EpisodeLimits()
 
@@ -70,19 +73,6 @@ def starts_with(response: str, target: str) -> float:
     return float(response.startswith(target))
 '''
 
-MCP_SERVER = '''
-from mcp.server import MCPServer
-
-server = MCPServer("test")
-
-@server.tool()
-def double(n: int) -> int:
-    """Double a number."""
-    return 2 * n
-
-server.run("stdio")
-'''
-
 
 @pytest.fixture
 def functions(tmp_path: Path) -> str:
@@ -93,15 +83,6 @@ def functions(tmp_path: Path) -> str:
 
 def factory(**options: Any) -> EnvFactory:
     return EnvFactory(ToolApi, name="tool_api", **options)
-
-
-def calling(name: str, **arguments: Any) -> Message:
-    call = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-
-
-def saying(text: str) -> Message:
-    return {"role": "assistant", "content": text}
 
 
 def playing(*script: Message) -> ScriptedAgent:
@@ -122,10 +103,6 @@ async def play_all(opened: EnvFactory, agent: ScriptedAgent, tasks: Sequence[Tas
     return await asyncio.gather(*(play(opened, agent, task) for task in tasks))
 
 
-def told(episode: Episode) -> list[str]:
-    return [message["content"] for message in episode.messages if message["role"] == "tool"]
-
-
 EXPERT = ScriptedAgent(ToolApi.expert)
 NULL = ScriptedAgent(say_nothing)
 
@@ -133,20 +110,26 @@ NULL = ScriptedAgent(say_nothing)
 # ---- the shop ----
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
-async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves_none(level: int) -> None:
-    async with factory(level=level, operations=["*"]) as opened:
-        tasks = [*opened.tasks(count=24), *opened.tasks("test", count=8)]
-        assert {task.metadata["kind"] for task in tasks} == {n for n, kind in KINDS.items() if kind.level == level}
-        assert all(task.kind == task.metadata["kind"] for task in tasks)
-        for episode in await play_all(opened, EXPERT, tasks):
-            assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 1.0, {"state": 1.0})
-        assert {episode.reward for episode in await play_all(opened, NULL, tasks)} == {0.0}
-        if level == 3:  # where nothing is to be changed, one must at least have looked at the order
-            idle = [task for task in tasks if not task.target]
-            assert {task.metadata["kind"] for task in idle} == {"refund_if", "settle"}
-            beside = playing(calling("get_shop"), calling("get_order", order_id=1), saying("Done."))
-            assert {episode.reward for episode in await play_all(opened, beside, idle)} == {0.0}
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop() -> AsyncIterator[EnvFactory]:
+    """All of the shop's operations, for tasks of any level."""
+    async with factory(level=3, operations=["*"]) as opened:
+        yield opened
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_expert_solves_every_kind_of_a_level_and_saying_nothing_solves_none(shop: EnvFactory) -> None:
+    tasks = [*shop.tasks(count=24), *shop.tasks("test", count=8)]
+    assert {task.kind for task in tasks} == {name for name, kind in KINDS.items() if kind.level == 3}
+    assert all(task.kind == task.metadata["kind"] for task in tasks)
+    for episode in await play_all(shop, EXPERT, tasks):
+        assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 1.0, {"state": 1.0})
+    assert {episode.reward for episode in await play_all(shop, NULL, tasks)} == {0.0}
+    # Where nothing is to be changed, one must at least have looked at the order.
+    idle = [task for task in tasks if not task.target]
+    assert {task.kind for task in idle} == {"refund_if", "settle"}
+    beside = playing(call("get_shop"), call("get_order", order_id=1), say("Done."))
+    assert {episode.reward for episode in await play_all(shop, beside, idle)} == {0.0}
 
 
 def called_by_the_expert(task: Task) -> set[str]:
@@ -154,9 +137,9 @@ def called_by_the_expert(task: Task) -> set[str]:
     messages, names = list(task.prompt), set()
     with memory_database(shop_of(task)) as db:
         while "tool_calls" in (message := ToolApi.expert(messages)):
-            call = message["tool_calls"][0]["function"]
-            names.add(call["name"])
-            result = perform(db, call["name"], call["arguments"])
+            called = message["tool_calls"][0]["function"]
+            names.add(called["name"])
+            result = perform(db, called["name"], called["arguments"])
             messages += [message, {"role": "tool", "content": json.dumps(result)}]
     return names
 
@@ -177,62 +160,54 @@ def test_by_default_a_level_has_the_tasks_that_its_tools_suffice_for() -> None:
     assert len(shop_operations(1)) < len(shop_operations(2)) < len(shop_operations(3)) < len(OPERATIONS)
 
 
-async def test_what_is_done_beside_the_task_and_done_twice_scores_nothing() -> None:
-    async with factory(operations=["*"]) as opened:
-        task = next(task for task in opened.tasks(count=40) if task.metadata["kind"] == "restock")
-        [[name, arguments]] = task.target
-        right = calling(name, **arguments)
-        wrong = calling(name, **{**arguments, "quantity": arguments["quantity"] + 1})
-        beside = calling("update_address", customer_id=1, address="1 Mill Lane, Hollin")
-        for script, reward in (
-            ([right, saying("")], 1.0),
-            ([right, beside, saying("Done.")], 1.0),  # refused: there is no such customer
-            ([right, right, saying("Done.")], 0.0),
-            ([wrong, saying("Done.")], 0.0),
-            ([saying(json.dumps(task.target))], 0.0),
-        ):
-            assert (await play(opened, playing(*script), task)).reward == reward, script
-        customer = await play(opened, playing(calling("find_customer", email="x@example.com"), saying("")), task)
-        assert customer.reward == 0.0 and told(customer)[0].startswith("Error: 404")
-        endless = await play(opened, playing(right), task, EpisodeLimits(max_turns=1))
-        assert (endless.outcome, endless.reward) == (Outcome.TRUNCATED, 0.0)
-        searched = await play(opened, playing(calling("search_products"), saying("")), task)
-        assert [product["sku"] for product in json.loads(told(searched)[0])]
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_done_beside_the_task_and_done_twice_scores_nothing(shop: EnvFactory) -> None:
+    task = next(task for task in ToolApi.tasks(count=40, operations=["*"]) if task.kind == "restock")
+    [[name, arguments]] = task.target
+    right = call(name, **arguments)
+    wrong = call(name, **{**arguments, "quantity": arguments["quantity"] + 1})
+    beside = call("update_address", customer_id=1, address="1 Mill Lane, Hollin")
+    for script, reward in (
+        ([right, say("")], 1.0),
+        ([right, beside, say("Done.")], 1.0),  # refused: there is no such customer
+        ([right, right, say("Done.")], 0.0),
+        ([wrong, say("Done.")], 0.0),
+        ([say(json.dumps(task.target))], 0.0),
+    ):
+        assert (await play(shop, playing(*script), task)).reward == reward, script
+    customer = await play(shop, playing(call("find_customer", email="x@example.com"), say("")), task)
+    assert customer.reward == 0.0 and tool_results(customer)[0].startswith("Error: 404")
+    endless = await play(shop, playing(right), task, EpisodeLimits(max_turns=1))
+    assert (endless.outcome, endless.reward) == (Outcome.TRUNCATED, 0.0)
+    searched = await play(shop, playing(call("search_products"), say("")), task)
+    assert [product["sku"] for product in json.loads(tool_results(searched)[0])]
 
 
-async def test_64_episodes_at_once_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    async with factory(level=2) as opened:
-        tasks = opened.tasks(count=16) * 4
-        alone = {task.id: await play(opened, EXPERT, task) for task in tasks[:4]}
-        agents = [EXPERT if i % 2 == 0 else playing(calling("find_customer", email="a"), saying("")) for i in range(64)]
-        episodes = await asyncio.gather(*(play(opened, a, t) for a, t in zip(agents, tasks, strict=True)))
-        assert [episode.reward for episode in episodes] == [1.0, 0.0] * 32
-        for episode in episodes[::2]:
-            assert told(episode) == told(alone.get(episode.task.id, episode))
-        assert not list(tmp_path.glob("**/*.db"))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_64_episodes_at_once_do_not_see_each_other(shop: EnvFactory) -> None:
+    tasks = list(ToolApi.tasks(count=16, level=2)) * 4
+    alone = {task.id: await play(shop, EXPERT, task) for task in tasks[:4]}
+    agents = [EXPERT if i % 2 == 0 else playing(call("find_customer", email="a"), say("")) for i in range(64)]
+    episodes = await asyncio.gather(*(play(shop, a, t) for a, t in zip(agents, tasks, strict=True)))
+    assert [episode.reward for episode in episodes] == [1.0, 0.0] * 32
+    for episode in episodes[::2]:
+        assert tool_results(episode) == tool_results(alone.get(episode.task.id, episode))
 
 
-async def test_the_token_is_in_no_message_and_in_no_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = []
-
-    async with factory(level=3) as opened:
-        shop = opened.make().services.shop  # type: ignore[attr-defined]
-        start = shop.server.open
-        monkeypatch.setattr(shop.server, "open", lambda content: tokens.append(start(content)) or tokens[-1])
-        for task in opened.tasks(count=8):
-            probing = playing(
-                calling("get_order", order_id="Authorization"),
-                calling("get_order", order_id=-1),
-                calling("search_products", query="Bearer"),
-                calling("headers"),
-                saying("Done."),
-            )
-            for agent in (EXPERT, probing):
-                episode = await play(opened, agent, task)
-                assert not any(token in episode.to_json() for token in tokens)
-        assert len(tokens) == 16
-        assert not any(word in json.dumps(opened.make().tools).lower() for word in ("authorization", "bearer", "token"))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_token_is_in_no_message_and_in_no_tool(shop: EnvFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[str] = []
+    server = shop.make().services.shop.server  # type: ignore[attr-defined]
+    start = server.open
+    monkeypatch.setattr(server, "open", lambda content: tokens.append(start(content)) or tokens[-1])
+    probes = [call("get_order", order_id="Authorization"), call("get_order", order_id=-1)]
+    probing = playing(*probes, call("search_products", query="Bearer"), call("headers"), say("Done."))
+    for task in shop.tasks(count=8):
+        for agent in (EXPERT, probing):
+            episode = await play(shop, agent, task)
+            assert not any(token in episode.to_json() for token in tokens)
+    assert len(tokens) == 16
+    assert not any(word in json.dumps(shop.make().tools).lower() for word in ("authorization", "bearer", "token"))
 
 
 async def test_a_session_ends_however_the_episode_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -262,7 +237,7 @@ async def test_a_session_ends_however_the_episode_ends(monkeypatch: pytest.Monke
         await env.close()
         assert not list(tmp_path.glob("**/*.db"))
         with pytest.raises(EnvError, match="after the end of the episode"):
-            await env.step(Action(message=saying("")))
+            await env.step(Action(message=say("")))
     assert not list(tmp_path.iterdir())
 
 
@@ -307,9 +282,9 @@ async def test_calls_of_registered_functions_are_tasks(functions: str, monkeypat
                 )
         assert {episode.reward for episode in await play_all(opened, EXPERT, [*tasks, *held_out])} == {1.0}
         for answer in ("", "Done.", "The answer is 5."):
-            assert {e.reward for e in await play_all(opened, playing(saying(answer)), tasks[:5])} == {0.0}
+            assert {e.reward for e in await play_all(opened, playing(say(answer)), tasks[:5])} == {0.0}
         for cheat in ToolApi.cheats(tasks[0]):
-            assert (await play(opened, playing(saying(cheat)), tasks[0])).reward == 0.0, cheat
+            assert (await play(opened, playing(say(cheat)), tasks[0])).reward == 0.0, cheat
 
 
 async def test_arguments_that_a_tool_refuses_make_no_task(functions: str) -> None:
@@ -318,28 +293,29 @@ async def test_arguments_that_a_tool_refuses_make_no_task(functions: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("source", "words"),
     [
-        ("count", "returns something else when it is called again"),
-        ("refuse", "ValueError: never"),
-        ("nothing", "it returns nothing"),
+        ("{functions}:count", "count.*returns something else when it is called again.*data="),
+        ("{functions}:refuse", "refuse.*ValueError: never.*data="),
+        ("{functions}:nothing", "nothing.*it returns nothing.*data="),
+        ("openapi:http://127.0.0.1:1/openapi.json", "openapi:.*data="),
+        ("mcp:no-such-program", "mcp:.*data="),
     ],
 )
-def test_tools_that_no_task_can_be_made_for_are_named(functions: str, name: str, reason: str) -> None:
-    with pytest.raises(UserError, match=rf"{name}.*{reason}.*data="):
-        ToolApi.tasks(count=4, tools=[f"{functions}:{name}"])
+def test_tools_that_no_task_can_be_made_for_are_named(functions: str, source: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ToolApi.tasks(count=4, tools=[source.format(functions=functions)])
 
 
 async def test_functions_may_stand_beside_the_shop(functions: str) -> None:
-    for level in (1, 3):
-        async with factory(tools=["shop", f"{functions}:add", f"{functions}:get_order"], level=level) as opened:
-            task = opened.tasks(count=1)[0]
-            episode = await play(opened, playing(calling("add", a=2, b=3), saying("5")), task)
-            assert told(episode) == ["5"] and episode.rewards == {"state": 0.0}
-            assert (await play(opened, EXPERT, task)).reward == 1.0
-            # Whichever operations of the shop are tools, a name does not change with them.
-            names = [tool["function"]["name"] for tool in opened.make().tools]
-            assert "functions_get_order" in names and names.count("get_order") == (level == 3)
+    async with factory(tools=["shop", f"{functions}:add", f"{functions}:get_order"], level=1) as opened:
+        task = opened.tasks(count=1)[0]
+        episode = await play(opened, playing(call("add", a=2, b=3), say("5")), task)
+        assert tool_results(episode) == ["5"] and episode.rewards == {"state": 0.0}
+        assert (await play(opened, EXPERT, task)).reward == 1.0
+        # Whichever operations of the shop are tools, a name does not change with them.
+        names = [tool["function"]["name"] for tool in opened.make().tools]
+        assert "functions_get_order" in names and "get_order" not in names
 
 
 async def test_two_functions_of_one_name_are_told_apart(functions: str, tmp_path: Path) -> None:
@@ -370,15 +346,10 @@ async def test_tasks_of_a_file_are_graded_on_the_final_answer(functions: str, tm
         assert [task.id for task in train] != [task.id for task in opened.tasks(count=50, seed=1)]
         by_question = {task.prompt[0]["content"]: task for task in whole}
         sum_, say_it = by_question["What is 41 + 1?"], by_question["Say it."]
-        for task, answer, reward in [
-            (sum_, " 42.0\n", 1),
-            (sum_, "43", 0),
-            (sum_, "42 or 43", 0),
-            (say_it, "it is", 1),
-        ]:
-            assert (await play(opened, playing(saying(answer)), task)).reward == reward, answer
-        added = await play(opened, playing(calling("add", a=41, b=1), saying("<think>so</think>42")), sum_)
-        assert (told(added), added.rewards) == (["42"], {"answer": 1.0})
+        for task, answer, reward in [(sum_, " 42.0\n", 1), (sum_, "43", 0), (say_it, "it is", 1)]:
+            assert (await play(opened, playing(say(answer)), task)).reward == reward, answer
+        added = await play(opened, playing(call("add", a=41, b=1), say("<think>so</think>42")), sum_)
+        assert (tool_results(added), added.rewards) == (["42"], {"answer": 1.0})
     with pytest.raises(UserError, match="62 all tasks were asked for"):
         ToolApi.tasks("all", count=62, tools=[f"{functions}:add"], data=data)
 
@@ -388,7 +359,7 @@ async def test_a_reward_of_the_users_own_grades_a_file(functions: str, tmp_path:
     options = {"tools": f"{functions}:add", "data": data, "reward": f"{functions}:starts_with"}
     async with factory(**options) as opened:
         task = opened.tasks("all", count=1)[0]
-        episode = await play(opened, playing(saying(f"{task.target}, and good-bye")), task)
+        episode = await play(opened, playing(say(f"{task.target}, and good-bye")), task)
         assert (episode.reward, episode.rewards) == (1.0, {"starts_with": 1.0})
         with pytest.raises(UserError, match="no expert"):
             await play(opened, EXPERT, task)
@@ -408,19 +379,6 @@ def test_a_bad_file_is_named_with_its_line(functions: str, tmp_path: Path, text:
 
 
 @pytest.fixture
-def service() -> Iterator[str]:
-    app = FastAPI()
-
-    @app.get("/capitals/{country}", operation_id="capital")
-    async def capital(country: str) -> dict[str, str]:
-        """Get the capital of a country."""
-        return {"capital": {"france": "Paris", "italy": "Rome"}[country.lower()]}
-
-    with serve(app) as url:
-        yield url
-
-
-@pytest.fixture
 def capitals(tmp_path: Path) -> str:
     rows = [{"prompt": f"The capital of {c}?", "answer": a} for c, a in {"France": "Paris", "Italy": "Rome"}.items()]
     return write_rows(tmp_path / "capitals.jsonl", rows)
@@ -428,17 +386,8 @@ def capitals(tmp_path: Path) -> str:
 
 def looks_up(messages: list[Message]) -> Message:
     if messages[-1]["role"] == "tool":
-        return saying(json.loads(messages[-1]["content"])["capital"])
-    return calling("capital", country=messages[-1]["content"].split()[-1].rstrip("?"))
-
-
-async def test_the_operations_of_a_document_are_tools(service: str, capitals: str) -> None:
-    async with factory(tools=f"openapi:{service}/openapi.json", data=capitals) as opened:
-        assert {e.reward for e in await play_all(opened, ScriptedAgent(looks_up), opened.tasks("all", count=2))} == {
-            1.0
-        }
-    with pytest.raises(UserError, match=r"openapi:.*data="):
-        ToolApi.tasks(count=1, tools=[f"openapi:{service}/openapi.json"])
+        return say(json.loads(messages[-1]["content"])["capital"])
+    return call("capital", country=messages[-1]["content"].split()[-1].rstrip("?"))
 
 
 @pytest.mark.parametrize(
@@ -466,14 +415,8 @@ async def test_a_service_that_stops_answering_is_not_the_model_s_failure(
     with serve(app) as url:
         async with factory(tools=f"openapi:{url}/openapi.json", data=capitals) as opened:
             limits = {"Rome": EpisodeLimits(**limit), "Paris": EpisodeLimits()}
-            episodes = await asyncio.gather(
-                *(
-                    run_episode(
-                        opened, ScriptedAgent(looks_up), task, seed=0, episode_id="", limits=limits[task.target]
-                    )
-                    for task in opened.tasks("all", count=2)
-                )
-            )
+            tasks, agent = opened.tasks("all", count=2), ScriptedAgent(looks_up)
+            episodes = await asyncio.gather(*(play(opened, agent, task, limits[task.target]) for task in tasks))
     assert "France" in asked  # on a busy machine the time may be up before Italy is asked for
     by_answer = {episode.task.target: episode for episode in episodes}
     assert (by_answer["Paris"].outcome, by_answer["Paris"].reward) == (Outcome.SCORED, 1.0)
@@ -481,7 +424,7 @@ async def test_a_service_that_stops_answering_is_not_the_model_s_failure(
     assert words in by_answer["Rome"].error
 
 
-async def test_a_cassette_stands_in_for_a_service_that_is_gone(service: str, capitals: str, tmp_path: Path) -> None:
+async def test_a_cassette_stands_in_for_a_service_that_is_gone(capitals: str, tmp_path: Path) -> None:
     app = FastAPI()
 
     @app.get("/capitals/{country}", operation_id="capital")
@@ -496,21 +439,10 @@ async def test_a_cassette_stands_in_for_a_service_that_is_gone(service: str, cap
             recorded = await play_all(opened, ScriptedAgent(looks_up), tasks)
     async with factory(**options, cassette_mode="replay") as opened:
         replayed = await play_all(opened, ScriptedAgent(looks_up), tasks)
-        other = await play(opened, playing(calling("capital", country="Spain"), saying("Madrid")), tasks[0])
+        other = await play(opened, playing(call("capital", country="Spain"), say("Madrid")), tasks[0])
     assert [e.reward for e in recorded] == [e.reward for e in replayed] == [1.0, 1.0]
-    assert [told(e) for e in recorded] == [told(e) for e in replayed]
+    assert [tool_results(e) for e in recorded] == [tool_results(e) for e in replayed]
     assert other.outcome is Outcome.INFRA_FAULT and "NotRecorded" in other.error
-
-
-async def test_the_tools_of_an_mcp_server_are_tools(tmp_path: Path) -> None:
-    (tmp_path / "server.py").write_text(MCP_SERVER)
-    data = write_rows(tmp_path / "data.jsonl", [{"prompt": "Twice 21?", "answer": 42}])
-    async with factory(tools=[f"mcp:{sys.executable} {tmp_path / 'server.py'}"], data=data) as opened:
-        task = opened.tasks("all", count=1)[0]
-        episode = await play(opened, playing(calling("double", n="21"), saying("42")), task)
-        assert (told(episode), episode.reward) == (["42"], 1.0)
-    with pytest.raises(UserError, match=r"mcp:.*data="):
-        ToolApi.tasks(count=1, tools=[f"mcp:{sys.executable} {tmp_path / 'server.py'}"])
 
 
 # ---- options ----

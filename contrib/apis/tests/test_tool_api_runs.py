@@ -9,11 +9,11 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
-from tests.system.test_runs import start  # noqa: F401 (a fixture)
+from tests.helpers.runs import start  # noqa: F401 (a fixture)
 from tests.trainers.setup.test_defaults import has_the_same_limits, plan_of, said_of
 from tests.trainers.setup.test_recipes import FOLDER, is_harder_than_the_cpu_recipe, says_how_it_is_started, would_start
 from tests.trainers.setup.test_refusals import refusal
-from tests.trainers.sft.test_data import llama, messages_give_the_rows  # noqa: F401 (a fixture)
+from tests.trainers.sft.test_data import messages_give_the_rows
 
 
 def test_a_given_model_is_trained_and_evaluated_with_the_same_limits() -> None:
@@ -37,9 +37,8 @@ def test_tasks_that_cannot_stream_are_refused() -> None:
     assert refusal("--env tool_api --dataset.path a --dataset.streaming") == sentence
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-async def test_messages_give_the_rows_of_their_episode(tiny_model: Path, llama: Path, family: str) -> None:  # noqa: F811
-    await messages_give_the_rows({"qwen3": tiny_model, "llama": llama}[family], "tool_api")
+async def test_messages_give_the_rows_of_their_episode(tiny_model: Path) -> None:
+    await messages_give_the_rows(tiny_model, "tool_api")
 
 
 @pytest.mark.slow

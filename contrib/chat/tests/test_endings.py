@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from agents.renderer.dialects import from_openai
 from contrib.chat.agent import ChatAgent
 from contrib.chat.client import Usage
 from contrib.chat.refusals import says_context_full
+from contrib.chat.reply import Reply, read_reply
+from contrib.chat.stream import read_body
 from contrib.common.json_text import write
 from envs.math import Math
 from forge_env.core.errors import PolicyError
@@ -32,16 +36,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(chat_server: Any, *, streamed: bool, **options: Any) -> ChatAgent:
-    return ChatAgent(
-        "m", chat_server.url, api_key_env="", timeout=20.0, idle_timeout=20.0 if streamed else None, **options
-    )
+    idle = 20.0 if streamed else None
+    return ChatAgent("m", chat_server.url, api_key_env="", timeout=20.0, idle_timeout=idle, **options)
 
 
 async def ask(agent: ChatAgent, **limits: int) -> tuple[str, str]:
     """The text of an answer and how it ended, or "full" or "broken" and the sentence of it."""
-    conversation = Conversation(
-        request_id="c", max_turn_tokens=50, turns=[], observation=({"role": "user", "content": "2 + 2?"},)
-    )
+    conversation = Conversation(request_id="c", max_turn_tokens=50, observation=({"role": "user", "content": "?"},))
     try:
         _, action = await agent.act(conversation, [])
     except ContextFull as full:
@@ -51,13 +52,31 @@ async def ask(agent: ChatAgent, **limits: int) -> tuple[str, str]:
     return action.finish_reason, action.text
 
 
-def answers(chat_server: Any, choice: dict[str, Any], *, streamed: bool, **body: Any) -> Any:
-    """Send one choice, whole or in three chunks; `message` is its text."""
+def events(*pieces: Any) -> str:
+    """A stream: dictionaries as JSON, texts as they are."""
+    return "".join(piece if isinstance(piece, str) else f"data: {json.dumps(piece)}\n\n" for piece in pieces)
+
+
+async def read(text: str, kind: str = "text/event-stream") -> tuple[str, str]:
+    """What the client makes of a body: how the answer ended and its text, or the sentence where there is none."""
+    body = await read_body(httpx.Response(200, headers={"content-type": kind}, content=text.encode()))
+    if body is None:
+        return "broken", "its stream ended before the answer did"
+    reply = read_reply(body)
+    if isinstance(reply, Reply):
+        return reply.finish_reason, reply.text
+    return "full" if reply.is_full else "broken", reply.reason
+
+
+async def read_both(choice: dict[str, Any], **body: Any) -> tuple[str, str]:
+    """The same choice, whole and in three chunks, which must be read alike; `text` is its text."""
     text, end = choice.pop("text", "4"), dict(choice)
-    if not streamed:
-        return chat_server.sends({"choices": [{"message": {"role": "assistant", "content": text}, **end}], **body})
+    whole = {"choices": [{"message": {"role": "assistant", "content": text}, **end}], **body}
     first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]}
-    return chat_server.streams(first, {"choices": [{"index": 0, "delta": {}, **end}], **body}, "data: [DONE]\n\n")
+    parts = events(first, {"choices": [{"index": 0, "delta": {}, **end}], **body}, "data: [DONE]\n\n")
+    found, streamed = await read(json.dumps(whole), "application/json"), await read(parts)
+    assert found[0] == streamed[0], streamed
+    return found[0], found[1] if found[0] != "broken" else f"{found[1]} | {streamed[1]}"
 
 
 REASONS = {
@@ -84,49 +103,50 @@ CASES = [
 ]
 
 
+async def test_a_finish_reason_says_what_an_answer_is() -> None:
+    for reason, ending in CASES:
+        found, said = await read_both({"finish_reason": reason})
+        assert found == ending, reason
+        assert said.count("the finish reason") == 2 if ending == "broken" else said == "4", reason
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("reason", "ending"), CASES, ids=[str(reason) for reason, _ in CASES])
-async def test_a_finish_reason_says_what_an_answer_is(
-    chat_server: Any, reason: Any, ending: str, streamed: bool
-) -> None:
-    chat_server.will(answers(chat_server, {"finish_reason": reason}, streamed=streamed))
+async def test_an_answer_that_is_broken_is_asked_for_again(chat_server: Any, streamed: bool) -> None:
+    end = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": "abort"}]}
+    chat_server.will(chat_server.streams(end) if streamed else chat_server.says("4", finish="abort"))
     async with make(chat_server, streamed=streamed, retries=1) as agent:
         found, said = await ask(agent)
-    assert found == ending
-    if ending == "broken":
-        assert "finish reason" in said and "2 attempts" in said and len(chat_server.asked) == 2
-    else:
-        assert said == "4" and len(chat_server.asked) == 1
+    assert found == "broken" and "finish reason 'abort' (2 attempts)" in said and len(chat_server.asked) == 2
 
 
+STOP = {"finish_reason": "stop"}
+NONE = {"finish_reason": None}
+WINDOW = {"status_code": 2013, "status_msg": "invalid params, context window exceeds limit"}
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an error of the choice": ({"error": {"code": 502, "message": "gone"}, "finish_reason": "error"}, {}, "gone"),
-    "an error of the choice beside stop": ({"error": {"message": "gone"}, "finish_reason": "stop"}, {}, "gone"),
-    "MiniMax's": ({"finish_reason": "stop"}, {"base_resp": {"status_code": 1027, "status_msg": "gone"}}, "gone"),
-    "MiniMax's full context": (
-        {"finish_reason": None},
-        {"base_resp": {"status_code": 2013, "status_msg": "invalid params, context window exceeds limit"}},
-        "full",
-    ),
-    "MiniMax's for none": ({"finish_reason": "stop"}, {"base_resp": {"status_code": 0, "status_msg": ""}}, "4"),
-    "an error beside the choices": ({"finish_reason": "stop"}, {"error": {"code": 429, "message": "slow"}}, "slow"),
-    "an error that is a text": ({"finish_reason": None}, {"error": "model runner crashed"}, "model runner crashed"),
+    "an error of the choice beside stop": ({"error": {"message": "gone"}, **STOP}, {}, "gone"),
+    "MiniMax's": (STOP, {"base_resp": {"status_code": 1027, "status_msg": "gone"}}, "gone"),
+    "MiniMax's full context": (NONE, {"base_resp": WINDOW}, "full"),
+    "MiniMax's for none": (STOP, {"base_resp": {"status_code": 0, "status_msg": ""}}, "4"),
+    "an error beside the choices": (STOP, {"error": {"code": 429, "message": "slow"}}, "slow"),
+    "an error that is a text": (NONE, {"error": "model runner crashed"}, "model runner crashed"),
     "a full context in the choice": ({"error": {"message": FULL}, "finish_reason": "error"}, {}, "full"),
-    "a full context beside the choices": ({"finish_reason": None}, {"error": {"message": FULL}}, "full"),
+    "a full context beside the choices": (NONE, {"error": {"message": FULL}}, "full"),
     "a full context before a word": ({"finish_reason": "model_context_window_exceeded", "text": ""}, {}, "full"),
-    "no error": ({"error": None, "finish_reason": "stop"}, {"error": None}, "4"),
+    "no error": ({"error": None, **STOP}, {"error": None}, "4"),
 }
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("case", SHAPES)
-async def test_an_error_beside_an_answer_leaves_none(chat_server: Any, case: str, streamed: bool) -> None:
+async def test_an_error_beside_an_answer_leaves_none(case: str) -> None:
     choice, body, expected = SHAPES[case]
-    chat_server.will(answers(chat_server, dict(choice), streamed=streamed, **body))
-    async with make(chat_server, streamed=streamed, retries=0) as agent:
-        ending, said = await ask(agent)
-    assert (ending == expected) if expected == "full" else expected in said
+    ending, said = await read_both(dict(choice), **body)
     assert ending == ("full" if expected == "full" else "stop" if expected == "4" else "broken")
+    assert expected == "full" or said.count(expected) == (1 if expected == "4" else 2)
+
+
+def end(reason: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
 
 
 ENDS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -137,25 +157,17 @@ ENDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "only a message": (({"message": "gone", "code": 500},), "gone"),
     "llama.cpp's": (('error: {"code": 500, "message": "gone"}\n\n',), "gone"),
     "text": (("data: upstream connect error\n\n",), "upstream connect error"),
-    "after the end": (
-        ({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, {"error": {"message": "gone"}}),
-        "gone",
-    ),
-    "stop after an error": (
-        tuple({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]} for reason in ("error", "stop")),
-        "'error'",
-    ),
+    "after the end": ((end("stop"), {"error": {"message": "gone"}}), "gone"),
+    "stop after an error": ((end("error"), end("stop")), "'error'"),
     "nothing": ((), "its stream ended before the answer did"),
     "only the mark of the end": (("data: [DONE]\n\n",), "its stream ended before the answer did"),
 }
 
 
 @pytest.mark.parametrize("case", ENDS)
-async def test_a_stream_that_ends_in_an_error_is_no_answer(chat_server: Any, case: str) -> None:
+async def test_a_stream_that_ends_in_an_error_is_no_answer(case: str) -> None:
     pieces, expected = ENDS[case]
-    chat_server.will(chat_server.streams({"choices": [{"index": 0, "delta": {"content": "4"}}]}, *pieces))
-    async with make(chat_server, streamed=True, retries=0) as agent:
-        ending, said = await ask(agent)
+    ending, said = await read(events({"choices": [{"index": 0, "delta": {"content": "4"}}]}, *pieces))
     assert ending == "broken" and expected in said
 
 
@@ -169,12 +181,9 @@ FORMS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-async def test_a_stream_is_read_in_each_form(chat_server: Any, form: str) -> None:
-    text, kind = FORMS[form]
-    chat_server.will(chat_server.sends(text, headers={"content-type": kind}))
-    async with make(chat_server, streamed=True, retries=0) as agent:
-        assert await ask(agent) == ("stop", "4")
+async def test_a_stream_is_read_in_each_form() -> None:
+    for form, (text, kind) in FORMS.items():
+        assert await read(text, kind) == ("stop", "4"), form
 
 
 async def test_a_broken_answer_is_asked_again_and_never_scored(chat_server: Any) -> None:
@@ -198,49 +207,40 @@ LINES = (BESIDE / "parts.jsonl").read_text(encoding="utf-8").splitlines()
 PARTS = {part.pop("case"): part for part in map(json.loads, LINES)}
 
 
-def streamed_calls(chat_server: Any, parts: list[list[dict[str, Any]]], *, at_end: bool) -> Any:
-    deltas = [{"tool_calls": part} for part in parts]
-    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    if at_end:
-        chunks[-1]["choices"][0]["finish_reason"] = "tool_calls"
-    else:
-        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
-    return chat_server.streams(*chunks, "data: [DONE]\n\n")
+async def calls_of(text: str, kind: str = "text/event-stream") -> list[tuple[str, Any]]:
+    reply = read_reply(await read_body(httpx.Response(200, headers={"content-type": kind}, content=text.encode())))
+    assert isinstance(reply, Reply), reply
+    return [(made.name, made.arguments) for made in from_openai(reply.message)]
 
 
-async def calls_of(chat_server: Any, behaviour: Any, *, streamed: bool) -> list[tuple[str, Any]]:
-    chat_server.will(behaviour)
-    conversation = Conversation(request_id="c", max_turn_tokens=50, observation=({"role": "user", "content": "?"},))
-    async with make(chat_server, streamed=streamed, retries=0) as agent:
-        _, action = await agent.act(conversation, Math().tools)
-    return [(made.name, made.arguments) for made in action.tool_calls]
-
-
-@pytest.mark.parametrize("at_end", [False, True], ids=["before the end", "in the last chunk"])
 @pytest.mark.parametrize("case", PARTS)
-async def test_streamed_parts_make_the_calls_that_were_meant(chat_server: Any, case: str, at_end: bool) -> None:
-    behaviour = streamed_calls(chat_server, PARTS[case]["chunks"], at_end=at_end)
-    assert [list(call) for call in await calls_of(chat_server, behaviour, streamed=True)] == PARTS[case]["calls"]
+async def test_streamed_parts_make_the_calls_that_were_meant(case: str) -> None:
+    """Whether the last of them comes with the end or before it."""
+    for is_at_end in (False, True):
+        deltas = [{"tool_calls": part} for part in PARTS[case]["chunks"]]
+        chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        if is_at_end:
+            chunks[-1]["choices"][0]["finish_reason"] = "tool_calls"  # type: ignore[index]
+        more = () if is_at_end else (end("tool_calls"),)
+        assert [list(call) for call in await calls_of(events(*chunks, *more))] == PARTS[case]["calls"]
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_a_function_call_of_the_first_api_is_a_call(chat_server: Any, streamed: bool) -> None:
-    whole = chat_server.says(None, function_call={"name": "look", "arguments": '{"x": 1}'}, finish="function_call")
+async def test_a_function_call_of_the_first_api_is_a_call() -> None:
+    call = {"name": "look", "arguments": '{"x": 1}'}
+    whole = {"choices": [{"message": {"content": None, "function_call": call}, "finish_reason": "function_call"}]}
+    assert await calls_of(json.dumps(whole), "application/json") == [ONE]
     parts = ({"name": "look", "arguments": ""}, {"arguments": '{"x"'}, {"arguments": ": 1}"})
     chunks = [{"choices": [{"index": 0, "delta": {"function_call": part}}]} for part in parts]
-    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]}
-    behaviour = chat_server.streams(*chunks, end) if streamed else whole
-    assert await calls_of(chat_server, behaviour, streamed=streamed) == [ONE]
+    assert await calls_of(events(*chunks, end("function_call"))) == [ONE]
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_numbers_of_arguments_that_are_no_text_keep_their_digits(chat_server: Any, streamed: bool) -> None:
+@pytest.mark.parametrize("field", ["message", "delta"])
+async def test_numbers_of_arguments_that_are_no_text_keep_their_digits(field: str) -> None:
     written = '{"x": 1.10, "y": -0, "z": 0.12345678901234567}'
     function = f'{{"function": {{"name": "look", "arguments": {written}}}}}'
-    field = "delta" if streamed else "message"
     body = f'{{"choices": [{{"{field}": {{"tool_calls": [{function}]}}, "finish_reason": "stop"}}]}}'
-    behaviour = chat_server.streams(f"data: {body}\n\n") if streamed else chat_server.sends(body)
-    [(_, arguments)] = await calls_of(chat_server, behaviour, streamed=streamed)
+    text, kind = (f"data: {body}\n\n", "text/event-stream") if field == "delta" else (body, "application/json")
+    [(_, arguments)] = await calls_of(text, kind)
     assert write(arguments) == written
 
 
@@ -258,9 +258,7 @@ BODIES: dict[str, Any] = {
     "TGI": {"error": "Input validation error: `inputs` must have less than 9 tokens. Given: 10", "error_type": "v"},
     "SGLang": {"object": "error", "message": REFUSALS["SGLang"][1], "type": "BadRequestError", "code": 400},
     "a detail": {"detail": [{"msg": "prompt is too long"}]},
-    "OpenRouter": {
-        "error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"error": "' + FULL}}
-    },
+    "OpenRouter": {"error": {"message": "returned", "code": 400, "metadata": {"raw": '{"error": "' + FULL}}},
 }
 OTHERS: dict[str, tuple[int, Any]] = {
     "a rate in the body": (200, {"error": {"message": "Too many tokens", "code": 429}}),
@@ -269,23 +267,21 @@ OTHERS: dict[str, tuple[int, Any]] = {
 }
 
 
-@pytest.mark.parametrize("maker", REFUSALS)
-def test_a_full_context_is_known_in_the_words_of_its_maker(maker: str) -> None:
-    for text in REFUSALS[maker]:
-        for status in (400, 422, 500):
-            assert says_context_full({"error": {"message": text, "type": "invalid_request_error"}}, status), text
-        assert not says_context_full({"error": {"message": text}}, 429)
+def test_a_full_context_is_known_in_the_words_of_its_maker_and_in_each_form() -> None:
+    for maker, texts in REFUSALS.items():
+        for text in texts:
+            for status in (400, 422, 500):
+                said = {"error": {"message": text, "type": "invalid_request_error"}}
+                assert says_context_full(said, status), f"{maker}: {text}"
+            assert not says_context_full({"error": {"message": text}}, 429)
+    for form, body in BODIES.items():
+        assert says_context_full(body), form
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_a_full_context_is_known_in_each_form(body: str) -> None:
-    assert says_context_full(BODIES[body])
-
-
-@pytest.mark.parametrize("case", OTHERS)
-def test_other_refusals_are_no_full_context(case: str) -> None:
-    status, message = OTHERS[case]
-    assert not says_context_full(message if isinstance(message, dict) else {"error": {"message": message}}, status)
+def test_other_refusals_are_no_full_context() -> None:
+    for case, (status, message) in OTHERS.items():
+        body = message if isinstance(message, dict) else {"error": {"message": message}}
+        assert not says_context_full(body, status), case
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -93,23 +93,15 @@ async def _silence() -> AsyncIterator[Any]:
     yield
 
 
-def test_the_time_outs_of_an_endpoint_are_options(
-    run: Run,  # noqa: F811
-    chat_server: ChatServer,
-    key: str,
-) -> None:
+def test_the_time_outs_of_an_endpoint_are_options(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
     """Whole answers have a time; streamed ones may take as long as they do not fall silent, or have one as well."""
     start = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": None}]}
     common = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "1"]
+    both = ["--idle-seconds", "60", "--answer-seconds", "0.2"]
     for out, options, behaviour, words in (
         ("whole", ["--answer-seconds", "0.2"], chat_server.waits(), "did not answer within 0.2 s"),
         ("idle", ["--idle-seconds", "0.2"], chat_server.streams(start, more=_silence()), "sent nothing for 0.2 s"),
-        (
-            "both",
-            ["--idle-seconds", "60", "--answer-seconds", "0.2"],
-            chat_server.streams(start, more=_silence()),
-            "ChatAgent did not answer within 0.2 s",
-        ),
+        ("both", both, chat_server.streams(start, more=_silence()), "ChatAgent did not answer within 0.2 s"),
     ):
         chat_server.will(behaviour)
         result = run(*common, "--out", out, *options, code=1)

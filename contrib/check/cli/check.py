@@ -100,19 +100,19 @@ def _show_audit(report: AuditReport) -> None:
 
     rows = []
     for task in report.tasks:
-        earned = (reward(task.solution), reward(task.empty), f"{len(task.paid)} of {len(task.cheats)}")
-        rows.append((task.name, _VERDICTS[task.ok], *earned, f"{task.verifier_seconds:.2f} s"))
+        rewards = (reward(task.solution), reward(task.empty), f"{len(task.paid)} of {len(task.cheats)}")
+        rows.append((task.name, _VERDICTS[task.ok], *rewards, f"{task.verifier_seconds:.2f} s"))
     show_table(("task", "result", "solution", "empty", "cheats paid", "verifier"), rows)
     for task in report.tasks:
         for problem in (*task.problems, *(f"it pays a cheat: {hole}" for hole in task.holes)):
             say(f"{task.name}: {problem}")
-    failed = sum(not task.ok for task in report.tasks)
-    left = f"; not audited: {', '.join(report.not_audited)}" if report.not_audited else ""
-    if broken := [task.name for task in report.tasks if task.solution is None]:
-        left += f"; without a verdict, see above: {len(broken)} ({', '.join(broken)})"
+    failures = sum(not task.ok for task in report.tasks)
+    remarks = f"; not audited: {', '.join(report.not_audited)}" if report.not_audited else ""
+    if names := [task.name for task in report.tasks if task.solution is None]:
+        remarks += f"; without a verdict, see above: {len(names)} ({', '.join(names)})"
     say(
-        f"{report.name}: {len(report.tasks)} tasks audited in {report.seconds:.0f} s, {failed} not to be trusted, "
-        f"{len(report.hackable)} pay a cheat{left}"
+        f"{report.name}: {len(report.tasks)} tasks audited in {report.seconds:.0f} s, {failures} not to be trusted, "
+        f"{len(report.hackable)} pay a cheat{remarks}"
     )
 
 
@@ -122,7 +122,7 @@ class _Progress:
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._lines = PeriodicLines()
-        self._started = time.monotonic()
+        self._start = time.monotonic()
         self._check = ""
         self._episodes = 0
 
@@ -139,7 +139,7 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
     def _show(self) -> None:
-        text = f"{self._check}: {self._episodes} episodes played, {time.monotonic() - self._started:.0f} s"
+        text = f"{self._check}: {self._episodes} episodes played, {time.monotonic() - self._start:.0f} s"
         if self._is_terminal:
             sys.stderr.write(f"\r\033[K{text}")
             sys.stderr.flush()
@@ -156,7 +156,8 @@ def _show(name: str, report: CheckReport) -> None:
     for method, latency in (("reset", report.reset), ("step", report.step)):
         if latency is not None:
             say(f"{method}: p50 {latency.p50:.2f} ms, p95 {latency.p95:.2f} ms")
-    failed = sum(row.ok is False for row in report.rows)
-    left = f"; a warning: {', '.join(report.warnings)}" if report.warnings else ""
-    left += f"; not checked: {', '.join(report.not_checked)}" if report.not_checked else ""
-    say(f"{name}: {f'{failed} of {len(rows)} checks failed' if failed else f'{len(rows)} checks, none failed'}{left}")
+    failures = sum(row.ok is False for row in report.rows)
+    remarks = f"; a warning: {', '.join(report.warnings)}" if report.warnings else ""
+    remarks += f"; not checked: {', '.join(report.not_checked)}" if report.not_checked else ""
+    result = f"{failures} of {len(rows)} checks failed" if failures else f"{len(rows)} checks, none failed"
+    say(f"{name}: {result}{remarks}")

@@ -16,9 +16,9 @@ def doctor(as_json: Json = False) -> int:
 
     Each backend and the cache are tried. Exits with 1 when no sandbox, or no workspace, can run here.
     """
-    measured = run_async(measure())
-    parts = [*_backends(measured), *run_async(_of_contrib())]
-    runs = all(any("unavailable" not in one for one in backends.values()) for backends in measured.values())
+    report = run_async(measure())
+    parts = [*_backends(report), *run_async(_of_contrib())]
+    runs = all(any("unavailable" not in one for one in backends.values()) for backends in report.values())
     if as_json:
         emit({"ok": runs, "parts": parts})
     else:
@@ -31,13 +31,13 @@ def _part(name: str, ready: str, *notes: str) -> dict[str, Any]:
     return {"part": name, "ready": ready, "notes": [note for note in notes if note]}
 
 
-def _backends(measured: dict[str, dict[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    for kind, backends in measured.items():
-        for backend, found in backends.items():
-            notes = [found["unavailable"]] if "unavailable" in found else found["missing"]
-            ready = "no" if "unavailable" in found else "in part" if notes else "yes"
+def _backends(report: dict[str, dict[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    for kind, backends in report.items():
+        for backend, facts in backends.items():
+            notes = [facts["unavailable"]] if "unavailable" in facts else facts["missing"]
+            ready = "no" if "unavailable" in facts else "in part" if notes else "yes"
             yield _part(f"{kind}, {backend}", ready, *notes)
 
 
 async def _of_contrib() -> list[dict[str, Any]]:
-    return [_part(*found) for row in rows("doctor").values() for found in await row.load()()]
+    return [_part(*part) for row in rows("doctor").values() for part in await row.load()()]

@@ -56,17 +56,17 @@ def run(
 @app.command("info")
 def info(as_json: Json = False) -> None:
     """Show what backends of sandboxes and workspaces enforce on this machine, as measured, and what is missing."""
-    measured = run_async(measure())
+    report = run_async(measure())
     if as_json:
-        emit({"backends": measured.pop("sandbox"), **measured})
+        emit({"backends": report.pop("sandbox"), **report})
         return
-    for kind, backends in measured.items():
-        measures = next((found for found in backends.values() if "missing" in found), {})
+    for kind, backends in report.items():
+        measures = next((facts for facts in backends.values() if "missing" in facts), {})
         capabilities = [name for name in measures if name != "missing"]
-        rows = [[name, *(_cell(found.get(name)) for found in backends.values())] for name in capabilities]
+        rows = [[name, *(_cell(facts.get(name)) for facts in backends.values())] for name in capabilities]
         if rows:
             show_table((kind, *backends), rows)
-    for kind, backends in measured.items():
+    for kind, backends in report.items():
         for backend, capability in backends.items():
             for problem in capability.get("missing", [capability.get("unavailable")]):
                 say(f"{kind}, {backend}: {problem}")
@@ -100,18 +100,18 @@ async def measure() -> dict[str, dict[str, dict[str, Any]]]:
     """
     settings = load("sandboxes:settings")
     isolating = [settings.BACKENDS[name] for name in settings.AUTO]
-    measured: dict[str, dict[str, dict[str, Any]]] = {}
+    report: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, backends in (("sandbox", isolating), ("workspaces", settings.WORKSPACE_BACKENDS.values())):
         for backend in backends:
             try:
-                opened = await settings.open_backend(backend, {})
+                instance = await settings.open_backend(backend, {})
             except (SandboxUnavailable, SandboxError) as error:
-                found = {"unavailable": str(error)}
+                facts = {"unavailable": str(error)}
             else:
-                found = asdict(opened.capabilities)
-                await opened.close()
-            measured.setdefault(kind, {})[backend.name] = found
-    return measured
+                facts = asdict(instance.capabilities)
+                await instance.close()
+            report.setdefault(kind, {})[backend.name] = facts
+    return report
 
 
 def _cell(value: Any) -> str:

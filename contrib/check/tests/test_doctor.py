@@ -43,5 +43,6 @@ def test_a_machine_without_an_isolating_backend_exits_with_1(
         return {"sandbox": {"namespace": {"missing": []}}, "workspaces": refused}
 
     monkeypatch.setattr(doctor, "measure", measured)
+    monkeypatch.setattr(doctor, "rows", lambda table: {})
     assert main(["doctor"]) == 1
     assert "the kernel refuses" in " ".join(capfd.readouterr().out.split())

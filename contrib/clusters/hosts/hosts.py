@@ -36,17 +36,17 @@ class _Host:
     """Monarch's mesh of the watch's process."""
     on_death: dict[int, Callable[..., None]]
     """By process id, the function to call with the reason when the process ends."""
-    lost: asyncio.Future[str]
+    loss: asyncio.Future[str]
     """Done when the host was given up, with the reason."""
 
     @property
-    def gone(self) -> str:
+    def loss_reason(self) -> str:
         """The reason for giving the host up; "" while it answers."""
-        return self.lost.result() if self.lost.done() else ""
+        return self.loss.result() if self.loss.done() else ""
 
     def give_up(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
+        if not self.loss.done():
+            self.loss.set_result(reason)
 
 
 class Hosts(Machines):
@@ -122,17 +122,17 @@ class Hosts(Machines):
         return self._hosts[index].info
 
     def answer(self, indices: Iterable[int]) -> bool:
-        return not any(self._hosts[index].gone for index in indices)
+        return not any(self._hosts[index].loss_reason for index in indices)
 
     def on_loss(self, index: int) -> asyncio.Future[str]:
-        return self._hosts[index].lost
+        return self._hosts[index].loss
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
         for index in range(len(self) if movable and count == 1 else 1):
             candidate = (first + index) % len(self)
             if self.answer(range(candidate, candidate + count)):
                 return candidate
-        raise ServiceError(next(host.gone for host in self._hosts[first : first + count] if host.gone))
+        raise ServiceError(next(host.loss_reason for host in self._hosts[first : first + count] if host.loss_reason))
 
     def environ(self, index: int) -> dict[str, str]:
         info = self._hosts[index].info
@@ -151,7 +151,7 @@ class Hosts(Machines):
 
     async def kill(self, index: int, pid: int) -> None:
         host = self._hosts[index]
-        if not host.gone:
+        if not host.loss_reason:
             with contextlib.suppress(ServiceError):
                 await self._within(host.watch.kill.call_one(pid), host.info.name)
 
@@ -239,8 +239,8 @@ class Hosts(Machines):
             info = await self._within(watch.info.call_one(controller, str(log_dir.resolve()), token), name, 60.0)
         except ServiceError as error:
             raise ServiceError(f"{error}; a host takes one run at a time: is another run still on it?") from None
-        lost = asyncio.get_running_loop().create_future()
-        return _Host(info=info, watch=watch, mesh=mesh, on_death={}, lost=lost)
+        loss = asyncio.get_running_loop().create_future()
+        return _Host(info=info, watch=watch, mesh=mesh, on_death={}, loss=loss)
 
     async def _listen(self, host: _Host) -> None:
         """Ask a host for news until it is gone; asking renews its lease."""
@@ -249,12 +249,15 @@ class Hosts(Machines):
                 dead = await self._news(host)
             except ServiceError as error:
                 host.give_up(str(error))
-            if host.gone:
+            if host.loss_reason:
                 dead = dict.fromkeys(host.on_death)
             for pid, code in dead.items():
                 if on_death := host.on_death.pop(pid, None):
-                    on_death(f"was lost: {host.gone}" if host.gone else how_it_ended(code), has_log=not host.gone)
-            if host.gone:
+                    on_death(
+                        f"was lost: {host.loss_reason}" if host.loss_reason else how_it_ended(code),
+                        has_log=not host.loss_reason,
+                    )
+            if host.loss_reason:
                 return
 
     async def _news(self, host: _Host) -> dict[int, int | None]:
@@ -264,9 +267,9 @@ class Hosts(Machines):
         )
         try:
             for _ in range(max(2, round(self.settings.silence_seconds))):
-                await asyncio.wait({call, host.lost}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                if host.gone:
-                    raise ServiceError(host.gone)
+                await asyncio.wait({call, host.loss}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if host.loss_reason:
+                    raise ServiceError(host.loss_reason)
                 if call.done():
                     return dict(call.result())
             raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_seconds:g} s")
@@ -279,6 +282,6 @@ class Hosts(Machines):
 
     async def _on_all(self, call: Callable[[_Host], Any]) -> None:
         """Make a call to every host that was not given up; none of them is waited for longer than `silence_seconds`."""
-        answering = [host for host in self._hosts if not host.gone]
+        answering = [host for host in self._hosts if not host.loss_reason]
         calls = (self._within(call(host), host.info.name) for host in answering)
         await asyncio.gather(*calls, return_exceptions=True)

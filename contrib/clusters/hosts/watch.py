@@ -46,7 +46,7 @@ class HostWatch(Actor):
         self._job_folder = job_folder
         self._host_pid = os.getppid()
         self._temp = tempfile.mkdtemp(prefix="forge_env_")
-        self._watched: set[int] = set()
+        self._pids: set[int] = set()
         self._dead: asyncio.Queue[tuple[int, int | None]] = asyncio.Queue()
         self._ends: set[asyncio.Task[None]] = set()
         self._lease_ends = time.monotonic() + lease_s
@@ -84,10 +84,10 @@ class HostWatch(Actor):
             self._dead.put_nowait((pid, None))
             return
         loop = asyncio.get_running_loop()
-        self._watched.add(pid)
+        self._pids.add(pid)
 
         def on_death() -> None:
-            self._watched.discard(pid)
+            self._pids.discard(pid)
             loop.remove_reader(pidfd)
             end = loop.create_task(self._note_end(pid, pidfd))
             self._ends.add(end)
@@ -105,7 +105,7 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def kill(self, pid: int) -> None:
-        if pid in self._watched:
+        if pid in self._pids:
             await asyncio.to_thread(end_processes, [pid])
 
     @concurrent_endpoint
@@ -131,8 +131,8 @@ class HostWatch(Actor):
         """Wait, in a thread of its own, for the end of the lease, of the host's program or of a controller on this
         machine."""
         parents = [pidfd_of(pid) for pid in (self._host_pid, self._controller_pid) if pid]
-        while (left := self._lease_ends - time.monotonic()) > 0:
-            if select.select(parents, [], [], left)[0]:
+        while (remaining_s := self._lease_ends - time.monotonic()) > 0:
+            if select.select(parents, [], [], remaining_s)[0]:
                 break
         self._clean_up()
         if self._job_folder:

@@ -26,20 +26,20 @@ class Connection:
     """One end of a connection. It belongs to one thread; other threads may only call `shut_down`.
 
     Args:
-        connected: a connected socket, owned by this object from now on.
+        peer: a connected socket, owned by this object from now on.
         seconds: deadline of every message that is sent or received.
     """
 
-    def __init__(self, connected: socket.socket, seconds: float) -> None:
-        self._socket = connected
+    def __init__(self, peer: socket.socket, seconds: float) -> None:
+        self._socket = peer
         self._seconds = seconds
         self._max_bytes = _MAX_BYTES_BEFORE_PROOF
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+            peer.setsockopt(socket.IPPROTO_TCP, option, value)
         self._hangup = select.poll()
-        self._hangup.register(connected, select.POLLRDHUP)
+        self._hangup.register(peer, select.POLLRDHUP)
 
     @classmethod
     def to(cls, address: str, port: int, seconds: float) -> Connection:
@@ -93,10 +93,10 @@ class Connection:
     def _read(self, count: int, deadline: float | None) -> bytes:
         content = bytearray()
         while len(content) < count:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            remaining_s = None if deadline is None else deadline - time.monotonic()
+            if remaining_s is not None and remaining_s <= 0:
                 raise TimeoutError(f"it did not answer within {self._seconds:g} s")
-            self._socket.settimeout(left)
+            self._socket.settimeout(remaining_s)
             try:
                 part = self._socket.recv(min(count - len(content), 2**20))
             except TimeoutError:

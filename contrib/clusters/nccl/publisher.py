@@ -37,7 +37,7 @@ class Snapshot:
     layout: TensorLayout
     flat: Tensor
     """(at least the layout's size,) uint8"""
-    copied: torch.cuda.Event | None = None
+    copy_event: torch.cuda.Event | None = None
     """On a GPU, the event after which the copy is complete."""
 
 
@@ -79,8 +79,8 @@ class Publisher:
             self._alive.discard(snapshot)  # now: the error's traceback refers to it as long as the error lives
             raise
         if self.device.type == "cuda":
-            snapshot.copied = torch.cuda.Event()
-            snapshot.copied.record(torch.cuda.current_stream(self.device))
+            snapshot.copy_event = torch.cuda.Event()
+            snapshot.copy_event.record(torch.cuda.current_stream(self.device))
         return snapshot
 
     def commit(self, snapshot: Snapshot) -> None:
@@ -109,15 +109,15 @@ class Publisher:
 
     def _free(self, size: int) -> Tensor:
         """Memory that no snapshot has. Memory that is too small, or left over from a slow puller, is freed."""
-        taken = {id(snapshot.flat) for snapshot in self._alive}
-        free = [flat for flat in self._flats if id(flat) not in taken]
-        reused = next((flat for flat in free if flat.numel() >= size), None)
-        self._flats = [flat for flat in self._flats if id(flat) in taken]
+        ids = {id(snapshot.flat) for snapshot in self._alive}
+        free = [flat for flat in self._flats if id(flat) not in ids]
+        fit = next((flat for flat in free if flat.numel() >= size), None)
+        self._flats = [flat for flat in self._flats if id(flat) in ids]
         room = KEEP - len(self._flats) - 1
-        self._flats += [flat for flat in free if flat is not reused and flat.numel() >= size][: max(0, room)]
-        if reused is not None:
-            self._flats.append(reused)
-            return reused
+        self._flats += [flat for flat in free if flat is not fit and flat.numel() >= size][: max(0, room)]
+        if fit is not None:
+            self._flats.append(fit)
+            return fit
         del free  # all of it is too small, and its room is needed
         remedy = "beside the trainer: take another store with --weights.store torchstore"
         self._flats.append(allocate(size, self.device, purpose="for a copy of the weights", remedy=remedy))
@@ -204,7 +204,7 @@ class Publisher:
         try:
             connection.send(layout=snapshot.layout.to_json())
             connection.receive()  # the puller has memory for it
-            communicator.transfer(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
+            communicator.transfer(snapshot.flat[: snapshot.layout.size], after=snapshot.copy_event)
         finally:
             snapshot = None  # now: an error that is stored refers to this frame by its traceback
         connection.send(sent=version)  # last: the trainer may publish at once, into the memory of this snapshot

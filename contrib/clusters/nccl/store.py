@@ -62,7 +62,7 @@ class NcclStore(WeightStore):
     def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
         self._rendezvous = rendezvous
         self._seconds = seconds
-        self._served: Any = None  # the TCPStore, in the controller
+        self._tcp_store: Any = None  # the TCPStore, in the controller
         self._making = threading.Lock()
         self._publisher: Publisher | None = None
         self._puller: Puller | None = None
@@ -79,7 +79,7 @@ class NcclStore(WeightStore):
     def prepare(self, address: str) -> None:
         if self._rendezvous is not None:
             return
-        self._served, port = serve_tcp_store(address)
+        self._tcp_store, port = serve_tcp_store(address)
         self._rendezvous = Rendezvous(address, port, secrets.token_hex(16))
 
     async def open(self, processes: Any = None) -> None:
@@ -90,7 +90,7 @@ class NcclStore(WeightStore):
             parts = [part for part in (self._puller, self._publisher) if part is not None]
         for part in parts:
             await asyncio.to_thread(part.close)
-        self._served = None
+        self._tcp_store = None
 
     def take(self, version: int, weights: WeightStream) -> Snapshot:
         with self._making:
@@ -98,14 +98,14 @@ class NcclStore(WeightStore):
                 self._publisher = Publisher(self._prepared, device=weights.device, seconds=self._seconds)
         return self._publisher.take(version, weights)
 
-    async def commit(self, taken: Snapshot) -> None:
+    async def commit(self, snapshot: Snapshot) -> None:
         if self._publisher is None:
             raise InvariantError(
-                f"version {taken.version} of the weights is committed by a process that did not take it"
+                f"version {snapshot.version} of the weights is committed by a process that did not take it"
             )
         # In a list: a thread of a pool may keep its arguments after the call, and with them the snapshot's memory.
-        publisher, handed = self._publisher, [taken]
-        await asyncio.to_thread(lambda: publisher.commit(handed.pop()))
+        publisher, snapshots = self._publisher, [snapshot]
+        await asyncio.to_thread(lambda: publisher.commit(snapshots.pop()))
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from tests.helpers.runs import start  # noqa: F401
 from tests.system.test_faults import ASYNC, Faults, ends_with_one_sentence, goes_on
-from tests.system.test_runs import start  # noqa: F401
 
 
 @pytest.mark.slow

@@ -110,51 +110,34 @@ def read_to(controller: Controller, key: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_actors_on_both_hosts_answer_and_the_hosts_wait_for_the_next_run(
-    cluster: Cluster, controllers: Start, tmp_path: Path
-) -> None:
-    """Also after a run whose controller was killed, of which files may stay."""
-    left: list[Path] = []
-    for run in (0, 2):
-        controller = controllers("work", cluster)
-        one, two, about, closed = read_to(controller, "closed")
-        assert (one["name"], two["name"], closed) == ("worker0", "worker1", {"closed": True})
-        assert about["addresses"] == [place.partition(":")[0] for place in cluster.workers.split()]
-        assert controller.ends() == ""
-        wait_until(lambda: not cluster.processes(0) and not cluster.processes(1), "the watches end")
-        assert list(cluster.folder.glob("forge_env_*")) == left
-        assert {path.name for path in (tmp_path / f"logs{run}").iterdir()} == {
-            "monarch.log", "worker0.log", "worker1.log"
-        }  # fmt: skip
-        if run == 0:
-            killed = controllers("wait", cluster)
-            read_to(killed, "ready")
-            assert [len(cluster.processes(index)) for index in (0, 1)] == [2, 2]  # an actor, and the watch
-            os.kill(killed.pid, signal.SIGKILL)
-            wait_until(lambda: not cluster.processes(0) and not cluster.processes(1), "the processes of both end")
-            left = list(cluster.folder.glob("forge_env_*"))
+def check_no_processes(cluster: Cluster) -> None:
+    wait_until(lambda: not cluster.processes(0) and not cluster.processes(1), "the processes of both hosts end")
+
+
+def check_a_run(cluster: Cluster, controllers: Start, logs: Path) -> None:
+    """Actors on both hosts answer, and nothing of the run stays on them."""
+    controller = controllers("work", cluster)
+    one, two, about, closed = read_to(controller, "closed")
+    assert (one["name"], two["name"], closed) == ("worker0", "worker1", {"closed": True})
+    assert about["addresses"] == [place.partition(":")[0] for place in cluster.workers.split()]
+    assert controller.ends() == ""
+    check_no_processes(cluster)
+    assert list(cluster.folder.glob("forge_env_*")) == []
+    assert {path.name for path in logs.iterdir()} == {"monarch.log", "worker0.log", "worker1.log"}
+
+
+def check_a_killed_run(cluster: Cluster, controllers: Start) -> None:
+    """Its processes end; files of it may stay."""
+    killed = controllers("wait", cluster)
+    read_to(killed, "ready")
+    assert [len(cluster.processes(index)) for index in (0, 1)] == [2, 2]  # an actor, and the watch
+    os.kill(killed.pid, signal.SIGKILL)
+    check_no_processes(cluster)
     assert [host.poll() for host in cluster.hosts] == [None, None]
 
 
-@pytest.mark.slow  # torch is imported in two processes
-def test_ranks_on_two_hosts_add_numbers_up(cluster: Cluster, controllers: Start) -> None:
-    controller = controllers("team", cluster)
-    answer = controller.told()
-    assert answer == {"sums": [6.0], "places": [[0, "0", "2"], [1, "0", "2"]]}
-    controller.ends()
-
-
-@pytest.mark.slow  # torch is imported in three processes
-def test_weights_go_from_one_host_to_the_other(cluster: Cluster, controllers: Start) -> None:
-    controller = controllers("weights", cluster)
-    told = read_to(controller, "closed")
-    assert told[:-1] == [{"version": version, "same": True} for version in range(3)]
-    controller.ends()
-
-
-def test_a_death_on_another_host_is_told_and_the_end_of_the_host_is_one_of_everything_on_it(
-    cluster: Cluster, controllers: Start
-) -> None:
+def check_deaths(cluster: Cluster, controllers: Start) -> None:
+    """A death on another host is told; the end of the host is that of everything on it."""
     controller = controllers("lose", cluster)
     zero, one, two, _ = read_to(controller, "ready")
     os.kill(one["pid"], signal.SIGKILL)
@@ -173,6 +156,30 @@ def test_a_death_on_another_host_is_told_and_the_end_of_the_host_is_one_of_every
     assert controller.told() == {"closed": True}
     controller.ends()
     wait_until(lambda: not cluster.processes(0), "the watch ends")
+
+
+def test_hosts_serve_one_run_after_another_and_what_dies_on_them_is_told(
+    cluster: Cluster, controllers: Start, tmp_path: Path
+) -> None:
+    check_a_run(cluster, controllers, tmp_path / "logs0")
+    check_a_killed_run(cluster, controllers)
+    check_deaths(cluster, controllers)
+
+
+@pytest.mark.slow  # torch is imported in two processes
+def test_ranks_on_two_hosts_add_numbers_up(cluster: Cluster, controllers: Start) -> None:
+    controller = controllers("team", cluster)
+    answer = controller.told()
+    assert answer == {"sums": [6.0], "places": [[0, "0", "2"], [1, "0", "2"]]}
+    controller.ends()
+
+
+@pytest.mark.slow  # torch is imported in three processes
+def test_weights_go_from_one_host_to_the_other(cluster: Cluster, controllers: Start) -> None:
+    controller = controllers("weights", cluster)
+    told = read_to(controller, "closed")
+    assert told[:-1] == [{"version": version, "same": True} for version in range(3)]
+    controller.ends()
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_retries_wait_longer_each_time_and_end_by_number_or_time() -> None:
     pauses = [retries.pause() for _ in range(5)]
     assert pauses[4] is None
     assert all(most / 2 <= (pause or 0.0) <= most for pause, most in zip(pauses, (1, 2, 4, 4), strict=False))
-    assert Retries(1.0, 4.0).pause(asked=60.0) == 60.0
-    assert Retries(1.0, 4.0, until=monotonic() + 30).pause(asked=60.0) is None
+    assert Retries(1.0, 4.0).pause(minimum=60.0) == 60.0
+    assert Retries(1.0, 4.0, until=monotonic() + 30).pause(minimum=60.0) is None
     endless = Retries(1.0, 4.0, failures=10_000)
     assert 2 <= (endless.pause() or 0.0) <= 4

@@ -557,7 +557,7 @@ async def hostile(sandbox: DockerSandbox) -> AsyncIterator[DockerSandbox]:
     build = {"fileobj": context, "custom_context": True, "tag": "forge-env-sandbox-hostile:test", "rm": True}
     await engine.call(engine.client.images.build, **build)
     proved = sandbox.capabilities
-    recipe = Recipe(image=str(build["tag"]), namespaces=True, cpus=1.0, runtime=None, proved=proved)
+    recipe = Recipe(image=str(build["tag"]), namespaces=True, cpus=1.0, runtime=None, capabilities=proved)
     pool = Pool(engine, recipe, max_idle=2)
     yield DockerSandbox(engine, pool, proved, slots=2, max_sessions=2)
     await pool.close()
@@ -645,7 +645,7 @@ async def test_waiting_for_a_place_is_not_the_episodes_time(waits_for: str) -> N
     sandbox = DockerSandbox(engine, cast(Pool, None), cast(Capabilities, None), slots=0, max_sessions=0)
 
     def free() -> None:
-        sandbox._closed = True
+        sandbox._is_closed = True
         getattr(sandbox, waits_for).release()
 
     asyncio.get_running_loop().call_later(0.1, free)

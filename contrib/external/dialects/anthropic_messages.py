@@ -67,7 +67,7 @@ class AnthropicMessages(Dialect):
             stop=stops(body.get("stop_sequences"), "stop_sequences"),
             constraint=constraint_of(schema, anthropic_choice(body.get("tool_choice")), tools),
             stream=body.get("stream") or False,
-            ignored=(*self.fields.named(body), *_ignored_parts(body, config)),
+            ignored=(*self.fields.ignored_in(body), *_ignored_parts(body, config)),
         )
 
     def body(self, reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class AnthropicCount(AnthropicMessages):
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = self.fields.check(body)
-        without_effect = tuple(self.fields.named(body))
+        without_effect = tuple(self.fields.ignored_in(body))
         settings = {name: value for name, value in body.items() if name in self.fields.honoured}
         return replace(self._read(settings), counts=True, constraint=None, ignored=without_effect)
 

@@ -29,8 +29,8 @@ class Dialect(ABC):
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         for name, versions in self.versions.items():
             if (version := headers.get(name, versions[0])) not in versions:
-                shown, names = version.decode("latin-1"), " or ".join(value.decode() for value in versions)
-                text = f"{name.decode()} is {shown!r:.60}, and answers are those of {names}: send that, or leave it out"
+                label, names = version.decode("latin-1"), " or ".join(value.decode() for value in versions)
+                text = f"{name.decode()} is {label!r:.60}, and answers are those of {names}: send that, or leave it out"
                 raise RequestRefused(400, text, code="unsupported_version")
 
     @abstractmethod

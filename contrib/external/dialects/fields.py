@@ -34,19 +34,19 @@ class Fields:
         """Return the body of a request."""
         if not isinstance(body, dict):
             raise RequestRefused(400, "the body is no JSON object")
-        known = (*self.honoured, *self.ignored, *self.refused)
+        names = (*self.honoured, *self.ignored, *self.refused)
         for name, value in body.items():
             if value is None:
                 continue
-            if name not in known:
-                text = f"{name!r:.60} is no field that is known here: leave it out. {nearest(name, known)}"
+            if name not in names:
+                text = f"{name!r:.60} is no field that is known here: leave it out. {nearest(name, names)}"
                 raise RequestRefused(400, text, code="unknown_parameter", param=name[:60])
             if name not in self.refused:
                 check_kind(body, name)
             refuse(body, name, value if name in self.refused else None, self.refused.get(name, ""))
         return body
 
-    def named(self, body: Mapping[str, Any]) -> tuple[str, ...]:
+    def ignored_in(self, body: Mapping[str, Any]) -> tuple[str, ...]:
         """The ignored fields that a request has set, in the order of their declaration."""
         return tuple(name for name in self.ignored if body.get(name) is not None)
 
@@ -94,15 +94,15 @@ def listed_tools(tools: Any) -> list[dict[str, Any]]:
     return tools or []
 
 
-def kinds_left_out(tools: Any, served: Sequence[str]) -> tuple[str, ...]:
+def kinds_left_out(tools: Any, kinds_on_offer: Sequence[str]) -> tuple[str, ...]:
     """The kinds of tools that are not offered to the model, each as "tools KIND".
 
     Args:
         tools: of a request.
-        served: the kinds that are offered.
+        kinds_on_offer: the kinds that are offered.
     """
     kinds = dict.fromkeys(tool["type"] for tool in listed_tools(tools) if isinstance(tool.get("type"), str))
-    return tuple(f"tools {kind[:40]}" for kind in kinds if kind not in served)
+    return tuple(f"tools {kind[:40]}" for kind in kinds if kind not in kinds_on_offer)
 
 
 def ignored_of_tools(tools: Any, keys: Sequence[str], within: str = "") -> tuple[str, ...]:

@@ -81,8 +81,8 @@ def openai_choice(choice: Any) -> tuple[str, ...] | None:
         subset = choice.get("allowed_tools", choice)
         if choice.get("type") == "allowed_tools" and isinstance(subset, dict) and subset.get("mode") == "required":
             tools = subset.get("tools")
-            listed = tools if isinstance(tools, list) else []
-            items = [item.get("function", item) for item in listed if isinstance(item, dict)]
+            entries = tools if isinstance(tools, list) else []
+            items = [item.get("function", item) for item in entries if isinstance(item, dict)]
             names = tuple(str(item.get("name")) for item in items if isinstance(item, dict))
             if names:
                 return names

@@ -9,7 +9,7 @@ from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Histories
 from contrib.external.dialects.fields import Fields, check_kind, ignored_of_tools, kinds_left_out, listed_tools, refuse
 from contrib.external.dialects.forms import constraint_of, openai_choice, schema_of
-from contrib.external.dialects.openai_format import OpenAIFormat, checked, common, named, token_logprobs
+from contrib.external.dialects.openai_format import OpenAIFormat, check_body, common, ignored_names, token_logprobs
 from contrib.external.dialects.reading import call_of, text_of, tool_of, tools_are_off
 from contrib.external.requests import ProgramRequest
 from contrib.external.responses import ProgramReply
@@ -24,7 +24,7 @@ class OpenAIChat(OpenAIFormat):
     fields = Fields.of("openai_chat")
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
-        body = checked(body, self.fields)
+        body = check_body(body, self.fields)
         refuse(body, "modalities", body.get("modalities") not in (None, ["text"]), "answers are text")
         items = body.get("messages")
         if not isinstance(items, list) or not items:
@@ -38,7 +38,7 @@ class OpenAIChat(OpenAIFormat):
             constraint=constraint_of(schema, openai_choice(body.get("tool_choice")), tools),
             logprobs=check_kind(body, "logprobs", "true or false") or False,
             ignored=(
-                *named(body, self.fields),
+                *ignored_names(body, self.fields),
                 *kinds_left_out(body.get("tools"), ("function",)),
                 *ignored_of_tools(body.get("tools"), ("name", "description", "parameters"), "function"),
             ),

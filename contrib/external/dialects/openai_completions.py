@@ -9,7 +9,7 @@ from typing import Any
 from contrib.common.http_server import RequestRefused
 from contrib.external.dialects.dialect import Histories
 from contrib.external.dialects.fields import Fields, refuse
-from contrib.external.dialects.openai_format import OpenAIFormat, checked, common, named, text_of_token
+from contrib.external.dialects.openai_format import OpenAIFormat, check_body, common, ignored_names, text_of_token
 from contrib.external.requests import ProgramRequest, whole_number
 from contrib.external.responses import ProgramReply
 
@@ -20,14 +20,14 @@ class OpenAICompletions(OpenAIFormat):
     fields = Fields.of("openai_completions")
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
-        body = checked(body, self.fields)
+        body = check_body(body, self.fields)
         refuse(body, "best_of", body.get("best_of") not in (None, 1), "one answer is sampled")
         wants = body.get("logprobs")
         refuse(body, "logprobs", wants, "only the sampled tokens' own logprobs are kept, which 0 asks for")
         return ProgramRequest(
             prompt=_prompt(body.get("prompt")),
             logprobs=wants == 0 and wants is not False,
-            ignored=named(body, self.fields),
+            ignored=ignored_names(body, self.fields),
             **common(body),
         )
 

@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 _ONE_ANSWER = "a request has one answer; requests that come at once are answered at once, so send it so many times"
 
 
-def checked(body: Any, fields: Fields) -> dict[str, Any]:
+def check_body(body: Any, fields: Fields) -> dict[str, Any]:
     """Refuse what is not offered, in all of OpenAI's older APIs."""
     body = fields.check(body)
     refuse(body, "n", body.get("n") not in (None, 1), _ONE_ANSWER)
@@ -36,10 +36,10 @@ def common(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def named(body: Mapping[str, Any], fields: Fields) -> tuple[str, ...]:
+def ignored_names(body: Mapping[str, Any], fields: Fields) -> tuple[str, ...]:
     """What is ignored of a request."""
     options = body.get("stream_options") or {}
-    return (*fields.named(body), *(f"stream_options.{name}" for name in options if name != "include_usage"))
+    return (*fields.ignored_in(body), *(f"stream_options.{name}" for name in options if name != "include_usage"))
 
 
 class OpenAIFormat(Dialect):

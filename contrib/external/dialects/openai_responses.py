@@ -58,7 +58,7 @@ class OpenAIResponses(Dialect):
             logprobs=_LOGPROBS in include,
             stream=body.get("stream") or False,
             ignored=(
-                *self.fields.named(body),
+                *self.fields.ignored_in(body),
                 *(f"include {name}" for name in include if name != _LOGPROBS),
                 *(f"text.{name}" for name in text if name != "format" and text[name] is not None),
                 *dict.fromkeys(_ignored_of_tools(body.get("tools"))),

@@ -57,9 +57,11 @@ class ServedApp:
         match = _PATH.fullmatch(path)
         if path != "/sessions" and match is None:
             raise RequestRefused(404, f"there is no {path:.200}; see POST /sessions", code="not_found")
-        wanted = "GET" if match is not None and not match[2] else "POST"
-        if method != wanted and (method, wanted) != ("HEAD", "GET"):
-            raise RequestRefused(405, f"{path:.200} is asked with {wanted}, not with {method}", code="wrong_method")
+        right_method = "GET" if match is not None and not match[2] else "POST"
+        if method != right_method and (method, right_method) != ("HEAD", "GET"):
+            raise RequestRefused(
+                405, f"{path:.200} is asked with {right_method}, not with {method}", code="wrong_method"
+            )
         if match is None:
             self._check_token(headers)
             await self._take(headers, receive, send)
@@ -99,12 +101,12 @@ class ServedApp:
                     raise RequestRefused(503, "the server is being stopped", code="stopping")
                 if (visit := self._desk.take()) is not None:
                     return visit
-                if (left := until - loop.time()) <= 0:
+                if (remaining_s := until - loop.time()) <= 0:
                     raise RequestRefused(
                         503, f"no session is on offer after {seconds:g} s: ask again", code="no_session"
                     )
                 arrival = asyncio.create_task(self._desk.arrival())
-                await asyncio.wait({arrival, hangup}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({arrival, hangup}, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
                 arrival.cancel()
             return None
         finally:

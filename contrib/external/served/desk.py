@@ -69,18 +69,18 @@ class Desk:
         future = visitor.get()
         if future is not None:
             self._open[visit.id] = visit
-            visit.taken.set()
+            visit.pickup.set()
             future.set_result(visit)
             return
         self._queue.append(visit)
         self._arrival.set()
         try:
             async with queued(), asyncio.timeout(self._take_seconds):
-                await visit.taken.wait()
+                await visit.pickup.wait()
         except TimeoutError:
             raise EnvError(f"no agent has taken the session within {self._take_seconds:g} s") from None
         finally:
-            if not visit.taken.is_set():
+            if not visit.pickup.is_set():
                 self._queue.remove(visit)
 
     def take(self) -> Visit | None:
@@ -90,7 +90,7 @@ class Desk:
             return None
         visit = self._queue.popleft()
         self._open[visit.id] = visit
-        visit.taken.set()
+        visit.pickup.set()
         return visit
 
     async def arrival(self) -> None:

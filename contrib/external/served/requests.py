@@ -58,19 +58,19 @@ def read_wish(body: Mapping[str, Any], limits: EpisodeLimits) -> Wish:
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if prompt is not None and (problem := messages_problem(prompt)):
-        raise _refused("prompt", f"prompt is neither a text nor a list of messages: {problem}")
+        raise _refusal("prompt", f"prompt is neither a text nor a list of messages: {problem}")
     if not isinstance(metadata, dict):
-        raise _refused("metadata", f"metadata is a {type(metadata).__name__}; it is an object")
+        raise _refusal("metadata", f"metadata is a {type(metadata).__name__}; it is an object")
     for name in ("target", "metadata"):  # Python's parser takes NaN, which a record cannot hold
         if problem := json_problem(body.get(name)):
-            raise _refused(name, f"{name} {problem}")
+            raise _refusal(name, f"{name} {problem}")
     names = {name: body.get(name, "") for name in ("id", "task_id")}
     for name, value in names.items():
         if not isinstance(value, str) or len(value) > MAX_ID or not (value.isprintable() or not value):
-            raise _refused(name, f"{name} is {value!r:.80}; it is a text of at most {MAX_ID} printable characters")
+            raise _refusal(name, f"{name} is {value!r:.80}; it is a text of at most {MAX_ID} printable characters")
     seed = whole_number(body.get("seed"))
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**31):
-        raise _refused("seed", f"seed is {seed!r:.80}; it is a whole number from 0 to 2147483647")
+        raise _refusal("seed", f"seed is {seed!r:.80}; it is a whole number from 0 to 2147483647")
     return Wish(
         prompt=None if prompt is None else tuple(prompt),
         target=body.get("target"),
@@ -87,19 +87,19 @@ def read_finish(body: Mapping[str, Any], scorer: Scorer) -> Work | str:
     error, answer, reward = body.get("error"), body.get("answer"), body.get("reward")
     if error is not None:
         if not isinstance(error, str) or not error.strip() or answer is not None or reward is not None:
-            raise _refused("error", "error is a text, and stands alone: it says why there is no work to score")
+            raise _refusal("error", "error is a text, and stands alone: it says why there is no work to score")
         return " ".join(error.split())[:1000]
     if answer is not None and not isinstance(answer, str):
-        raise _refused("answer", f"answer is a {type(answer).__name__}; it is a text")
+        raise _refusal("answer", f"answer is a {type(answer).__name__}; it is a text")
     if len(answer or "") > MAX_RESULT:
         raise RequestRefused(413, f"answer has {len(answer or '')} characters; it has at most {MAX_RESULT}")
     if scorer.name:
         if reward is not None:
-            raise _refused("reward", f"{scorer.name} scores the answer here: leave reward out")
+            raise _refusal("reward", f"{scorer.name} scores the answer here: leave reward out")
         return Work(answer, None)
     low, high = scorer.reward_range
     if reward is None:
-        raise _refused(
+        raise _refusal(
             "reward",
             f'nothing says what the session is worth: send {{"reward": X}} with X from {low:g} to {high:g}, or '
             '{"error": "why"} where there is nothing to score',
@@ -107,7 +107,7 @@ def read_finish(body: Mapping[str, Any], scorer: Scorer) -> Work | str:
     if isinstance(reward, bool):
         reward = float(reward)
     if not isinstance(reward, (int, float)) or not is_within(reward, low, high):  # nan is not
-        raise _refused(
+        raise _refusal(
             "reward",
             f"reward is {reward!r:.40}; it is a number from {low:g} to {high:g}, which reward_range of the server "
             "sets: the session is still open, finish it with such a number",
@@ -118,7 +118,7 @@ def read_finish(body: Mapping[str, Any], scorer: Scorer) -> Work | str:
 def _wait(body: Mapping[str, Any]) -> float:
     seconds = body.get("wait_seconds", WAIT_SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_WAIT_SECONDS:
-        raise _refused(
+        raise _refusal(
             "wait_seconds", f"wait_seconds is {seconds!r:.40}; it is a number from 0 to {MAX_WAIT_SECONDS:g}"
         )
     return float(seconds)
@@ -126,15 +126,15 @@ def _wait(body: Mapping[str, Any]) -> float:
 
 def _lower(limits: EpisodeLimits, values: Any) -> EpisodeLimits:
     if not isinstance(values, dict):
-        raise _refused("limits", f'limits is a {type(values).__name__}; it is an object like {{"max_turns": 4}}')
+        raise _refusal("limits", f'limits is a {type(values).__name__}; it is an object like {{"max_turns": 4}}')
     types = {field.name: type(getattr(limits, field.name)) for field in fields(EpisodeLimits)}
     for name, value in values.items():
         if name not in types:
-            raise _refused(f"limits.{name}", f"there is no limit {name!r:.80}. {nearest(name, types)}")
+            raise _refusal(f"limits.{name}", f"there is no limit {name!r:.80}. {nearest(name, types)}")
         most, value = getattr(limits, name), whole_number(value)
         is_number = not isinstance(value, bool) and isinstance(value, (int, types[name]))
         if not is_number or not 0 < value <= most:
-            raise _refused(
+            raise _refusal(
                 f"limits.{name}", f"{name} is {value!r:.40}; it is above 0 and at most {most:g}, the server's limit"
             )
     return replace(limits, **{name: types[name](value) for name, value in values.items()})
@@ -143,8 +143,8 @@ def _lower(limits: EpisodeLimits, values: Any) -> EpisodeLimits:
 def _check_keys(body: Mapping[str, Any], keys: tuple[str, ...], why: str) -> None:
     for name in body:
         if name not in keys:
-            raise _refused(name, f"{why or f'there is no {name!r:.80}'}: a body has {', '.join(keys)}")
+            raise _refusal(name, f"{why or f'there is no {name!r:.80}'}: a body has {', '.join(keys)}")
 
 
-def _refused(param: str, message: str) -> RequestRefused:
+def _refusal(param: str, message: str) -> RequestRefused:
     return RequestRefused(400, message, code="invalid_request", param=param)

@@ -77,7 +77,7 @@ async def serve_agent(
             setup.desk.begin = server.begin
             announce(setup.gateway.base_url.removesuffix("/v1"))
             try:
-                await server.failed
+                await server.failure
             finally:
                 await server.stop()
                 figures = summarise(plan, server.attempts, folder.episodes(), folder.faults())
@@ -102,7 +102,7 @@ class _Server:
         self._tasks = {task.id: task for task in tasks}
         self._max_sessions = max_sessions
         self._running: set[asyncio.Task[None]] = set()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has the exception that ends the server."""
         self.attempts: dict[Attempt, None] = {}
         self._counts: Counter[str] = Counter()
@@ -165,7 +165,7 @@ class _Server:
         except ForgeError as error:  # a mistake or a fault that would affect every episode
             summary["error"] = str(error)
             with contextlib.suppress(asyncio.InvalidStateError):
-                self.failed.set_exception(error)
+                self.failure.set_exception(error)
         finally:
             if visit.done() and not visit.cancelled():
                 visit.result().conclude(summary)

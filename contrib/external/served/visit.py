@@ -46,7 +46,7 @@ class Visit:
         self.task = task
         self.seed = seed
         self.limits = limits
-        self.taken = asyncio.Event()
+        self.pickup = asyncio.Event()
         """Set when an agent has the session."""
         self.finish_digest = b""
         """Of the body that finished the session; empty before."""
@@ -73,7 +73,7 @@ class Visit:
 
     # what its environment asks, see `Player`
 
-    async def ended(self) -> int:
+    async def wait_for_end(self) -> int:
         """Wait for the agent's work."""
         await asyncio.shield(self._work)
         return 0

@@ -9,13 +9,14 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+import openai
+from openai import AsyncOpenAI
 
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Episode
@@ -30,6 +31,9 @@ from tests.helpers.scripted_policy import ScriptedPolicy
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
 LIMITS = EpisodeLimits(max_turns=20, step_seconds=60.0)
 ENGINE_LIMITS = EpisodeLimits(max_turns=6, max_tokens=12_000, max_turn_tokens=60)
+_NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+ADD: Any = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": _NUMBERS}}
+"""A tool, in the form of OpenAI's Chat Completions."""
 
 
 def make_long_model(model: Path, folder: Path, *, positions: int = 16_384) -> None:
@@ -80,6 +84,11 @@ def calls(name: str, **arguments: Any) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
+def plain(sdk: Any = openai, **options: Any) -> Any:
+    """A client of an SDK without certificates: to read them takes longer than a test."""
+    return sdk.DefaultAsyncHttpxClient(verify=False, timeout=30, **options)
+
+
 @dataclass
 class Playing:
     """An episode whose program the test plays."""
@@ -90,6 +99,13 @@ class Playing:
     _done: Path
     _episode: asyncio.Task[Episode]
     factory: EnvFactory = field(repr=False)
+    agent: Any
+
+    @property
+    def requests(self) -> list[tuple[tuple[int, ...], Sampling, str]]:
+        """The prompts that the model of `says` has had, with their sampling, and names."""
+        requests: list[tuple[tuple[int, ...], Sampling, str]] = self.agent._policy.asked
+        return requests
 
     async def end(self, last_line: str = '{"reward": 1.0}', code: int = 0) -> Episode:
         """Let the program print a line, write it to its result if it is JSON, and end; return the episode."""
@@ -105,6 +121,11 @@ class Playing:
         """The answer to a list of messages; a text is the user's."""
         listed = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
         return await self.client.chat.completions.create(model="any", messages=listed, **options)
+
+
+Play = Callable[..., AbstractAsyncContextManager[Playing]]
+Check = Callable[[Episode], None]
+"""The fixtures of these names."""
 
 
 @asynccontextmanager
@@ -131,9 +152,8 @@ async def playing(
     try:
         address = await asyncio.wait_for(asyncio.to_thread(start.read_text), 60)
         base_url, token = address.split()
-        plain = DefaultAsyncHttpxClient(verify=False, timeout=30)  # to read certificates takes longer than a test
-        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, http_client=plain) as client:
-            yield Playing(base_url, token, client, end, episode, factory)
+        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, http_client=plain()) as client:
+            yield Playing(base_url, token, client, end, episode, factory, agent)
     finally:
         episode.cancel()
         await asyncio.gather(episode, return_exceptions=True)

@@ -11,15 +11,20 @@ import urllib.request
 from pathlib import Path
 
 
-def ask(*messages: object, path: str = "/chat/completions", key: str = "", **options: object) -> str:
-    listed = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+def send(path: str = "/chat/completions", *, key: str = "", **body: object) -> dict:
+    """Make a request, and return the first choice of its answer."""
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + path,
-        json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": listed, **options}).encode(),
+        json.dumps({"model": os.environ["OPENAI_MODEL"], **body}).encode(),
         {"Authorization": f"Bearer {key or os.environ['OPENAI_API_KEY']}"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)["choices"][0]["message"]["content"]
+        return json.load(answer)["choices"][0]
+
+
+def ask(*messages: object, **options: object) -> str:
+    listed = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+    return send(**{"messages": listed, **options})["message"]["content"]  # type: ignore[arg-type]
 
 
 def tries(*messages: object, **options: object) -> str:

@@ -5,24 +5,15 @@ import os
 import sys
 import threading
 import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-
-def send(path: str, **body: object) -> dict:
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + path,
-        json.dumps({"model": "policy", **body}).encode(),
-        {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)["choices"][0]
+from external_program import send
 
 
 def ask(messages: list, **options: object) -> list:
     """Return the messages with the answer."""
-    return [*messages, send("/chat/completions", messages=messages, **options)["message"]]
+    return [*messages, send(messages=messages, **options)["message"]]
 
 
 def user(text: str) -> dict:

@@ -15,7 +15,7 @@ import pytest
 from agents.scripted import ScriptedAgent
 from contrib.external.mcp_config import mcp_files
 from contrib.external.tests.coding_agents import AGENTS, ROOT, episode_of, image_of_codex, in_sandbox
-from contrib.external.tests.external_playing import calls, make_long_model, says
+from contrib.external.tests.external_playing import Check, calls, make_long_model, says
 from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import write_jsonl
 from forge_env.core.protocols import Conversation
@@ -46,7 +46,7 @@ def test_the_page_says_what_was_measured(name: str) -> None:
     ("name", "place"), [*itertools.product(AGENTS, ["outside", "sandbox"]), ("Codex", "workspace")]
 )
 async def test_a_coding_agent_as_it_is_solves_a_task_in_one_row(
-    name: str, place: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, place: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check
 ) -> None:
     monkeypatch.setenv("FORGE_ENV_IMAGES", str(tmp_path / "images"))
     options = in_sandbox(name) if place == "sandbox" else {}
@@ -67,9 +67,7 @@ async def test_a_coding_agent_as_it_is_solves_a_task_in_one_row(
     assert "2\n" in seen, "the addresses of both dialects"
     assert [any(text in result for result in results) for text in ("one", "two", "written")] == [True] * 3
     assert episode.info.get("ignored_fields", {}).keys() == set(json.loads(RESULTS.read_text())[name]["ignored_fields"])
-    file = tmp_path / "episodes.jsonl"
-    write_jsonl(file, [episode])
-    assert audit(file, open_decoder(tiny_model)).problems == []
+    check(episode)
 
 
 SERVER = '''

@@ -156,16 +156,8 @@ async def test_turns_that_are_asked_at_once_run_at_once_and_each_conversation_is
     assert len({seed for _, seed, _ in who.seen}) == 3
 
 
-async def test_one_turn_after_another_is_no_turn_at_once() -> None:
-    episode = await play(echo(), contexts=(0,), rounds=3)
-    assert (episode.outcome, len(episode.turns), "turns_at_once" in episode.info) == (Outcome.SCORED, 3, False)
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome", "words"),
-    [(PolicyError("the engine is gone"), Outcome.INFRA_FAULT, "is gone"), (KeyError("x"), Outcome.INFRA_FAULT, "'x'")],
-)
-async def test_a_turn_that_fails_ends_the_others(error: Exception, outcome: Outcome, words: str) -> None:
+@pytest.mark.parametrize("error", [PolicyError("is gone"), KeyError("is gone")])
+async def test_a_turn_that_fails_ends_the_others(error: Exception) -> None:
     class Asks(Branches):
         def _ask(self) -> Any:
             observation, info = super()._ask()
@@ -177,7 +169,7 @@ async def test_a_turn_that_fails_ends_the_others(error: Exception, outcome: Outc
 
     who = Together(3, fail)
     episode = await play(who, env=Asks)
-    assert (episode.outcome, episode.reward) == (outcome, None) and words in episode.error
+    assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None) and "is gone" in episode.error
     assert sorted(who.left) == ["g/0", "g/0/context1", "g/0/context2"]
     assert all("asked in 0" not in m["content"] for m in episode.messages), "what was cancelled is no turn"
 

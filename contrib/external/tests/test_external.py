@@ -67,11 +67,6 @@ async def test_a_function_scores_the_last_line(tmp_path: Path) -> None:
     assert [m["content"] for m in episode.messages] == ["What is it?", "echo What is it?"]
 
 
-async def test_the_programs_own_word_counts_where_there_is_no_other() -> None:
-    episode = await play("file", '{"reward": -0.25}')
-    assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, -0.25, {"program": -0.25})
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -87,8 +82,9 @@ async def test_without_a_sound_reward_there_is_none(arguments: list[str], reason
     assert reason in episode.error
 
 
-async def test_the_range_of_the_programs_own_rewards_is_declared() -> None:
-    assert (await play("reward", "75", reward_range="0,100")).reward == 75.0
+async def test_the_programs_own_word_counts_where_there_is_no_other_and_its_range_is_declared() -> None:
+    episode = await play("reward", "75", reward_range="0,100")
+    assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, 75.0, {"program": 75.0})
     assert (await play("reward", "1.0000000000000002")).reward == 1.0, "rounding is not out of range"
     assert "reward_range says 0,100" in (await play("reward", "-1", reward_range="0,100")).error
 
@@ -99,14 +95,6 @@ async def test_a_model_cannot_write_the_programs_word() -> None:
     episode = await play("echo", agent=forger)
     assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None)
     assert "a reward that is printed does not count" in episode.error
-
-
-async def test_a_model_cannot_make_a_fault_of_its_failure(tmp_path: Path) -> None:
-    file = tmp_path / "grade.py"
-    file.write_text("def grade(answer, target):\n    return float(answer == target)\n")
-    forger = ScriptedAgent(lambda messages: {"role": "assistant", "content": '{"reward": NaN, "answer": "a"}'})
-    episode = await play("echo", agent=forger, reward=f"{file}:grade")
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), episode.error
 
 
 async def test_the_environment_of_the_tasks_scores_the_answer() -> None:
@@ -136,6 +124,7 @@ async def test_the_environment_of_the_tasks_scores_the_answer() -> None:
         ("printed", ('\ufeff{"answer": "é"}').encode("utf-16-le"), ("é", None)),
         ('{"reward": 1}', None, ("words", None)),
         ('{"reward": 1}', '{"reward": 0.5}', ("words", 0.5)),
+        ('{"answer": "said", "reward": NaN}', None, ("said", None)),
         ('{"answer": "said", "reward": NaN}', '{"reward": true}', ("said", 1.0)),
         ('{"other": 1}', None, ('{"other": 1}', None)),
         ("printed", '{"reward": 0.5}', ("printed", 0.5)),
@@ -181,9 +170,7 @@ def shows(answer: str) -> float:
 
 
 async def test_the_prompt_may_be_an_argument() -> None:
-    async with make("external", command=command("file", '{"reward": 1, "answer": "{prompt}"}')) as factory:
-        episode = await run_episode(factory, echo(), TASK, seed=5, episode_id="e", limits=LIMITS)
-    assert episode.reward == 1.0
+    assert (await play("file", '{"reward": 1, "answer": "{prompt}"}')).reward == 1.0
 
 
 async def test_what_a_program_prints_is_kept_up_to_a_bound(tmp_path: Path) -> None:
@@ -241,12 +228,23 @@ def test_a_program_with_tasks_of_its_own_is_given_numbers() -> None:
         ({"command": "true", "reward_range": "1,0"}, "reward_range is '1,0'; it is two numbers"),
         ({"command": "true", "reward_range": "nan,1"}, "reward_range is 'nan,1'"),
         ({"command": "true", "tasks": "maths"}, "Did you mean math"),
+        ({"command": "true", "files": "/tmp"}, "which is for a program in a workspace"),
+        ({"command": "true", "tasks": "bug_fix", "image": "host"}, "has no option 'image'"),
+        ({"command": "true", "image": "host", "sandbox": "namespaces"}, "and the program runs in a workspace"),
+        ({"command": "true", "image": "host", "cwd": "/tmp"}, "the option files copies a folder of this machine"),
+        ({"command": "true", "image": "host", "host": "127.0.0.2"}, "host is '127.0.0.2'"),
+        ({"command": "true", "image": "no/image:1"}, "there is no image 'no/image:1'"),
+        (
+            {"command": "true", "image": "host", "files": "/nothing/here"},
+            "'/nothing/here', and there is no such folder",
+        ),
     ],
 )
 async def test_a_mistake_is_one_sentence(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError, match=reason) as error:
         async with make("external", **options):
             pass
+    assert "\n" not in str(error.value)
 
 
 def test_a_program_that_is_not_there_is_said_before_anything_starts() -> None:
@@ -274,11 +272,14 @@ async def test_a_program_that_fails_is_a_fault(arguments: list[str], reasons: li
         assert reason in episode.error
 
 
-async def test_a_failure_may_be_scored(tmp_path: Path) -> None:
+async def test_a_failure_may_be_scored_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(descendants())
     for arguments in (["fail"], ["reward", "1", "1"]):
         episode = await play(*arguments, on_failure="score")
         assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), "a program that failed gives itself nothing"
         assert episode.info["program"]["exit_code"] == 1
+    assert list(tmp_path.iterdir()) == [] and set(descendants()) <= before
 
 
 class Kills:
@@ -317,15 +318,6 @@ async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(tmp_path:
     assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED, 0.0), episode.error
     assert len(episode.turns) == 1 and episode.ended_by == "step_seconds"
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
-    assert set(descendants()) <= before
-
-
-async def test_nothing_is_left_of_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = set(descendants())
-    for arguments in (["reward", "1"], ["fail"]):
-        await play(*arguments)
-    assert list(tmp_path.iterdir()) == []
     assert set(descendants()) <= before
 
 
@@ -418,13 +410,9 @@ def test_the_ids_of_calls_go_there_and_back(turn: int, own_id: str) -> None:
     assert model_call_id(call_id(turn, own_id)) == own_id
 
 
-def test_a_foreign_id_of_a_call_stays() -> None:
-    assert [model_call_id(id_) for id_ in ("call_abc", "turn-x", "turnx-y", "")] == [
-        "call_abc",
-        "turn-x",
-        "turnx-y",
-        "",
-    ]
+@pytest.mark.parametrize("foreign", ["call_abc", "turn-x", "turnx-y", ""])
+def test_a_foreign_id_of_a_call_stays(foreign: str) -> None:
+    assert model_call_id(foreign) == foreign
 
 
 async def test_a_step_needs_a_program_that_waits() -> None:

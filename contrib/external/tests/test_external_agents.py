@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
-from contrib.external.tests.agent_packages import CASES, Case, episode_of
-from contrib.external.tests.external_playing import ENGINE_LIMITS, make_long_model, says
+from contrib.external.tests.agent_packages import CASES, HERE, MINI_SWE, Case, episode_of
+from contrib.external.tests.external_playing import ENGINE_LIMITS, Check, calls, make_long_model, says
 from contrib.records.audit import audit, open_decoder
 from forge_env.core.episode import write_jsonl
-from forge_env.core.types import EpisodeLimits, Outcome
+from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.registry.agent_spec import AgentSettings, open_agent
+from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import run_episode
 from tests.helpers.own_environment import ROOT, python_with
 
 MEASURED = json.loads((ROOT / "benchmarks" / "results" / "agents.json").read_text())
@@ -21,8 +24,9 @@ IDS = [case.id for case in CASES]
 
 @pytest.fixture(autouse=True)
 def settings_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What some packages read: a home, and whether they send traces to OpenAI."""
+    """A home, no traces to OpenAI, and a path on which our `agents` would hide theirs."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
 
 
@@ -40,7 +44,7 @@ def test_the_page_says_what_was_measured(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)  # it installs the packages
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-async def test_an_agent_as_it_is_solves_a_task_with_tools(case: Case, tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_agent_as_it_is_solves_a_task_with_tools(case: Case, tiny_model: Path, check: Check) -> None:
     episode = await episode_of(case, says(tiny_model, *case.says), EpisodeLimits(max_tokens=40_000))
     told = json.dumps(episode.info.get("program"), indent=1)
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True), told
@@ -49,9 +53,7 @@ async def test_an_agent_as_it_is_solves_a_task_with_tools(case: Case, tiny_model
     began = episode.lineage[1:]
     assert (len(episode.turns), len(episode.rows)) == (len(case.says), case.rows), began
     assert {row.kind for row in began} == case.kinds, began
-    file = tmp_path / "episodes.jsonl"
-    write_jsonl(file, [episode])
-    assert audit(file, open_decoder(tiny_model)).problems == []
+    check(episode)
 
 
 @pytest.mark.slow
@@ -72,3 +74,24 @@ async def test_a_real_engine_answers_every_agent_and_its_tokens_are_exact(tiny_m
     result = audit(file, open_decoder(tiny_model))
     assert (result.problems, result.episodes) == ([], len(CASES)), told
     assert result.decoded_turns == result.turns == sum(len(e.turns) for e in episodes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)  # it installs the package
+@pytest.mark.parametrize(("mode", "rows"), [("fixed", 1), ("edited", 3)])
+async def test_mini_swe_agent_sends_what_its_log_says(mode: str, rows: int, tiny_model: Path) -> None:
+    """The logs that test_external_logs.py replays are those of the package."""
+    log = [json.loads(line) for line in (HERE / "logs" / f"mini_swe_agent_{mode}.jsonl").read_text().splitlines()]
+    recorded = [json.loads(line["response"]["tool_calls"][0]["function"]["arguments"]) for line in log]
+    commands = [arguments["command"] for arguments in recorded]
+    made = "touch a.txt; " + commands[0]  # the folder of the log had two; that of a program has prompt.txt
+    agent = says(tiny_model, *(calls("bash", command=command) for command in [made, *commands[1:]]))
+    command = shlex.join([str(python_with(MINI_SWE)), str(HERE / "mini_swe_program.py"), mode])
+    task = Task(prompt=({"role": "user", "content": log[0]["request"]["messages"][1]["content"]},))
+    async with make("external", command=command) as factory:
+        limits = EpisodeLimits(max_tokens=40_000)
+        episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
+    assert (episode.outcome, episode.reward, len(episode.rows)) == (Outcome.SCORED, 1.0, rows), episode.error
+    assert {row.kind for row in episode.lineage[1:]} == ({"system_prompt"} if rows > 1 else set())
+    sent = [m["content"] for m in episode.messages if m["role"] == "system"]
+    assert sent == [line["request"]["messages"][0]["content"] for line in log][:rows]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anthropic
-import httpx
 import openai
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from contrib.external import gateway
-from contrib.external.tests.external_playing import Playing, opened, playing, says
+from contrib.external.tests.external_playing import Play, Playing, plain, says
 from forge_env.core.errors import TurnRefused
+from forge_env.core.types import Outcome
 from forge_env.rollout.factory import EnvFactory
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -37,11 +37,11 @@ class Sdk(NamedTuple):
 
 
 def openai_client(url: str, token: str) -> Any:
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0, timeout=30)
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0, http_client=plain(openai))
 
 
 def claude_client(url: str, token: str) -> Any:
-    return AsyncAnthropic(base_url=url, api_key=token, max_retries=0, timeout=30)
+    return AsyncAnthropic(base_url=url, api_key=token, max_retries=0, http_client=plain(anthropic))
 
 
 async def ask_chat(client: Any, said: Any = HELLO, **options: Any) -> Any:
@@ -68,12 +68,6 @@ def sdk(request: pytest.FixtureRequest) -> Sdk:
     return SDKS[request.param]
 
 
-@pytest.fixture
-async def factory(tmp_path: Path) -> AsyncIterator[EnvFactory]:
-    async with opened(folder=tmp_path) as opened_factory:
-        yield opened_factory
-
-
 def connected(sdk: Sdk, program: Playing) -> Any:
     return sdk.connect(program.base_url.removesuffix("/v1"), program.token)
 
@@ -86,10 +80,10 @@ async def refused(error: type[Exception], asking: Awaitable[Any], sentence: str)
 
 
 async def test_what_is_wrong_with_a_request_is_the_sdks_own_error_and_the_episode_goes_on(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+    play: Play, factory: EnvFactory, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = sdk.errors
-    async with playing(factory, says(tiny_model, "fine"), tmp_path) as program:
+    async with play("fine") as program:
         monkeypatch.setattr(factory.shared["setup"].gateway, "max_request_bytes", 100_000)
         async with connected(sdk, program) as client:
             unknown = sdk.ask(client, extra_body={"max_tokes": 5})
@@ -113,50 +107,30 @@ async def test_what_is_wrong_with_a_request_is_the_sdks_own_error_and_the_episod
     assert episode.info["refused_requests"] == {"unknown_parameter": 1, sdk.content: 1, "HTTP 413": 1, "not_found": 1}
 
 
-async def test_another_version_of_the_api_is_refused(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    async with playing(factory, says(tiny_model, "fine"), tmp_path) as program:
+async def test_another_version_of_the_api_is_refused(play: Play) -> None:
+    async with play("fine") as program:
         async with connected(SDKS["anthropic"], program) as client:
             old = ask_claude(client, extra_headers={"anthropic-version": "2023-01-01"})
-            await refused(
-                anthropic.BadRequestError,
-                old,
-                "anthropic-version is '2023-01-01', .* those of 2023-06-01 or 2026-10-21",
-            )
+            sentence = "anthropic-version is '2023-01-01', .* those of 2023-06-01 or 2026-10-21"
+            await refused(anthropic.BadRequestError, old, sentence)
             await ask_claude(client)
         assert (await program.end()).info["refused_requests"] == {"unsupported_version": 1}
 
 
-async def test_a_body_is_read_whatever_its_content_type_and_one_that_is_no_json_is_named(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
-    async with playing(factory, says(tiny_model, "fine"), tmp_path) as program:
-        headers = {"authorization": f"Bearer {program.token}"}
-        async with httpx.AsyncClient(base_url=program.base_url, headers=headers) as client:
-            form = await client.post("/chat/completions", data={"model": "m"})
-            assert (form.status_code, form.json()["error"]["code"]) == (400, "no_json")
-            assert (
-                "no JSON, and its content type is 'application/x-www-form-urlencoded'"
-                in form.json()["error"]["message"]
-            )
-            body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
-            plain = await client.post("/chat/completions", content=body, headers={"content-type": "text/plain"})
-            assert plain.status_code == 200
-        assert (await program.end()).reward == 1.0
+class Later:
+    """The policy of an agent that answers, or fails, only when it may."""
 
+    def __init__(self, agent: Any, error: Exception | None = None) -> None:
+        self.arrival, self.may_answer = asyncio.Event(), asyncio.Event()
+        self._generate, self._error = agent._policy.generate, error
+        agent._policy = self
 
-def answers_when(agent: Any, event: asyncio.Event, error: Exception | None = None) -> Any:
-    """Let an agent answer, or fail, only after an event."""
-    generate = agent._policy.generate
-
-    class Later:
-        async def generate(self, *args: Any, **kwargs: Any) -> Any:
-            await event.wait()
-            if error is not None:
-                raise error
-            return await generate(*args, **kwargs)
-
-    agent._policy = Later()
-    return agent
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.arrival.set()
+        await self.may_answer.wait()
+        if self._error is not None:
+            raise self._error
+        return await self._generate(*args, **kwargs)
 
 
 async def begun_stream(sdk: Sdk, client: Any) -> Any:
@@ -164,48 +138,55 @@ async def begun_stream(sdk: Sdk, client: Any) -> Any:
     return await asyncio.wait_for(sdk.ask(client, stream=True), 30)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_an_answer_that_a_client_has_left_is_given_to_its_second_try_or_is_a_fault(
+    play: Play, tiny_model: Path, comes_back: bool
+) -> None:
+    """A time-out of the client: with its own second try it is one turn, not two."""
+    agent = says(tiny_model, "late", "more")
+    later = Later(agent)
+    async with play(agent=agent) as program:
+        asking = asyncio.create_task(program.chat("hi"))
+        await later.arrival.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        again = asyncio.create_task(program.chat("hi" if comes_back else "something else"))
+        later.may_answer.set()
+        answer = (await again).choices[0].message.content
+        episode = await program.end()
+    if comes_back:
+        assert (answer, len(episode.turns), episode.reward) == ("late", 1, 1.0)
+    else:
+        assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.ENV_FAULT, None, False)
+        assert "the answer to request 1 did not reach the program" in episode.error
+
+
 async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_gets_the_same_answer_when_it_asks_again(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+    play: Play, tiny_model: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "KEEP_ALIVE_SECONDS", 0.01)
-    may_answer = asyncio.Event()
-    agent = answers_when(says(tiny_model, "late"), may_answer)
-    async with playing(factory, agent, tmp_path) as program, connected(sdk, program) as client:
+    agent = says(tiny_model, "late")
+    later = Later(agent)
+    async with play(agent=agent) as program, connected(sdk, program) as client:
         stream = await begun_stream(sdk, client)
         await stream.close()
         again = await begun_stream(sdk, client)
-        may_answer.set()
+        later.may_answer.set()
         assert "late" in "".join([event.model_dump_json() async for event in again])
         episode = await program.end()
     assert (str(episode.outcome), len(episode.turns), episode.reward) == ("scored", 1, 1.0)
 
 
-async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_for_good_is_a_fault_with_its_reason(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway, "KEEP_ALIVE_SECONDS", 0.01)
-    may_answer = asyncio.Event()
-    agent = answers_when(says(tiny_model, "late", "more"), may_answer)
-    async with playing(factory, agent, tmp_path) as program, connected(sdk, program) as client:
-        stream = await begun_stream(sdk, client)
-        await stream.close()
-        may_answer.set()
-        await sdk.ask(client, [{"role": "user", "content": "something else"}])
-        episode = await program.end()
-    assert (str(episode.outcome), len(episode.turns), episode.reward) == ("env_fault", 2, None)
-    assert "the answer to request 1 did not reach the program" in episode.error
-
-
 async def test_a_refusal_in_a_stream_that_has_begun_is_the_sdks_error_and_not_the_answer_of_a_retry(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+    play: Play, tiny_model: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception; of Responses the event that is called error, which its SDK passes on."""
     monkeypatch.setattr(gateway, "KEEP_ALIVE_SECONDS", 0.01)
-    may_fail = asyncio.Event()
-    agent = answers_when(says(tiny_model), may_fail, TurnRefused("the grammar cannot be compiled"))
-    async with playing(factory, agent, tmp_path) as program, connected(sdk, program) as client:
+    agent = says(tiny_model)
+    later = Later(agent, TurnRefused("the grammar cannot be compiled"))
+    async with play(agent=agent) as program, connected(sdk, program) as client:
         stream = await begun_stream(sdk, client)
-        may_fail.set()
+        later.may_answer.set()
         if sdk.content == "input":
             [event] = [event async for event in stream]
             assert (event.type, event.message) == ("error", "the grammar cannot be compiled")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 from anthropic import AsyncAnthropic
@@ -20,10 +19,8 @@ from agents.scripted import ScriptedAgent
 from contrib.external.conversations import ProgramConversations
 from contrib.external.dialects.anthropic_messages import AnthropicMessages
 from contrib.external.requests import ProgramRequest
-from contrib.external.tests.external_playing import Playing, calls, opened, playing, says
-from contrib.external.tests.test_external_gateway import check
+from contrib.external.tests.external_playing import Check, Play, Playing, calls, plain
 from forge_env.core.types import EpisodeLimits, Outcome
-from forge_env.rollout.factory import EnvFactory
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 FUNCTION: Any = {"type": "function", "name": "add", "description": "Add.", "parameters": SCHEMA}
@@ -32,23 +29,18 @@ CUSTOM: Any = {"name": "add", "description": "Add.", "input_schema": SCHEMA}
 NAMESPACE: Any = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [FUNCTION, {"type": "custom"}]}
 
 
-@pytest.fixture
-async def factory(tmp_path: Path) -> AsyncIterator[EnvFactory]:
-    async with opened(folder=tmp_path) as opened_factory:
-        yield opened_factory
-
-
 @asynccontextmanager
 async def claude(program: Playing) -> AsyncIterator[Any]:
     """Anthropic's client with what a program is told."""
     url = program.base_url.removesuffix("/v1")
-    async with AsyncAnthropic(base_url=url, api_key=program.token, max_retries=0, timeout=30) as client:
+    async with AsyncAnthropic(
+        base_url=url, api_key=program.token, max_retries=0, http_client=plain(anthropic)
+    ) as client:
         yield client
 
 
-async def test_messages_with_a_tool_are_one_row(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    agent: Any = says(tiny_model, calls("add", a=1, b=2), "3")
-    async with playing(factory, agent, tmp_path) as program, claude(program) as client:
+async def test_messages_with_a_tool_are_one_row(play: Play, check: Check, tiny_model: Path) -> None:
+    async with play(calls("add", a=1, b=2), "3") as program, claude(program) as client:
         options: Any = {"model": "any", "max_tokens": 100, "system": [{"type": "text", "text": "Add."}]}
         asked: list[Any] = [{"role": "user", "content": "What is 1 + 2?"}]
         first = await client.messages.create(messages=asked, tools=[CUSTOM], **options)
@@ -62,19 +54,18 @@ async def test_messages_with_a_tool_are_one_row(factory: EnvFactory, tiny_model:
         episode = await program.end()
 
     assert (episode.outcome, episode.reward, len(episode.rows)) == (Outcome.SCORED, 1.0, 1)
-    (prompt, _, _), (longer, _, _) = agent._policy.asked
+    (prompt, _, _), (longer, _, _) = program.requests
     assert longer[: len(prompt)] == prompt
     assert (second.usage.input_tokens, second.usage.output_tokens) == (len(longer), len(episode.turns[1].token_ids))
     assert [m["role"] for m in episode.turns[0].observation] == ["system", "user"]
     assert [m["role"] for m in episode.turns[1].observation] == ["tool"]
     assert "# Tools" in Renderer(tiny_model).decode(prompt)
-    check(episode, tiny_model, tmp_path)
+    check(episode)
 
 
-async def test_tokens_are_counted_and_are_no_turn(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
+async def test_tokens_are_counted_and_are_no_turn(play: Play, check: Check) -> None:
     """Before, within and after a conversation: the numbers are those of the prompts, and the record has none of it."""
-    agent: Any = says(tiny_model, "three", "four")
-    async with playing(factory, agent, tmp_path) as program, claude(program) as client:
+    async with play("three", "four") as program, claude(program) as client:
         asked: list[Any] = [{"role": "user", "content": "What is 1 + 2?"}]
         options: Any = {"model": "any", "system": "Add.", "tools": [CUSTOM]}
         counts = [(await client.messages.count_tokens(messages=asked, **options)).input_tokens]
@@ -92,12 +83,12 @@ async def test_tokens_are_counted_and_are_no_turn(factory: EnvFactory, tiny_mode
     assert 0 < other.input_tokens < counts[0]
     assert (len(episode.turns), len(episode.rows)) == (2, 1)
     assert episode.lineage == ()
-    check(episode, tiny_model, tmp_path)
+    check(episode)
 
 
-async def test_an_agent_without_tokens_counts_none(factory: EnvFactory, tmp_path: Path) -> None:
-    agent: Any = ScriptedAgent(lambda messages: {"role": "assistant", "content": "three"})
-    async with playing(factory, agent, tmp_path) as program, claude(program) as client:
+async def test_an_agent_without_tokens_counts_none(play: Play) -> None:
+    agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": "three"})
+    async with play(agent=agent) as program, claude(program) as client:
         asked: list[Any] = [{"role": "user", "content": "What is 1 + 2?"}]
         with pytest.raises(anthropic.BadRequestError, match="ScriptedAgent counts no tokens"):
             await client.messages.count_tokens(model="any", messages=asked)
@@ -106,13 +97,12 @@ async def test_an_agent_without_tokens_counts_none(factory: EnvFactory, tmp_path
     assert len(episode.turns) == 1
 
 
-async def test_messages_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
+async def test_messages_in_a_stream(play: Play) -> None:
     said: Any = {**calls("add", a=1, b=2), "content": "I add."}
-    async with (
-        playing(factory, says(tiny_model, said, "three STOP four"), tmp_path) as program,
-        claude(program) as client,
-    ):
-        options: Any = {"model": "any", "max_tokens": 100}
+    async with play(said, "three STOP four") as program, claude(program) as client:
+        [model] = [model async for model in client.models.list()]
+        assert (model.id, model.type) == ("policy", "model")
+        options: Any = {"model": model.id, "max_tokens": 100}
         asked: list[Any] = [{"role": "user", "content": "1 + 2?"}]
         async with client.messages.stream(messages=asked, tools=[CUSTOM], **options) as stream:
             kinds = [event.type async for event in stream]
@@ -130,67 +120,19 @@ async def test_messages_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_p
     assert (len(episode.turns), len(episode.rows)) == (2, 1)
 
 
-REFUSED_MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": None}, "max_tokens is missing"),
-    ({"messages": []}, "messages is missing or empty"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "a part 'image' without data"),
-    ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "is not continued"),
-    ({"messages": [{"role": "judge", "content": "a"}]}, "no role out of"),
-    ({"tools": [{"description": "a tool"}]}, "tools[0] has no name"),
-    ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers is"),
-    ({"output_config": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
-    ({"stop_sequences": [1]}, "stop_sequences is a text or"),
-]
-
-
-async def test_messages_that_are_refused(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    async with playing(factory, says(tiny_model, "hello"), tmp_path) as program:
-        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
-        url, headers = f"{program.base_url}/messages", {"x-api-key": program.token, "anthropic-version": "2023-06-01"}
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            for changed, sentence in REFUSED_MESSAGES:
-                refused = await client.post(url, json={**body, **changed})
-                assert (refused.status_code, refused.json()["type"]) == (400, "error"), changed
-                assert refused.json()["error"]["type"] == "invalid_request_error"
-                assert sentence in refused.json()["error"]["message"]
-            answered = await client.post(url, json={**body, "top_k": 3, "thinking": {"type": "enabled"}})
-        assert answered.headers["x-forge-env-ignored"] == "top_k, thinking"
-        episode = await program.end()
-    assert (len(episode.turns), sum(episode.info["refused_requests"].values())) == (1, len(REFUSED_MESSAGES))
-
-
-async def test_the_token_and_the_models_of_messages(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    async with playing(factory, says(tiny_model, "hello"), tmp_path) as program, claude(program) as client:
-        [model] = [model async for model in client.models.list()]
-        assert (model.id, model.type) == ("policy", "model")
-        with pytest.raises(anthropic.AuthenticationError, match="no such token"):
-            await client.with_options(api_key="wrong").messages.create(
-                model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}]
-            )
-        await client.messages.create(model=model.id, max_tokens=50, messages=[{"role": "user", "content": "hi"}])
-        assert (await program.end()).reward == 1.0
-
-
-async def test_a_limit_above_the_room_is_cut_to_the_room_in_every_dialect(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
-    agent: Any = says(tiny_model, "1", "2", "3")
-    limits = EpisodeLimits(max_tokens=500)
-    async with playing(factory, agent, tmp_path, limits=limits) as program, claude(program) as client:
+async def test_a_limit_above_the_room_is_cut_to_the_room_in_every_dialect(play: Play) -> None:
+    async with play("1", "2", "3", limits=EpisodeLimits(max_tokens=500)) as program, claude(program) as client:
         await program.chat("hi", max_tokens=32_000)
         await program.client.responses.create(model="any", input="hello", max_output_tokens=32_000)
         asked: Any = [{"role": "user", "content": "how do you do?"}]
         await client.messages.create(model="any", messages=asked, max_tokens=32_000)
         episode = await program.end()
-    assert [sampling.max_tokens for _, sampling, _ in agent._policy.asked] == [
-        500 - len(prompt) for prompt, _, _ in agent._policy.asked
-    ]
+    assert all(sampling.max_tokens == 500 - len(prompt) for prompt, sampling, _ in program.requests)
     assert (episode.outcome, len(episode.turns)) == (Outcome.SCORED, 3), episode.error
 
 
-async def test_responses_with_a_function_are_one_row(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    agent: Any = says(tiny_model, calls("add", a=1, b=2), "3", "bye")
-    async with playing(factory, agent, tmp_path) as program:
+async def test_responses_with_a_function_are_one_row(play: Play, check: Check) -> None:
+    async with play(calls("add", a=1, b=2), "3", "bye") as program:
         responses: Any = program.client.responses
         options: Any = {"model": "any", "tools": [FUNCTION], "instructions": "Add."}
         first = await responses.create(input="What is 1 + 2?", **options)
@@ -208,14 +150,13 @@ async def test_responses_with_a_function_are_one_row(factory: EnvFactory, tiny_m
     assert (episode.reward, len(episode.turns), len(episode.rows)) == (1.0, 3, 1)
     assert [m["role"] for m in episode.turns[0].observation] == ["system", "user"]
     assert [[m["role"] for m in turn.observation] for turn in episode.turns[1:]] == [["tool"], ["user"]]
-    asked_tokens = [len(prompt) for prompt, _, _ in agent._policy.asked]
-    assert third.usage.input_tokens == asked_tokens[2]
-    check(episode, tiny_model, tmp_path)
+    assert third.usage.input_tokens == len(program.requests[2][0])
+    check(episode)
 
 
-async def test_responses_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
+async def test_responses_in_a_stream(play: Play) -> None:
     said: Any = {**calls("add", a=1, b=2), "content": "I add."}
-    async with playing(factory, says(tiny_model, said), tmp_path) as program:
+    async with play(said) as program:
         responses: Any = program.client.responses
         async with responses.stream(input="1 + 2?", model="any", tools=[FUNCTION]) as stream:
             events = [event async for event in stream]
@@ -229,43 +170,8 @@ async def test_responses_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_
         assert (await program.end()).reward == 1.0
 
 
-REFUSED_RESPONSES: list[tuple[dict[str, Any], str]] = [
-    ({"input": []}, "input is missing or empty"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'; items are"),
-    ({"input": [{"role": "tool", "content": "x"}]}, "no role out of"),
-    ({"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]}, "no text"),
-    ({"tools": [{"name": "add"}]}, "tools[0] has no type"),
-    ({"tools": [{"type": "namespace", "name": "n"}]}, "a namespace without a name or tools"),
-    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0] is a"),
-    ({"tools": [NAMESPACE, {**FUNCTION, "name": "sums__add"}]}, "so is a tool of another namespace"),
-    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "and the tools are none"),
-    ({"text": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
-    ({"background": True}, "background is true"),
-    ({"conversation": "conv_1"}, "none are kept"),
-    ({"previous_response_id": []}, "previous_response_id is []"),
-    ({"max_output_tokens": 0}, "max_output_tokens is 0"),
-]
-
-
-async def test_responses_that_are_refused(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    async with playing(factory, says(tiny_model, "hello"), tmp_path) as program:
-        url, body = f"{program.base_url}/responses", {"model": "m", "input": "hi"}
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {program.token}"}, timeout=30) as client:
-            for changed, sentence in REFUSED_RESPONSES:
-                refused = await client.post(url, json={**body, **changed})
-                assert refused.status_code == 400, changed
-                assert sentence in refused.json()["error"]["message"]
-            more = {"reasoning": {"effort": "low"}, "truncation": "disabled", "tool_choice": "auto"}
-            answered = await client.post(url, json={**body, **more})
-        assert answered.headers["x-forge-env-ignored"] == "reasoning"
-        await program.end()
-
-
-async def test_what_cannot_be_served_is_left_out_and_named_in_the_response_and_the_episode(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_what_cannot_be_served_is_left_out_and_named(play: Play, tiny_model: Path) -> None:
     """The request of a coding agent: built-in tools, marks for a cache, edits of its context, a system message."""
-    agent: Any = says(tiny_model, "hello", "hello")
     mark = {"cache_control": {"type": "ephemeral"}}
     asked = {
         "model": "m",
@@ -285,38 +191,26 @@ async def test_what_cannot_be_served_is_left_out_and_named_in_the_response_and_t
         "context_management", "thinking", "output_config.effort", "system.cache_control", "messages.cache_control",
         "tools web_search_20250305", "tools.defer_loading",
     ]  # fmt: skip
-    async with playing(factory, agent, tmp_path) as program:
+    async with play("hello") as program:
         headers = {"x-api-key": program.token, "anthropic-version": "2023-06-01", "anthropic-beta": "none-2030-01-01"}
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+        async with plain(headers=headers) as client:
             url = f"{program.base_url}/messages"
             answered = await client.post(f"{url}?beta=true", json=asked)
             counted = await client.post(f"{url}/count_tokens?beta=true", json={**asked, "max_tokens": None})
         assert answered.headers["x-forge-env-ignored"] == ", ".join(named)
         assert (answered.status_code, counted.status_code) == (200, 200)
-        tokens = answered.json()["usage"]["input_tokens"]
-        assert counted.json()["input_tokens"] == tokens
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {program.token}"}, timeout=30) as client:
-            more = {"store": False, "client_metadata": {"thread": "1"}, "prompt_cache_key": "k"}
-            tools = [NAMESPACE, {"type": "web_search", "external_web_access": True}]
-            body = {"model": "m", "input": "hi", "tools": tools, "include": ["reasoning.encrypted_content"], **more}
-            answered = await client.post(f"{program.base_url}/responses", json=body)
-        assert answered.headers["x-forge-env-ignored"] == (
-            "client_metadata, prompt_cache_key, store, include reasoning.encrypted_content, tools web_search, "
-            "tools custom, tools.namespace.description"
-        )
+        assert counted.json()["input_tokens"] == answered.json()["usage"]["input_tokens"]
         episode = await program.end()
     assert [m["role"] for m in episode.turns[0].observation] == ["system", "user", "system"]
-    assert episode.info["ignored_fields"]["tools web_search"] == 1
     assert {*named} <= episode.info["ignored_fields"].keys()
-    prompt = Renderer(tiny_model).decode(agent._policy.asked[0][0])
+    prompt = Renderer(tiny_model).decode(program.requests[0][0])
     assert '"add"' in prompt and "web_search" not in prompt
 
 
 async def test_a_function_of_a_namespace_is_called_and_sent_back_under_its_own_name(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+    play: Play, check: Check, tiny_model: Path
 ) -> None:
-    agent: Any = says(tiny_model, calls("sums__add", a=1, b=2), calls("add", a=1, b=2), "3")
-    async with playing(factory, agent, tmp_path) as program:
+    async with play(calls("sums__add", a=1, b=2), calls("add", a=1, b=2), "3") as program:
         responses: Any = program.client.responses
         asked: list[Any] = [{"role": "developer", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]
         options: Any = {"model": "any", "tools": [NAMESPACE, FUNCTION], "store": False}
@@ -330,13 +224,13 @@ async def test_a_function_of_a_namespace_is_called_and_sent_back_under_its_own_n
         assert (await responses.create(input=asked, **options)).output_text == "3"
         episode = await program.end()
     assert (len(episode.turns), len(episode.rows)) == (3, 1), episode.info
-    prompt = Renderer(tiny_model).decode(agent._policy.asked[0][0])
+    prompt = Renderer(tiny_model).decode(program.requests[0][0])
     assert '"sums__add"' in prompt and '"add"' in prompt
-    check(episode, tiny_model, tmp_path)
+    check(episode)
 
 
-async def test_a_probe_is_answered_without_a_token(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    async with playing(factory, says(tiny_model, "hi"), tmp_path) as program, httpx.AsyncClient(timeout=30) as client:
+async def test_a_probe_is_answered_without_a_token(play: Play) -> None:
+    async with play("hi") as program, plain() as client:
         root = program.base_url.removesuffix("/v1")
         for url in (root, f"{root}/", f"{root}/v1", f"{root}/v1/messages?beta=true"):
             assert ((await client.head(url)).status_code, (await client.head(url)).content) == (200, b"")

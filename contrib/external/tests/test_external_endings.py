@@ -18,18 +18,16 @@ from agents.scripted import ScriptedAgent
 from contrib.external import env
 from contrib.external.program import Program
 from contrib.external.start_program import start_program
-from contrib.external.tests.external_playing import calls, opened, playing, says
+from contrib.external.tests.external_playing import calls, playing, says
 from contrib.external.tests.test_external import TASK, command, echo, play
 from contrib.records.audit import audit
-from contrib.records.replay import replay
-from contrib.records.run_settings import RunSettings
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.types import Action, EpisodeLimits, Outcome, ToolSpec
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.rollout.factory import make
+from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import queued
 from tests.helpers.waiting import until
@@ -133,13 +131,10 @@ async def test_a_program_is_told_which_limit_has_ended_it() -> None:
 
 
 async def test_a_client_does_not_try_again_when_the_episode_is_over(
-    tiny_model: Path, tmp_path: Path, few_last_words: None
+    factory: EnvFactory, tiny_model: Path, tmp_path: Path, few_last_words: None
 ) -> None:
     limits = EpisodeLimits(max_turns=1)
-    async with (
-        opened(folder=tmp_path) as factory,
-        playing(factory, says(tiny_model, "a"), tmp_path, limits=limits) as program,
-    ):
+    async with playing(factory, says(tiny_model, "a"), tmp_path, limits=limits) as program:
         client = program.client.with_options(max_retries=5)
         ask = client.chat.completions.create
         await ask(model="m", messages=[{"role": "user", "content": "hi"}])
@@ -224,10 +219,10 @@ async def test_a_first_prompt_that_is_too_long_is_no_failure_of_the_model(tiny_m
 
 @pytest.mark.parametrize("how", [{}, {"stream": True}])
 async def test_a_conversation_goes_on_after_a_prompt_that_was_too_long(
-    how: Any, tiny_model: Path, tmp_path: Path
+    how: Any, factory: EnvFactory, tiny_model: Path, tmp_path: Path
 ) -> None:
     agent = says(tiny_model, "one", "two", "three")
-    async with opened(folder=tmp_path) as factory, playing(factory, agent, tmp_path, limits=SHORT) as program:
+    async with playing(factory, agent, tmp_path, limits=SHORT) as program:
         first = (await program.chat("hi")).choices[0].message
         long = "How many pens? " * 400
         for _ in range(2):
@@ -249,15 +244,6 @@ async def test_a_conversation_goes_on_after_a_prompt_that_was_too_long(
     assert episode.tail == ()
     write_jsonl(tmp_path / "episodes.jsonl", [episode])
     assert audit(tmp_path / "episodes.jsonl").problems == []
-
-
-async def test_a_prompt_that_was_too_long_is_too_long_again(tiny_model: Path) -> None:
-    """Where the turns of the episode are taken again."""
-    options = {"command": command("too long", "shortens")}
-    episode = await play("too long", "shortens", agent=says(tiny_model, "fine"), limits=SHORT)
-    again = await replay(episode, RunSettings(env="external", options=options, limits=SHORT))
-    assert again.same, again.differences
-    assert again.replayed.info["refused_requests"] == {"context_length_exceeded": 1}
 
 
 async def test_the_example_makes_do_with_what_there_is(tiny_model: Path, tmp_path: Path) -> None:

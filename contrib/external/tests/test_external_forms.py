@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from agents.renderer.rendering import Renderer
 from agents.token_agent import TokenAgent
-from contrib.external.tests.external_playing import calls, opened, playing, says
-from contrib.external.tests.test_external_bad_input import HELLO, SDKS, Sdk, connected, refused
+from contrib.external.tests.external_playing import Play, calls
+from contrib.external.tests.test_external_bad_input import SDKS, connected, refused
 from tests.helpers.scripted_policy import ScriptedPolicy
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
@@ -54,17 +55,15 @@ def call_of(answer: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", SDKS)
-async def test_a_schema_is_the_engines_grammar_and_no_loss_is_over_what_it_has_masked(
-    tiny_model: Path, tmp_path: Path, name: str
-) -> None:
-    sdk, agent = SDKS[name], says(tiny_model, *[PENS] * len(FORMS[name]), "free")
-    async with opened(folder=tmp_path) as factory, playing(factory, agent, tmp_path) as program:
+async def test_a_schema_is_the_engines_grammar_and_no_loss_is_over_what_it_has_masked(play: Play, name: str) -> None:
+    sdk = SDKS[name]
+    async with play(*[PENS] * len(FORMS[name]), "free") as program:
         async with connected(sdk, program) as client:
             assert [text_of(await sdk.ask(client, **form)) for form in FORMS[name]] == [PENS] * len(FORMS[name])
             await sdk.ask(client)
         episode = await program.end()
     *formed, free = episode.turns
-    grammars = [sampling.grammar for _, sampling, _ in agent._policy.asked]  # type: ignore[attr-defined]
+    grammars = [sampling.grammar for _, sampling, _ in program.requests]
     assert all('"pens"' in grammar for grammar in grammars[:-1]) and not grammars[-1]
     assert all(turn.constrained == len(turn.token_ids) and turn.num_trained == 0 for turn in formed)
     assert (free.constrained, free.num_trained) == (0, len(free.token_ids))
@@ -72,10 +71,10 @@ async def test_a_schema_is_the_engines_grammar_and_no_loss_is_over_what_it_has_m
 
 
 @pytest.mark.parametrize("name", SDKS)
-async def test_a_call_can_be_forced(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    sdk, agent = SDKS[name], says(tiny_model, calls("add", pens=2), calls("add", pens=2))
+async def test_a_call_can_be_forced(play: Play, name: str) -> None:
+    sdk = SDKS[name]
     ends = {"chat": "tool_calls", "responses": "completed", "anthropic": "tool_use"}
-    async with opened(folder=tmp_path) as factory, playing(factory, agent, tmp_path) as program:
+    async with play(calls("add", pens=2), calls("add", pens=2)) as program:
         async with connected(sdk, program) as client:
             for choice in FORCED[name]:
                 answer = await sdk.ask(client, tool_choice=choice, **TOOLS[name])
@@ -85,28 +84,23 @@ async def test_a_call_can_be_forced(tiny_model: Path, tmp_path: Path, name: str)
             asking = sdk.ask(client, tool_choice=unknown, **TOOLS[name])
             await refused(sdk.errors.BadRequestError, asking, "asks for the tool 'sub', and the tools are add")
         episode = await program.end()
-    assert all("add" in sampling.grammar for _, sampling, _ in agent._policy.asked)  # type: ignore[attr-defined]
+    assert all("add" in sampling.grammar for _, sampling, _ in program.requests)
     assert [turn.num_trained for turn in episode.turns] == [0, 0]
 
 
-@pytest.mark.parametrize("name", SDKS)
-async def test_a_policy_that_knows_no_grammar_refuses_a_form_in_one_sentence(
-    tiny_model: Path, tmp_path: Path, name: str
-) -> None:
-    sdk, ids = SDKS[name], Renderer(tiny_model).write({"role": "assistant", "content": PENS})
+async def test_a_policy_that_knows_no_grammar_refuses_a_form_in_one_sentence(play: Play, tiny_model: Path) -> None:
+    ids = Renderer(tiny_model).write({"role": "assistant", "content": PENS})
     agent = TokenAgent(str(tiny_model), ScriptedPolicy(lambda prompt: ids))
-    async with opened(folder=tmp_path) as factory, playing(factory, agent, tmp_path) as program:
-        async with connected(sdk, program) as client:
-            asking = sdk.ask(client, **FORMS[name][0])
-            await refused(sdk.errors.BadRequestError, asking, "the policy samples without grammars")
-            await sdk.ask(client)
+    async with play(agent=agent) as program:
+        asking = program.chat("hi", **FORMS["chat"][0])
+        await refused(openai.BadRequestError, asking, "the policy samples without grammars")
+        await program.chat("hi")
         assert (await program.end()).info["refused_requests"] == {"unsupported_form": 1}
 
 
-async def test_logprobs_are_those_of_the_record(tiny_model: Path, tmp_path: Path) -> None:
+async def test_logprobs_are_those_of_the_record(play: Play) -> None:
     """Of chat completions and of responses; a message of Anthropic's has no place for them."""
-    agent = says(tiny_model, "fine", "fine")
-    async with opened(folder=tmp_path) as factory, playing(factory, agent, tmp_path) as program:
+    async with play("fine", "fine") as program:
         chat = await program.chat("hi", logprobs=True)
         include: Any = ["message.output_text.logprobs"]
         response: Any = await program.client.responses.create(model="m", input="hi", include=include)
@@ -114,14 +108,3 @@ async def test_logprobs_are_those_of_the_record(tiny_model: Path, tmp_path: Path
     recorded = [turn.logprobs[:-1].tolist() for turn in episode.turns]  # without the token that ended it
     assert [token.logprob for token in chat.choices[0].logprobs.content] == recorded[0]
     assert [token.logprob for token in response.output[0].content[0].logprobs] == recorded[1]
-
-
-@pytest.mark.parametrize("name", SDKS)
-async def test_several_answers_at_once_are_refused_with_what_to_do(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    sdk: Sdk = SDKS[name]
-    words = "a request has one answer" if name == "chat" else "'n' is no field that is known here"
-    async with opened(folder=tmp_path) as factory, playing(factory, says(tiny_model, "fine"), tmp_path) as program:
-        async with connected(sdk, program) as client:
-            await refused(sdk.errors.BadRequestError, sdk.ask(client, extra_body={"n": 2}), words)
-            await sdk.ask(client, HELLO)
-        await program.end()

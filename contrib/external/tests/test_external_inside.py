@@ -32,13 +32,13 @@ _TASK = Task(prompt=({"role": "user", "content": "go"},), target="3", metadata={
 def files(tmp_path: Path) -> str:
     folder = tmp_path / "agent"
     folder.mkdir()
-    shutil.copy(Path(__file__).parent / "inside_program.py", folder)
+    shutil.copy(Path(__file__).parent / "confined_program.py", folder)
     return str(folder)
 
 
 @asynccontextmanager
 async def _opened(*arguments: str, **options: Any) -> AsyncIterator[EnvFactory]:
-    command = " ".join(["python3 /agent/inside_program.py", *arguments])
+    command = " ".join(["python3 /agent/confined_program.py", *arguments])
     async with make("external", command=command, **options) as factory:
         yield factory
 
@@ -63,7 +63,7 @@ async def test_the_gateway_is_all_that_a_program_reaches(files: str, monkeypatch
         port, own_address = server.getsockname()[1], _own_address()
         places = [f"127.0.0.1:{port}", f"localhost:{port}", f"{own_address}:{port}", "192.0.2.1:80", "example.org:443"]
         socket.create_connection((own_address, port), timeout=5).close()
-        async with _opened("looks", *places, image="host", files=files) as factory:
+        async with _opened("reaches", *places, image="host", files=files) as factory:
             episode = await _play(factory, _TASK, "yes", "thanks")
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
     seen = json.loads(episode.turns[1].observation[0]["content"])
@@ -129,7 +129,7 @@ _MKFIFO = 'python3 -c "import os, sys; os.mkfifo(sys.argv[1])"'
 
 @pytest.mark.parametrize("trick", ["ln -s /etc/passwd", _MKFIFO, "mkdir"], ids=["link", "pipe", "folder"])
 async def test_the_result_is_read_from_a_file_only(files: str, trick: str) -> None:
-    agent = "python3 /agent/inside_program.py does"
+    agent = "python3 /agent/confined_program.py does"
     command = f"sh -c '{agent}; {trick} $FORGE_ENV_RESULT'"
     async with make("external", command=command, image="host", files=files) as factory:
         episode = await _play(factory, _TASK, "true")
@@ -138,7 +138,7 @@ async def test_the_result_is_read_from_a_file_only(files: str, trick: str) -> No
 
 async def test_a_program_is_the_user_of_its_image(files: str) -> None:
     Path(files).chmod(0o700)
-    command = "id -u; touch $TMPDIR/mine; cat $FORGE_ENV_TASK > /dev/null; stat -c %u /agent/inside_program.py"
+    command = "id -u; touch $TMPDIR/mine; cat $FORGE_ENV_TASK > /dev/null; stat -c %u /agent/confined_program.py"
     async with _opened("does", image="host", files=files) as factory:
         rooms = factory.shared["setup"].rooms
         object.__setattr__(rooms, "image", replace(rooms.image, user="65534:65534"))
@@ -249,47 +249,3 @@ async def test_tasks_of_a_file_and_an_image_go_together(files: str, tmp_path: Pa
         commands = ("echo 7 > seven.txt", "echo 8 > seven.txt")
         good, bad = await asyncio.gather(*(_play(factory, task, command) for command in commands))
     assert (good.reward, bad.reward) == (1.0, 0.0), good.error
-
-
-@pytest.mark.slow
-async def test_clients_of_openai_and_anthropic_run_inside(tmp_path: Path) -> None:
-    """An image of this machine's Python with the packages, and no package of ours."""
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent/both.py").write_text(_BOTH)
-    (tmp_path / "grade.py").write_text("def grade(answer):\n    return float(answer == 'yesyes')\n")
-    options = {"files": str(tmp_path / "agent"), "image": "host:openai,anthropic"}
-    reward = f"{tmp_path / 'grade.py'}:grade"
-    async with make("external", command="python3 /agent/both.py", reward=reward, **options) as factory:
-        episode = await _play(factory, _TASK, "yes", "yes")
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
-
-
-_BOTH = """
-import sys
-from anthropic import Anthropic
-from openai import OpenAI
-
-message = {"role": "user", "content": sys.stdin.read()}
-one = OpenAI().chat.completions.create(model="any", messages=[message])
-two = Anthropic().messages.create(model="any", max_tokens=20, messages=[message])
-print(one.choices[0].message.content + two.content[0].text)
-"""
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"image": "host", "sandbox": "namespaces"}, "sandbox is 'namespaces', and the program runs in a workspace"),
-        ({"image": "host", "cwd": "/tmp"}, "the option files copies a folder of this machine"),
-        ({"image": "host", "host": "127.0.0.2"}, "host is '127.0.0.2'"),
-        ({"image": "no/image:1"}, "there is no image 'no/image:1'"),
-        ({"image": "host", "files": "/nothing/here"}, "files is '/nothing/here', and there is no such folder"),
-        ({"files": "/tmp"}, "which is for a program in a workspace"),
-        ({"tasks": "bug_fix", "image": "host"}, "has no option 'image'"),
-    ],
-)
-async def test_a_mistake_is_one_sentence(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError) as error:
-        async with make("external", command="true", **options):
-            pass
-    assert reason in str(error.value) and "\n" not in str(error.value)

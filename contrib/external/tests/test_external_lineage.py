@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agents.scripted import ScriptedAgent
-from contrib.external.tests.external_playing import LIMITS, SaysPolicy, calls, opened, playing, says, with_policy
-from contrib.external.tests.test_external_gateway import check
+from contrib.external.tests.external_playing import (
+    LIMITS,
+    Check,
+    Play,
+    SaysPolicy,
+    calls,
+    opened,
+    playing,
+    says,
+    with_policy,
+)
 from contrib.external.tests.test_external_parallel import Meeting
 from forge_env.core.episode import Lineage, Turn
 from forge_env.core.protocols import Conversation
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, Outcome, Sampling, ToolSpec
 from forge_env.evaluation.metrics import row_metrics
-from forge_env.rollout.factory import EnvFactory
 from trainers.batching.batch import Sample, pack
 from trainers.objective.credit import per_target, turn_values
 
@@ -27,12 +33,6 @@ TITLE = {"role": "system", "content": "You are a title generator. Write a title.
 WORK = {"role": "system", "content": "You work."}
 OPENCODE = {"user-agent": "opencode/1.18.33"}
 ROOT, SUB = {"x-session-id": "s1", **OPENCODE}, {"x-session-id": "s2", "x-parent-session-id": "s1", **OPENCODE}
-
-
-@pytest.fixture
-async def factory(tmp_path: Path) -> AsyncIterator[EnvFactory]:
-    async with opened(folder=tmp_path) as opened_factory:
-        yield opened_factory
 
 
 class MeetsFrom(SaysPolicy):
@@ -52,14 +52,14 @@ class MeetsFrom(SaysPolicy):
 
 
 async def test_a_title_and_a_sub_agent_are_rows_of_a_tree_and_no_loss_is_over_the_title(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+    play: Play, check: Check, tiny_model: Path
 ) -> None:
     """The sub-agent is answered while its caller is. Four turns of work fit into the limit, and the title beside."""
     asks = calls("agent", prompt="Count all the files.")
     agent: Any = {"type": "function", "function": {"name": "agent", "parameters": {"type": "object"}}}
     policy = MeetsFrom(tiny_model, "a title", asks, "both", "both", "the end")
     limits = replace(LIMITS, max_turns=4)
-    async with playing(factory, with_policy(tiny_model, policy), tmp_path, limits=limits) as program:
+    async with play(agent=with_policy(tiny_model, policy), limits=limits) as program:
         await program.chat(TITLE, "go", extra_headers=ROOT)
         first = (await program.chat(WORK, "go", extra_headers=ROOT, tools=[agent])).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "It runs."}
@@ -82,7 +82,7 @@ async def test_a_title_and_a_sub_agent_are_rows_of_a_tree_and_no_loss_is_over_th
     )
     assert [any(row.loss_mask) for row in episode.rows] == [False, True, True]
     assert [turn.reward for turn in episode.turns] == [0, 0, 0, 0, 1.0]
-    check(episode, tiny_model, tmp_path)
+    check(episode)
     metrics = row_metrics([episode])
     assert (metrics["rollout/rows_per_episode"], metrics["rollout/auxiliary_turns"]) == (2.0, 1.0)
     assert metrics["rollout/row_began/sub_agent"] == 1.0
@@ -94,11 +94,11 @@ async def test_a_title_and_a_sub_agent_are_rows_of_a_tree_and_no_loss_is_over_th
 
 
 async def test_auxiliary_requests_may_come_after_the_last_turn_and_do_not_decide_how_it_ends(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+    play: Play, tiny_model: Path
 ) -> None:
     limits = replace(LIMITS, max_turns=1, max_turn_tokens=8)
     policy = SaysPolicy(tiny_model, ["ok", "a very long title that is cut off at the limit of a turn " * 3])
-    async with playing(factory, with_policy(tiny_model, policy), tmp_path, limits=limits) as program:
+    async with play(agent=with_policy(tiny_model, policy), limits=limits) as program:
         await program.chat("go")
         await program.chat(TITLE, "go", extra_headers=OPENCODE)
         episode = await program.end()
@@ -106,9 +106,7 @@ async def test_auxiliary_requests_may_come_after_the_last_turn_and_do_not_decide
     assert [turn.reward for turn in episode.turns] == [0.0, 1.0] and episode.turns[0].auxiliary
 
 
-async def test_a_program_may_end_before_its_auxiliary_requests_are_answered(
-    factory: EnvFactory, tmp_path: Path
-) -> None:
+async def test_a_program_may_end_before_its_auxiliary_requests_are_answered(play: Play) -> None:
     class LeavesTitles:
         def __init__(self) -> None:
             self.asked = asyncio.Event()
@@ -121,7 +119,7 @@ async def test_a_program_may_end_before_its_auxiliary_requests_are_answered(
             return await self._agent.act(conversation, tools)
 
     agent = LeavesTitles()
-    async with playing(factory, agent, tmp_path) as program:
+    async with play(agent=agent) as program:
         title = asyncio.create_task(program.chat(TITLE, "go", extra_headers=OPENCODE))
         await agent.asked.wait()
         await program.chat("go")
@@ -130,10 +128,8 @@ async def test_a_program_may_end_before_its_auxiliary_requests_are_answered(
     assert (episode.outcome, episode.reward, len(episode.turns)) == (Outcome.SCORED, 1.0, 1), episode.error
 
 
-async def test_an_answer_that_was_asked_for_again_and_left_is_not_learned(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
-    async with playing(factory, says(tiny_model, "bad", "good", "done"), tmp_path) as program:
+async def test_an_answer_that_was_asked_for_again_and_left_is_not_learned(play: Play, check: Check) -> None:
+    async with play("bad", "good", "done") as program:
         await program.chat("go")
         again = (await program.chat("go")).choices[0].message
         await program.chat("go", again, "on")
@@ -141,15 +137,12 @@ async def test_an_answer_that_was_asked_for_again_and_left_is_not_learned(
     assert [bool(turn.auxiliary) for turn in episode.turns] == [True, False, False]
     assert episode.turns[0].auxiliary.startswith("a retry")
     assert [(row.turn, row.kind, row.parent) for row in episode.lineage] == [(0, "", None), (1, "repeated", 0)]
-    check(episode, tiny_model, tmp_path)
+    check(episode)
 
 
 async def test_a_rule_of_a_user_decides(tiny_model: Path, tmp_path: Path) -> None:
-    rules = "!system: title\nuser: ^summarise"
-    async with (
-        opened(folder=tmp_path, auxiliary=rules) as factory,
-        playing(factory, says(tiny_model, "one", "two", "three"), tmp_path) as program,
-    ):
+    rules, agent = "!system: title\nuser: ^summarise", says(tiny_model, "one", "two", "three")
+    async with opened(folder=tmp_path, auxiliary=rules) as factory, playing(factory, agent, tmp_path) as program:
         await program.chat(TITLE, "go", extra_headers=OPENCODE)
         answer = (await program.chat("go")).choices[0].message
         await program.chat("go", answer, "summarise")

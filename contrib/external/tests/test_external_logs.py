@@ -7,26 +7,17 @@ three times. A line is a request of /v1/chat/completions as it was sent, and the
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contrib.external.tests.external_playing import opened, playing, says
-from contrib.external.tests.test_external_gateway import check
+from contrib.external.tests.external_playing import Check, Play
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Message, Outcome
-from forge_env.rollout.factory import EnvFactory
 
 LOGS = Path(__file__).with_name("logs")
 LIMITS = EpisodeLimits(max_turns=20, max_tokens=40_000)
-
-
-@pytest.fixture
-async def factory(tmp_path: Path) -> AsyncIterator[EnvFactory]:
-    async with opened(folder=tmp_path) as opened_factory:
-        yield opened_factory
 
 
 def read(mode: str) -> list[dict[str, Any]]:
@@ -42,10 +33,9 @@ def as_written(message: dict[str, Any]) -> Message:
     return {"role": "assistant", "content": message["content"] or "", **({"tool_calls": calls} if calls else {})}
 
 
-async def replayed(log: list[dict[str, Any]], factory: EnvFactory, model: Path, folder: Path) -> Episode:
+async def replayed(log: list[dict[str, Any]], play: Play, check: Check) -> Episode:
     """Send the requests of a log; the model answers as it did."""
-    agent = says(model, *(as_written(line["response"]) for line in log))
-    async with playing(factory, agent, folder, limits=LIMITS) as program:
+    async with play(*(as_written(line["response"]) for line in log), limits=LIMITS) as program:
         for line in log:
             request = {k: v for k, v in line["request"].items() if k != "extra_body"}
             answer = (await program.client.chat.completions.create(**request)).choices[0].message
@@ -54,22 +44,20 @@ async def replayed(log: list[dict[str, Any]], factory: EnvFactory, model: Path, 
             )
         episode = await program.end()
     assert (episode.outcome, len(episode.turns)) == (Outcome.SCORED, len(log))
-    check(episode, model, folder)
+    check(episode)
     return episode
 
 
-async def test_a_system_prompt_that_stays_is_one_row(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_system_prompt_that_stays_is_one_row(play: Play, check: Check) -> None:
     log = read("fixed")
     assert len(log[0]["request"]["messages"][0]["content"]) > 2000
-    episode = await replayed(log, factory, tiny_model, tmp_path)
+    episode = await replayed(log, play, check)
     assert len(episode.rows) == 1 and episode.lineage == () and "repeated_tokens" not in episode.info
 
 
-async def test_a_system_prompt_that_is_edited_begins_a_row_each_time(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_a_system_prompt_that_is_edited_begins_a_row_each_time(play: Play, check: Check) -> None:
     log = read("edited")
-    episode = await replayed(log, factory, tiny_model, tmp_path)
+    episode = await replayed(log, play, check)
     assert len(episode.rows) == len(log) == 3
     at = log[0]["request"]["messages"][0]["content"].index("Calls so far: ") + len("Calls so far: ")
     began = episode.lineage[1:]
@@ -91,9 +79,7 @@ async def test_a_system_prompt_that_is_edited_begins_a_row_each_time(
         ("output", "edited_message", "message 3 (tool) differs at character"),
     ],
 )
-async def test_the_same_agent_with_another_memory(
-    change: str, kind: str, words: str, factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_the_same_agent_with_another_memory(change: str, kind: str, words: str, play: Play, check: Check) -> None:
     """The third request of the log as an agent sends it that forgets, has other tools, or shortens old output."""
     log = read("fixed")
     request = log[2]["request"]
@@ -103,7 +89,7 @@ async def test_the_same_agent_with_another_memory(
         request["tools"][0]["function"]["description"] += " Carefully."
     else:
         request["messages"][3]["content"] = "(shortened)"
-    episode = await replayed(log, factory, tiny_model, tmp_path)
+    episode = await replayed(log, play, check)
     row = episode.lineage[1]
     assert (len(episode.rows), row.turn, row.kind) == (2, 2, kind)
     assert words in row.why

@@ -15,11 +15,11 @@ import pytest
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
+from contrib.external.tests.external_playing import Check
 from contrib.external.tests.test_external import TASK
-from contrib.records.audit import audit, open_decoder
 from contrib.records.replay import replay
 from contrib.records.run_settings import RunSettings
-from forge_env.core.episode import Episode, Turn, write_jsonl
+from forge_env.core.episode import Episode, Turn
 from forge_env.core.protocols import Agent, ContextFull, Conversation
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, EpisodeLimits, Outcome, Sampling, ToolSpec
@@ -102,18 +102,11 @@ class Meets:
             self.left.append(text)
 
 
-def check(episode: Episode, model: Path, folder: Path) -> None:
-    write_jsonl(folder / "episodes.jsonl", [episode])
-    found = audit(folder / "episodes.jsonl", open_decoder(model))
-    assert (found.problems, found.decoded_turns) == ([], len(episode.turns))
-    assert Episode.from_json(episode.to_json()) == episode
-
-
 def kinds(episode: Episode) -> list[str]:
     return [row.kind for row in episode.lineage if row.kind]
 
 
-async def test_helpers_are_in_flight_at_once_and_each_is_a_row(tiny_model: Path, tmp_path: Path) -> None:
+async def test_helpers_are_in_flight_at_once_and_each_is_a_row(check: Check, tiny_model: Path) -> None:
     policy = MeetingPolicy(tiny_model, 3)
     episode = await play("helpers", TokenAgent(str(tiny_model), policy))
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True), episode.error
@@ -128,16 +121,12 @@ async def test_helpers_are_in_flight_at_once_and_each_is_a_row(tiny_model: Path,
     assert kinds(episode) == ["independent"] * 3
     assert row_metrics([episode])["rollout/row_began/independent"] == 3.0
     assert [turn.reward for turn in episode.turns] == [0.0] * 6 + [1.0]
-    check(episode, tiny_model, tmp_path)
-
-
-async def test_a_replay_takes_the_turns_of_each_conversation(tiny_model: Path) -> None:
-    episode = await play("helpers", TokenAgent(str(tiny_model), MeetingPolicy(tiny_model, 3)))
+    check(episode)
     again = await replay(episode, RunSettings(env="external", options={"command": command("helpers")}, limits=LIMITS))
     assert again.same and len(again.turns) == 7, again.differences
 
 
-async def test_a_conversation_that_forks_is_continued_once(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_conversation_that_forks_is_continued_once(check: Check, tiny_model: Path) -> None:
     class ThenTwo(MeetingPolicy):
         async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **names: str) -> Completion:  # type: ignore[override]
             if not self.sessions:
@@ -151,18 +140,18 @@ async def test_a_conversation_that_forks_is_continued_once(tiny_model: Path, tmp
     assert kinds(episode) == ["parallel"]
     assert "begins with the same 2 messages was being answered" in "".join(row.why for row in episode.lineage)
     assert episode.info["repeated_tokens"] > 0
-    check(episode, tiny_model, tmp_path)
+    check(episode)
 
 
 @pytest.mark.parametrize(("what", "rows"), [("samples", 3), ("completions", 2)])
 async def test_requests_of_one_prompt_and_plain_prompts_run_at_once(
-    what: str, rows: int, tiny_model: Path, tmp_path: Path
+    check: Check, what: str, rows: int, tiny_model: Path
 ) -> None:
     policy = MeetingPolicy(tiny_model, rows)
     episode = await play(what, TokenAgent(str(tiny_model), policy))
     assert (episode.outcome, len(episode.rows), len(set(policy.sessions))) == (Outcome.SCORED, rows, rows)
     assert len(kinds(episode)) == rows - 1
-    check(episode, tiny_model, tmp_path)
+    check(episode)
 
 
 async def test_a_program_that_ends_while_it_is_answered_is_a_fault() -> None:
@@ -183,7 +172,7 @@ async def test_a_prompt_without_room_is_refused_while_others_are_answered() -> N
     said = ast.literal_eval(episode.info["program"]["stdout"])
     assert said == ["HTTP 400 context_length_exceeded", "echo task a", "echo task c"]
     again = await replay(episode, RunSettings(env="external", options={"command": command("tries")}, limits=LIMITS))
-    assert not again.stopped and again.replayed.info["program"]["stdout"] == episode.info["program"]["stdout"]
+    assert not again.stop_reason and again.replayed.info["program"]["stdout"] == episode.info["program"]["stdout"]
 
 
 async def test_the_clocks_stand_still_while_a_request_is_answered() -> None:

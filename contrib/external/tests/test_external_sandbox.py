@@ -35,7 +35,7 @@ try:
 except SandboxUnavailable as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-PROGRAM = Path(__file__).with_name("sandboxed_program.py")
+PROGRAM = Path(__file__).with_name("confined_program.py")
 TASK = Task(prompt=({"role": "user", "content": "What is it?"},))
 
 
@@ -52,7 +52,8 @@ def home(tmp_path: Path) -> Path:
 async def play(
     home: Path, *arguments: str, agent: Agent | None = None, seconds: float = 60.0, **options: Any
 ) -> Episode:
-    command = shlex.join([sys.executable, "-S", PROGRAM.name, *arguments])
+    program = arguments if arguments[0] == "-c" else (PROGRAM.name, *arguments)
+    command = shlex.join([sys.executable, "-S", *program])
     options = {"sandbox": "namespaces", **options}
     echo = ScriptedAgent(lambda messages: {"role": "assistant", "content": "hi"})
     limits = EpisodeLimits(max_turns=5, episode_seconds=seconds)
@@ -165,33 +166,23 @@ asyncio.run(play(Path(os.environ["HOME_OF_PROGRAM"]), "hangs", os.environ["MARKE
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("code", "reason"),
     [
-        (["-c", "import os; os.kill(os.getpid(), 15)"], r"died of SIGTERM \(signal 15\)"),
-        (["-c", "import sys; sys.exit('the disk is on fire')"], "ended with exit code 1.*the disk is on fire"),
-        (["-c", "import os; os.kill(0, 9)"], r"died of SIGKILL \(signal 9\)"),
+        ("import sys; sys.exit('the disk is on fire')", "ended with exit code 1.*the disk is on fire"),
+        ("import os; os.kill(0, 9)", r"died of SIGKILL \(signal 9\)"),
     ],
 )
-async def test_the_end_of_a_program_is_told_as_outside(home: Path, arguments: list[str], reason: str) -> None:
-    command = shlex.join([sys.executable, "-S", *arguments])
-    agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": "hi"})
-    async with make("external", command=command, cwd=str(home), sandbox="namespaces") as factory:
-        episode = await run_episode(factory, agent, TASK, seed=5, episode_id="e", limits=EpisodeLimits())
-    assert episode.outcome is Outcome.ENV_FAULT
-    assert re.search(reason, episode.error), episode.error
+async def test_the_end_of_a_program_is_told_as_outside(home: Path, code: str, reason: str) -> None:
+    episode = await play(home, "-c", code)
+    assert episode.outcome is Outcome.ENV_FAULT and re.search(reason, episode.error), episode.error
 
 
 @pytest.mark.parametrize("trick", ["os.symlink('/etc/hostname', {})", "os.mkfifo({})", "os.mkdir({})"])
 async def test_the_result_is_read_from_a_file_only(home: Path, trick: str) -> None:
     """A link would be followed by us, who see more than the program; a pipe would keep us waiting."""
-    code = "import os, sys; sys.path[:0] = ['.']; import sandboxed_program as p; p.ask('hi'); "
-    code += trick.format("os.environ['FORGE_ENV_RESULT']")
-    command = shlex.join([sys.executable, "-S", "-c", code])
-    agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": "hi"})
-    async with make("external", command=command, cwd=str(home), sandbox="namespaces") as factory:
-        episode = await run_episode(factory, agent, TASK, seed=5, episode_id="e", limits=EpisodeLimits())
-    assert episode.outcome is Outcome.ENV_FAULT
-    assert "the result file of the program" in episode.error
+    code = "import os, sys; sys.path[:0] = ['.']; import confined_program as p; p.chat('hi'); "
+    episode = await play(home, "-c", code + trick.format("os.environ['FORGE_ENV_RESULT']"))
+    assert episode.outcome is Outcome.ENV_FAULT and "the result file of the program" in episode.error
 
 
 @pytest.mark.parametrize(

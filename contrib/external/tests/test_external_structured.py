@@ -1,4 +1,4 @@
-"""Structured output with a real engine: the grammar holds, and no loss is over the tokens that it has masked."""
+"""A real engine: grammars hold, no loss is over the tokens that they have masked, and stop texts end the sampling."""
 
 from __future__ import annotations
 
@@ -56,12 +56,16 @@ async def test_answers_have_their_form_and_are_left_out_of_the_loss(tiny_model: 
             await refusals(program)
             await program.chat("How many pens?", max_tokens=5)
             refused = await program.end()
-    assert (mixed.outcome, refused.outcome) == (Outcome.SCORED, Outcome.SCORED)
+        async with playing(factory, agent, tmp_path, seed=2, limits=LIMITS) as program:
+            await stops(program)
+            stopped = await program.end()
+    assert [episode.outcome for episode in (mixed, refused, stopped)] == [Outcome.SCORED] * 3
+    assert any(turn.finish_reason == "stop" and len(turn.token_ids) < 40 for turn in stopped.turns)
     assert (len(refused.turns), refused.info["refused_requests"]) == (1, {"response_format": 2, "unsupported_form": 3})
     check_rows(mixed)
     file = tmp_path / "episodes.jsonl"
-    write_jsonl(file, [mixed, refused])
-    assert list(read_jsonl(file)) == [mixed, refused]
+    write_jsonl(file, [mixed, refused, stopped])
+    assert list(read_jsonl(file)) == [mixed, refused, stopped]
     result = audit(file, open_decoder(tiny_model))
     assert result.problems == []
     check_trainer(tiny_model, mixed)
@@ -121,6 +125,16 @@ async def refusals(program: Any) -> None:
         with pytest.raises(openai.BadRequestError) as error:
             await program.chat("Pens?", response_format=form)
         assert sentence in str(error.value), error.value
+
+
+async def stops(program: Any) -> None:
+    """A program's stop texts end the sampling: what a random model writes without them says which it can meet."""
+    free = await program.client.completions.create(model="m", prompt="How many", max_tokens=30)
+    text = free.choices[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 1] or "x"
+    for _ in range(4):
+        answer = await program.chat("How many pens?", max_tokens=40, stop=[stop, "e", "a"])
+        assert not {stop, "e", "a"} & set(answer.choices[0].message.content or "")
 
 
 def check_rows(episode: Episode) -> None:

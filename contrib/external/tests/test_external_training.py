@@ -15,7 +15,7 @@ from contrib.records.audit import audit, open_decoder
 from envs.math.env import Math
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Message
-from tests.system.test_runs import DEADLINE, SHORT, UNTRAINED, start  # noqa: F401 (a fixture)
+from tests.helpers.runs import DEADLINE, SHORT, UNTRAINED, start  # noqa: F401 (a fixture)
 from tests.trainers.setup.test_recipes import FOLDER, says_how_it_is_started, would_start
 
 PROGRAM = Path(__file__).with_name("external_program.py")

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from contrib.external.conversations import ProgramConversations
 from contrib.external.requests import ProgramRequest
 from contrib.external.row_began import why_row_began
-from forge_env.core.episode import Episode, Lineage, Turn
 from forge_env.core.protocols import RowBegan
-from forge_env.core.types import Message, Task, ToolSpec
-from forge_env.evaluation.metrics import row_metrics, rows_began
+from forge_env.core.types import Message, ToolSpec
 
 
 def tool(name: str, about: str = "") -> ToolSpec:
@@ -34,6 +32,16 @@ BEFORE = ("s:Be brief. Now it is 12:00.", "u:go", "a:one", "t:done", "u:and?")
 WHOLE = (*BEFORE, "a:two")
 
 
+def began(conversations: ProgramConversations, request: ProgramRequest, answer: str | None = "ok") -> RowBegan:
+    """Why a request begins a row; it is answered then."""
+    placed, _ = conversations.place(request)
+    assert not placed.turns, "it begins a row"
+    why = why_row_began(request, placed.asked or (), conversations.before(placed))
+    if answer is not None:
+        conversations.answered(placed, request, {"role": "assistant", "content": answer})
+    return why
+
+
 def why(
     *texts: str,
     tools: Sequence[ToolSpec] = (),
@@ -44,13 +52,8 @@ def why(
     """Why a request begins a row after one of `before`, which was answered by "two"."""
     conversations = ProgramConversations()
     first = ProgramRequest(model="m", messages=messages(*before), tools=tuple(had))
-    conversation, _ = conversations.place(first)
-    if answered:
-        conversations.answered(conversation, first, {"role": "assistant", "content": "two"})
-    request = ProgramRequest(model="m", messages=messages(*texts), tools=tuple(tools))
-    placed, _ = conversations.place(request)
-    assert placed is not conversation, "it begins a row"
-    return why_row_began(request, placed.asked or (), conversations.before(placed))
+    began(conversations, first, "two" if answered else None)
+    return began(conversations, ProgramRequest(model="m", messages=messages(*texts), tools=tuple(tools)))
 
 
 CASES: dict[str, tuple[Sequence[str], str, str]] = {
@@ -60,11 +63,6 @@ CASES: dict[str, tuple[Sequence[str], str, str]] = {
         "the system prompt differs at character 24: 'w it is 12:00.' became 'w it is 12:01.'",
     ),
     "no system prompt any more": ((*WHOLE[1:], "u:more"), "system_prompt", "became ''"),
-    "an answer that was stripped": (
-        (*BEFORE, "a:two!", "u:more"),
-        "edited_message",
-        "message 5 (assistant) differs at character 3: 'two' became 'two!'",
-    ),
     "a message that was edited in the middle": (
         (*WHOLE[:3], "t:", *WHOLE[4:], "u:more"),
         "edited_message",
@@ -139,28 +137,21 @@ def test_the_nearest_conversation_is_compared_and_one_without_an_answer_is_none(
     conversations = ProgramConversations()
     refused = ProgramRequest(model="m", messages=messages("u:long"))
     conversations.refused(conversations.place(refused)[0])
-    last: Any = None
-    for texts in (("u:one", "u:two"), ("u:three", "u:four"), ("u:five",)):
-        request = ProgramRequest(model="m", messages=messages(*texts))
-        last, _ = conversations.place(request)
-        began = why_row_began(request, last.asked or (), conversations.before(last))
-        assert began.kind == ("" if texts[0] == "u:one" else "independent")
-        conversations.answered(last, request, {"role": "assistant", "content": "ok"})
-    request = ProgramRequest(model="m", messages=messages("u:three", "u:FOUR", "a:ok", "u:on"))
-    placed, _ = conversations.place(request)
-    began = why_row_began(request, placed.asked or (), conversations.before(placed))
-    assert began[:2] == ("edited_message", "message 1 (user) differs at character 0: 'four' became 'FOUR'")
+
+    def ask(*texts: str) -> RowBegan:
+        return began(conversations, ProgramRequest(model="m", messages=messages(*texts)))
+
+    assert [ask(*texts).kind for texts in (("u:one", "u:two"), ("u:three", "u:four"), ("u:five",))] == [
+        *("", "independent", "independent")
+    ]
+    found = ask("u:three", "u:FOUR", "a:ok", "u:on")
+    assert found[:2] == ("edited_message", "message 1 (user) differs at character 0: 'four' became 'FOUR'")
 
 
 def test_plain_prompts_are_compared_as_texts() -> None:
     conversations = ProgramConversations()
-    kinds = []
-    for prompt in ("one pen", "one pen costs", "else", (1, 2)):
-        request = ProgramRequest(model="m", prompt=prompt)
-        placed, _ = conversations.place(request)
-        began = why_row_began(request, placed.asked or (), conversations.before(placed))
-        kinds.append(began.kind)
-        conversations.answered(placed, request, {"role": "assistant", "content": " is 2"})
+    prompts: tuple[Any, ...] = ("one pen", "one pen costs", "else", (1, 2))
+    kinds = [began(conversations, ProgramRequest(model="m", prompt=prompt), " is 2").kind for prompt in prompts]
     assert kinds == ["", "edited_message", "independent", "independent"]
 
 
@@ -181,24 +172,3 @@ def test_a_transcript_that_grows_in_its_only_message_is_an_edit_and_not_independ
     assert began.kind == ("edited_message" if system == "s:Be brief." else "system_prompt")
     assert (began.parent, began.turns, began.known_by) == (0, 0, "messages")
     assert (began.kind == "system_prompt") or "message 1 (user) differs at character 10" in began.why
-
-
-def row(turn: int, kind: str, why: str = "w") -> Lineage:
-    return Lineage(turn=turn, kind=kind, why=why)
-
-
-def text_turn(auxiliary: str = "") -> Turn:
-    return Turn(
-        kind="text", observation=(), message={"role": "assistant", "content": "a"}, auxiliary=auxiliary, starts_row=True
-    )
-
-
-def test_the_kinds_are_counted_without_auxiliary_rows() -> None:
-    task = Task(prompt=({"role": "user", "content": "go"},))
-    turns = (text_turn("a title"), text_turn(), text_turn(), text_turn())
-    rows = (row(0, "auxiliary"), row(1, "", ""), row(2, "tools", "w1"), row(3, "tools", "w2"))
-    episodes = [Episode(task=task, reward=1.0, id="e0", turns=turns, lineage=rows), Episode(task=task, reward=1.0)]
-    [(kind, found)] = rows_began(episodes).items()
-    assert (kind, found.count, found.example) == ("tools", 2, "e0, turn 2: w1")
-    metrics = row_metrics(episodes)
-    assert (metrics["rollout/row_began/tools"], metrics["rollout/auxiliary_turns"]) == (1.0, 0.5)

@@ -10,7 +10,7 @@ import pytest
 
 from contrib.external.conversations import ProgramConversations
 from contrib.external.requests import ProgramRequest
-from contrib.external.row_began import why_row_began
+from contrib.external.tests.test_row_began import began
 from contrib.external.told import RULES, Told, read_rules, told
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import RowBegan
@@ -49,7 +49,6 @@ def user_id(session: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("headers", "body", "agent", "parent"),
     [
-        (claude("s1"), {}, "s1", ""),
         (claude("s1", agent_id="a1"), user_id("s1"), "a1", "s1"),
         (claude("s1", agent_id="a2", parent_agent_id="a1"), {}, "a2", "a1"),
         ({}, user_id("s1"), "s1", ""),
@@ -82,7 +81,6 @@ def test_agents_and_their_parents_are_named(headers: Any, body: Any, agent: str,
         (QWEN_CODE, {}, (says("system", f"{MEMORY}. You"), *USER), "a memory agent"),
         (QWEN_CODE, {}, (says("user", f"{MEMORY}. You"),), "a memory agent"),
         (claude("s", request_class="main"), {}, USER, ""),
-        (codex(request_kind="turn"), {}, USER, ""),
     ],
 )
 def test_auxiliary_requests_are_known_by_what_clients_send(headers: Any, body: Any, messages: Any, what: str) -> None:
@@ -132,15 +130,6 @@ def request(*texts: str, **said: str) -> ProgramRequest:
     roles = {"s": "system", "u": "user", "a": "assistant"}
     messages = tuple({"role": roles[text[0]], "content": text[2:]} for text in texts)
     return ProgramRequest(model="m", messages=messages, told=Told(**said))  # type: ignore[arg-type]
-
-
-def began(conversations: ProgramConversations, asked: ProgramRequest, **answer: Any) -> RowBegan:
-    """Why a request begins a row, before it is answered."""
-    placed, _ = conversations.place(asked)
-    assert not placed.turns, "it begins a row"
-    why = why_row_began(asked, placed.asked or (), conversations.before(placed))
-    conversations.answered(placed, asked, {"role": "assistant", "content": "ok", **answer})
-    return why
 
 
 def calls(**arguments: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from forge_env.core.errors import UserError
 from tests.helpers.family_proof import random_row
 from trainers.families.table import family_of, read_config
 from trainers.model.find import find_shape
-from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 
 @pytest.fixture
@@ -53,27 +53,24 @@ def test_every_number_is_the_one_of_transformers() -> None:
     assert torch.equal(dequantize(blocks[0], scales[0]), expected[0].T)
 
 
-def test_a_plan_takes_it_and_a_trainer_takes_its_copy(published: Path, tmp_path: Path) -> None:
+def test_a_plan_takes_it_and_a_trainer_takes_its_copy(published: Path, tmp_path: Path, make: Any) -> None:
     config = read_config(published)
     shapes = {name: place.shape for name, place in places(weight_files(published)).items()}
     check_weights(published, family_of(config).weights(config), shapes)
     found = find_shape(str(published))
     assert found.where.endswith("it has experts in MXFP4, and the run writes a copy in bfloat16")
     with pytest.raises(UserError, match=r"the model has experts in MXFP4.*contrib.families.mxfp4.write_bfloat16"):
-        TitanTrainer(published, TitanSettings(dtype="float32"))
+        make(published)
     write_bfloat16(published, tmp_path / "copy")
-    trainer = TitanTrainer(tmp_path / "copy", TitanSettings(dtype="float32"))
-    try:
-        ids = random_row(published, 100)
-        reference = AutoModelForCausalLM.from_pretrained(published, quantization_config=Mxfp4Config(dequantize=True))
-        reference = reference.float()
-        with torch.no_grad():
-            expected = reference(torch.tensor([ids])).logits[0]
-            ours = trainer.model.logits(torch.tensor([ids]), None, torch.arange(100))
-        torch.testing.assert_close(ours, expected, atol=3e-5, rtol=0)
-        trainer.export_hf(tmp_path / "out")
-    finally:
-        trainer.close()
+    trainer = make(tmp_path / "copy")
+    ids = random_row(published, 100)
+    reference = AutoModelForCausalLM.from_pretrained(published, quantization_config=Mxfp4Config(dequantize=True))
+    reference = reference.float()
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0]
+        ours = trainer.model.logits(torch.tensor([ids]), None, torch.arange(100))
+    torch.testing.assert_close(ours, expected, atol=3e-5, rtol=0)
+    trainer.export_hf(tmp_path / "out")
     exported = json.loads((tmp_path / "out" / "config.json").read_text())
     assert exported["dtype"] == "bfloat16" and "quantization_config" not in exported
     assert {weight.dtype for weight in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}

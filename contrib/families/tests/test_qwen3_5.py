@@ -44,14 +44,9 @@ from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import check_engine
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
-VISION = {
-    "depth": 1,
-    "num_heads": 2,
-    "num_position_embeddings": 16,
-    "out_hidden_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-}
+Make = Callable[..., TitanTrainer]
+VISION = {"depth": 1, "num_heads": 2, "num_position_embeddings": 16, "out_hidden_size": 64}
+VISION |= {"hidden_size": 32, "intermediate_size": 32}
 
 
 @pytest.fixture(scope="module")
@@ -133,19 +128,18 @@ def test_rows_begin_where_positions_do_and_with_each_sequence() -> None:
 # -- folders -----------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_with_vision_is_refused_and_says_how_its_text_is_taken_out(seeing: Path, tmp_path: Path) -> None:
+def test_a_folder_with_vision_is_refused_and_says_how_its_text_is_taken_out(
+    seeing: Path, tmp_path: Path, make: Make
+) -> None:
     with pytest.raises(UserError, match=r"Qwen3_5ForConditionalGeneration, which also reads images.*save_pretrained"):
         read_config(seeing)
     AutoModelForCausalLM.from_pretrained(seeing).save_pretrained(tmp_path / "text")
     names = load_file(tmp_path / "text" / "model.safetensors").keys()
     assert all(name.startswith("model.language_model.") for name in names), "transformers keeps the names"
-    trainer, ids = TitanTrainer(tmp_path / "text", SETTINGS), random_row(tmp_path / "text", 40)
-    try:
-        ours = trainer.score(ids)
-        trainer.export_hf(tmp_path / "out")
-        assert weights_of(trainer).keys() == load_file(tmp_path / "out" / "model.safetensors").keys()
-    finally:
-        trainer.close()
+    trainer, ids = make(tmp_path / "text"), random_row(tmp_path / "text", 40)
+    ours = trainer.score(ids)
+    trainer.export_hf(tmp_path / "out")
+    assert weights_of(trainer).keys() == load_file(tmp_path / "out" / "model.safetensors").keys()
     for folder in ("text", "out"):
         np.testing.assert_allclose(ours, transformers_logprobs(tmp_path / folder, ids), atol=3e-5)
 
@@ -175,17 +169,14 @@ def published(folder: Path, out: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["folder", "with_experts"])
 def test_a_published_folder_is_read_and_an_export_promises_no_further_tokens(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str
+    request: pytest.FixtureRequest, tmp_path: Path, name: str, make: Make
 ) -> None:
     plain = request.getfixturevalue(name)
-    trainer = TitanTrainer(published(plain, tmp_path / "published"), SETTINGS)
-    try:
-        read = weights_of(trainer)
-        trainer.export_hf(tmp_path / "out")
-        ids = random_row(plain, 40)
-        ours = trainer.score(ids)
-    finally:
-        trainer.close()
+    trainer = make(published(plain, tmp_path / "published"))
+    read = weights_of(trainer)
+    trainer.export_hf(tmp_path / "out")
+    ids = random_row(plain, 40)
+    ours = trainer.score(ids)
     expected = load_file(plain / "model.safetensors")
     assert read.keys() == expected.keys() and all(torch.equal(read[name], expected[name]) for name in read)
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == expected.keys()
@@ -202,42 +193,34 @@ def test_a_stack_of_other_sizes_is_refused(with_experts: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
+    ("name", "changes", "match"),
     [
-        ({"norm_topk_prob": False}, "norm_topk_prob False instead of True"),
-        ({"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size = 0"),
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
-        ({"mlp_only_layers": [1]}, r"mlp_only_layers \[1\]"),
+        ("with_experts", {"norm_topk_prob": False}, "norm_topk_prob False instead of True"),
+        ("with_experts", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size = 0"),
+        ("with_experts", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
+        ("with_experts", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\]"),
+        ("folder", {"attn_output_gate": False}, "attn_output_gate False instead of True"),
+        ("folder", {"layer_scale": True}, "layer_scale True instead of False"),
+        (
+            "folder",
+            {"layer_types": ["linear_attention"] * 3},
+            "layer_types .* of one full_attention or linear_attention",
+        ),
+        ("folder", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("folder", {"layer_types": ["full_attention", "linear_attention", "sliding_attention"]}, "sliding_attention"),
+        ("folder", {"linear_num_key_heads": 3}, "key_heads=3, which must divide linear_num_value_heads=4"),
+        ("folder", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim = 0"),
+        ("folder", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "factor 0.1 of heads"),
+        ("folder", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "rotary_factor 2.0"),
+        ("folder", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.01}}, "rotary_factor 0.01"),
+        ("folder", {"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
+        ("folder", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
     ],
 )
-def test_experts_that_are_not_computed_are_refused(
-    with_experts: Path, tmp_path: Path, changes: dict[str, Any], match: str
+def test_what_is_not_computed_is_refused(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str, changes: dict[str, Any], match: str
 ) -> None:
-    config = json.loads((with_experts / "config.json").read_text()) | changes
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=match):
-        read_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"attn_output_gate": False}, "attn_output_gate False instead of True"),
-        ({"layer_scale": True}, "layer_scale True instead of False"),
-        ({"layer_types": ["linear_attention"] * 3}, "layer_types .* instead of one full_attention or linear_attention"),
-        ({"layer_types": ["full_attention"] * 2}, "layer_types"),
-        ({"layer_types": ["full_attention", "linear_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"linear_num_key_heads": 3}, "linear_num_key_heads=3, which must divide linear_num_value_heads=4"),
-        ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim = 0"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 of heads"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "partial_rotary_factor 2.0"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.01}}, "partial_rotary_factor 0.01"),
-        ({"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
-    ],
-)
-def test_what_is_not_computed_is_refused(folder: Path, tmp_path: Path, changes: dict[str, Any], match: str) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
+    config = json.loads((request.getfixturevalue(name) / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=match):
         read_config(tmp_path)

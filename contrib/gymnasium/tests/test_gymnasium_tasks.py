@@ -9,7 +9,7 @@ from forge_env.core.errors import UserError
 from tests.forge_env.rollout.test_task_list import SENTENCES, project  # noqa: F401 (a fixture)
 
 
-@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("name", ["Raises", "Later", "NumberAsKind"])
 def test_bad_tasks_are_the_same_sentence(name: str) -> None:
     env = SyncEnv(f"bad.py:{name}", split="test")
     try:

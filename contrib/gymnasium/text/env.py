@@ -105,7 +105,7 @@ class GymnasiumText(Env):
         self._threshold = self._env.spec.reward_threshold if self._env.spec is not None else None
         observation, info = self._env.reset(seed=start)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
-        text = "\n\n".join(part for part in (self._description(), self._written(observation)) if part)
+        text = "\n\n".join(part for part in (self._description(), self._text_of(observation)) if part)
         if prompt and prompt[-1]["role"] == "user":
             text = f"{prompt[-1]['content']}\n\n{text}"
             prompt = prompt[:-1]
@@ -117,12 +117,12 @@ class GymnasiumText(Env):
             answers = refuse_calls(action.tool_calls, "action")
             return answers, -self._penalty, False, False, {"illegal_action": "a tool call"}
         try:
-            chosen = self._read(action.text)
+            move = self._read(action.text)
         except ValueError as wrong:
             text = f"Error: {wrong}. {describe_actions(env.action_space, self.action_names)}"
             return (Message(role="user", content=text),), -self._penalty, False, False, {"illegal_action": str(wrong)}
-        observation, reward, terminated, truncated, info = env.step(chosen)
-        message = Message(role="user", content=self._written(observation))
+        observation, reward, terminated, truncated, info = env.step(move)
+        message = Message(role="user", content=self._text_of(observation))
         value = reward_value(reward, f"{self.id} returned the reward") * self._scale
         return (message,), value, bool(terminated), bool(truncated), _renamed_info(info)
 
@@ -159,7 +159,7 @@ class GymnasiumText(Env):
             return parse(text, self._env.action_space)
         return parse_action(text, self._env.action_space, self.action_names)
 
-    def _written(self, observation: Any) -> str:
+    def _text_of(self, observation: Any) -> str:
         assert self._env is not None
         render = type(self).render
         if render is not None:
@@ -232,21 +232,21 @@ def resolve(rest: str) -> type[Env]:
     """
     source, colon, name = rest.rpartition(":")
     if not colon:
-        return _resolved(rest, rest)
+        return _class_of(rest, rest)
     module = load_source(rest)
     if name in gymnasium.registry:
-        return _resolved(name, name)
+        return _class_of(name, name)
     if not name.isidentifier():
-        known = [id_ for id_, spec in gymnasium.registry.items() if _modules(spec)[-1] == module.__name__]
-        raise UserError(f"{source} registers no environment {name!r} with Gymnasium. {nearest(name, known)}")
-    made = load(rest)
-    if not callable(made) or (isinstance(made, type) and not issubclass(made, gymnasium.Env)):
+        ids = [id_ for id_, spec in gymnasium.registry.items() if _modules(spec)[-1] == module.__name__]
+        raise UserError(f"{source} registers no environment {name!r} with Gymnasium. {nearest(name, ids)}")
+    target = load(rest)
+    if not callable(target) or (isinstance(target, type) and not issubclass(target, gymnasium.Env)):
         raise UserError(f"{rest!r} is neither a gymnasium.Env nor a function that returns one")
-    return _resolved(made, name)
+    return _class_of(target, name)
 
 
 @functools.cache
-def _resolved(env: str | Callable[..., gymnasium.Env[Any, Any]], name: str) -> type[Env]:
+def _class_of(env: str | Callable[..., gymnasium.Env[Any, Any]], name: str) -> type[Env]:
     """One class for each environment, so that its instances can be compared."""
     return from_gymnasium(env)
 
@@ -258,15 +258,15 @@ def plain_text(ansi: str) -> str:
     '[S]FF R(blue)'
     """
     before, *pieces = _ESCAPE.split(ansi)
-    written, codes, text = [before], "", ""
+    parts, codes, text = [before], "", ""
     for escape, piece in zip(pieces[::2], pieces[1::2], strict=True):
         if escape in _RESET:
-            written += [_in_words(codes, text), piece]
+            parts += [_in_words(codes, text), piece]
             codes = text = ""
         else:
             codes += "" if text else f"{escape};"  # a further colour within a coloured text is ignored
             text += piece
-    return "".join([*written, text]).strip("\n")
+    return "".join([*parts, text]).strip("\n")
 
 
 def _in_words(escapes: str, text: str) -> str:

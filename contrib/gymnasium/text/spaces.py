@@ -52,7 +52,7 @@ def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
             return f"Your action is one integer: {', '.join(f'{first + i} ({name})' for i, name in enumerate(names))}."
         return f"Your action is one integer from {first} to {last}."
     if isinstance(space, spaces.MultiDiscrete):
-        return f"Your action is a JSON list of integers from {' to '.join(map(_listed, _bounds(space)))}."
+        return f"Your action is a JSON list of integers from {' to '.join(map(_json, _bounds(space)))}."
     if isinstance(space, spaces.MultiBinary):
         return f"Your action is a JSON list of zeros and ones, of shape {list(space.shape)}."
     if isinstance(space, spaces.Box):
@@ -75,10 +75,10 @@ def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any
         return _member(text.strip(), space)
     end = _MINUS.sub("-", text[-MAX_TEXT:])
     if isinstance(space, spaces.Discrete):
-        named = _choices(end, int(space.start), names)
+        pairs = _choices(end, int(space.start), names)
     else:
-        named = _lists(end, is_scalar=math.prod(space.shape or ()) == 1)
-    value, *others = _stated(end, named)
+        pairs = _lists(end, is_scalar=math.prod(space.shape or ()) == 1)
+    value, *others = _last_statement(end, pairs)
     action = _action(value, space)
     for other_value in others[:_COMPARED]:
         try:
@@ -91,15 +91,15 @@ def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any
     return action
 
 
-def _stated(text: str, named: Sequence[tuple[int, Any]]) -> list[Any]:
+def _last_statement(text: str, pairs: Sequence[tuple[int, Any]]) -> list[Any]:
     """Return the value that counts, and after it the others of its sentence."""
-    places, starts = [place for place, _ in named], [match.end() for match in _SENTENCE_END.finditer(text)]
+    places, starts = [place for place, _ in pairs], [match.end() for match in _SENTENCE_END.finditer(text)]
     sentences = [bisect(starts, place) for place in places]
     for mark in reversed([match.end() for match in _MARK.finditer(text)]):
         first, sentence = bisect_left(places, mark), bisect(starts, mark)
-        if first < len(named) and sentences[first] == sentence:
-            return [value for (_, value), of in zip(named[first:], sentences[first:], strict=True) if of == sentence]
-    return [value for (_, value), of in zip(named[::-1], sentences[::-1], strict=True) if of == sentences[-1]]
+        if first < len(pairs) and sentences[first] == sentence:
+            return [value for (_, value), of in zip(pairs[first:], sentences[first:], strict=True) if of == sentence]
+    return [value for (_, value), of in zip(pairs[::-1], sentences[::-1], strict=True) if of == sentences[-1]]
 
 
 def _action(value: Any, space: Space[Any]) -> Any:
@@ -117,8 +117,8 @@ def write_observation(observation: Any, space: Space[Any] | None = None, names: 
 
 def _member(action: Any, space: Space[Any]) -> Any:
     if not space.contains(action):
-        shown = write_observation(action)
-        raise ValueError(f"{shown[:100]} is not allowed")
+        text = write_observation(action)
+        raise ValueError(f"{text[:100]} is not allowed")
     return action
 
 
@@ -129,11 +129,11 @@ def _choices(text: str, first: int, names: Sequence[str]) -> list[tuple[int, int
         pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
         spans += [(*match.span(), value) for match in re.finditer(pattern, text, re.IGNORECASE)]
     choices: list[tuple[int, int]] = []
-    reached = 0
+    last_end = 0
     for start, end, value in sorted(spans, key=lambda span: (span[0], -span[1])):
-        if end > reached:  # else it is a part of a name
+        if end > last_end:  # else it is a part of a name
             choices.append((start, value))
-            reached = end
+            last_end = end
     if not choices:
         raise ValueError("there is no action in your answer")
     return choices
@@ -141,26 +141,26 @@ def _choices(text: str, first: int, names: Sequence[str]) -> list[tuple[int, int
 
 def _lists(text: str, *, is_scalar: bool) -> list[tuple[int, Any]]:
     """Return the places and values of JSON lists; if one number is enough, a text without lists gives its numbers."""
-    lists, reached, end = list[tuple[int, Any]](), 0, text.rfind("]") + 1
+    lists, last_end, end = list[tuple[int, Any]](), 0, text.rfind("]") + 1
     if is_scalar and not end and (numbers := [(match.start(), float(match[0])) for match in _NUMBER.finditer(text)]):
         return numbers
-    for start, stop in _bracketed(text):
+    for start, stop in _brackets(text):
         with contextlib.suppress(ValueError, RecursionError):
             lists.append((start, json.loads(text[start:stop])))
-            reached = stop
-    if not lists or reached < end:
+            last_end = stop
+    if not lists or last_end < end:
         raise ValueError("there is no JSON list at the end of your answer")
     return lists
 
 
-def _bracketed(text: str) -> list[tuple[int, int]]:
+def _brackets(text: str) -> list[tuple[int, int]]:
     """Return the places of texts in brackets, those inside of others left out, in time proportional to the text."""
-    opened, pairs = list[int](), list[tuple[int, int]]()
+    starts, pairs = list[int](), list[tuple[int, int]]()
     for match in re.finditer(r"[\[\]]", text):
         if match[0] == "[":
-            opened.append(match.start())
-        elif opened:
-            start = opened.pop()
+            starts.append(match.start())
+        elif starts:
+            start = starts.pop()
             while pairs and pairs[-1][0] > start:
                 pairs.pop()
             pairs.append((start, match.end()))
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
-def _listed(values: Any) -> str:
+def _json(values: Any) -> str:
     return json.dumps(_plain(values))
 
 
@@ -217,9 +217,9 @@ def _from_to(low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> str:
 
 def _characters(space: spaces.Text) -> str:
     """The allowed characters, in the order of their codes, with runs such as a-z; what cannot be seen has a name."""
-    allowed = sorted(map(ord, space.character_set))
-    codes = [code for code in allowed if chr(code).isprintable() and code != 32]
-    unseen = [code for code in allowed if code not in codes]
+    codes_of_space = sorted(map(ord, space.character_set))
+    codes = [code for code in codes_of_space if chr(code).isprintable() and code != 32]
+    unseen = [code for code in codes_of_space if code not in codes]
     runs: list[list[int]] = []
     for code in codes:
         if runs and code == runs[-1][-1] + 1:
@@ -232,4 +232,4 @@ def _characters(space: spaces.Text) -> str:
 
 
 def _bound(values: np.ndarray[Any, Any]) -> str:
-    return _listed(values.flat[0]) if values.size and (values == values.flat[0]).all() else _listed(values)
+    return _json(values.flat[0]) if values.size and (values == values.flat[0]).all() else _json(values)

@@ -53,77 +53,73 @@ RUN printf 'def double(x):\\n    return 2 * x\\n' > answer.py && git commit -qam
 """
 _DOCKERFILE = "FROM host:pytest\nWORKDIR /app\nCOPY app/ /app/\n"
 
+_APART, _TOGETHER = _SEPARATE + _ENVIRONMENT, _SHARED + _ENVIRONMENT
+_BY_CHECK = f"python3 -I /tests/check.py {_REWARD}"
+_TEST_DOUBLE = "from answer import double\n\n\ndef test_double():\n    assert double(2) == 4\n"
+_FROM_APP = "import sys\nsys.path.insert(0, '/app')\n"
+_RUN = f"{_FROM_APP}from answer import double\nprint(double(21))\n"
+_WITHOUT_SITE = (
+    '[ "$(PYTHONPATH=/app python3 /tests/run.py)" = 42 ] && echo 1 > /logs/verifier/reward.txt\n'
+    "[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n"
+)
+_HALF = "python3 -I /tests/check.py && reward=1 || reward=0.5\necho $reward > /logs/verifier/reward.txt\n"
+_INSTALL = "python3 -m pip install nothing-of-that-name"
+
 HACKABLE: Mapping[str, Hackable] = {
     "interpreter": Hackable(
-        cheat="interpreters are replaced", test=f"python3 /tests/check.py {_REWARD}", toml=_SHARED + _ENVIRONMENT
+        cheat="interpreters are replaced", test=f"python3 /tests/check.py {_REWARD}", toml=_TOGETHER
     ),
     "tests": Hackable(
         cheat="the tests are replaced",
         test=f"cd /app; python3 -I -m pytest -q /app/test_answer.py {_REWARD}",
-        toml=_SEPARATE + _ENVIRONMENT,
-        files={
-            "environment/app/test_answer.py": "import sys\nsys.path.insert(0, '/app')\nfrom answer import double\n\n\n"
-            "def test_double():\n    assert double(2) == 4\n"
-        },
+        toml=_APART,
+        files={"environment/app/test_answer.py": _FROM_APP + _TEST_DOUBLE},
     ),
-    "exit_code": Hackable(
-        cheat="every program ends with 0", test=f"python3 -I /tests/check.py {_REWARD}", toml=_SEPARATE + _ENVIRONMENT
-    ),
+    "exit_code": Hackable(cheat="every program ends with 0", test=_BY_CHECK, toml=_APART),
     "left_process": Hackable(
         cheat="every program leaves a process that writes the reward",
         test=f'[ "$(python3 -I /tests/run.py)" = 42 ] {_REWARD}',
-        toml=_SEPARATE + _ENVIRONMENT,
-        files={
-            "tests/run.py": "import sys\nsys.path.insert(0, '/app')\nfrom answer import double\nprint(double(21))\n"
-        },
+        toml=_APART,
+        files={"tests/run.py": _RUN},
     ),
     "sitecustomize": Hackable(
         cheat="modules run at the start of Python",
-        test='[ "$(PYTHONPATH=/app python3 /tests/run.py)" = 42 ] && echo 1 > /logs/verifier/reward.txt\n'
-        "[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n",
-        toml=_SEPARATE + _ENVIRONMENT,
+        test=_WITHOUT_SITE,
+        toml=_APART,
         files={"tests/run.py": "import answer\nprint(answer.double(21))\n"},
     ),
     "conftest": Hackable(
         cheat="pytest is told to report success",
         test=f"cp /tests/test_answer.py /app; cd /app; python3 -m pytest -q test_answer.py {_REWARD}",
-        toml=_SEPARATE + _ENVIRONMENT,
-        files={
-            "tests/test_answer.py": "from answer import double\n\n\ndef test_double():\n    assert double(2) == 4\n"
-        },
+        toml=_APART,
+        files={"tests/test_answer.py": _TEST_DOUBLE},
     ),
     "profile": Hackable(
         cheat="the environment is changed",
-        toml=_SHARED + _ENVIRONMENT,
+        toml=_TOGETHER,
         test=f". ~root/.profile\nbash -c 'python3 -I /tests/check.py' {_REWARD}",
         files={"environment/Dockerfile": f"{_DOCKERFILE}RUN touch ~root/.profile\n"},
     ),
     "comparison": Hackable(
         cheat="tools that compare are replaced",
-        toml=_SHARED + _ENVIRONMENT,
+        toml=_TOGETHER,
         test=f"grep -q '2 \\* x' /app/answer.py {_REWARD}",
     ),
     "solution_in_image": Hackable(
         cheat="a solution that lies about is played",
-        test=f"python3 -I /tests/check.py {_REWARD}",
-        toml=_SEPARATE + _ENVIRONMENT,
+        test=_BY_CHECK,
+        toml=_APART,
         files={"environment/app/.ci/solve.sh": _SOLUTION},
     ),
     "later_commit": Hackable(
         cheat="a later commit is taken",
-        test=f"python3 -I /tests/check.py {_REWARD}",
-        toml=_SEPARATE + _ENVIRONMENT,
+        test=_BY_CHECK,
+        toml=_APART,
         files={"environment/Dockerfile": _DOCKERFILE + _HISTORY},
     ),
-    "for_nothing": Hackable(
-        problem="an empty answer earns 0.5, not 0",
-        test="python3 -I /tests/check.py && reward=1 || reward=0.5\necho $reward > /logs/verifier/reward.txt\n",
-        toml=_SEPARATE + _ENVIRONMENT,
-    ),
+    "for_nothing": Hackable(problem="an empty answer earns 0.5, not 0", test=_HALF, toml=_APART),
     "broken_solution": Hackable(
-        problem="the solution earns 0, not 1",
-        test=f"python3 -I /tests/check.py {_REWARD}",
-        files={"solution/solve.sh": "#!/bin/sh\ntrue\n"},
+        problem="the solution earns 0, not 1", test=_BY_CHECK, files={"solution/solve.sh": "#!/bin/sh\ntrue\n"}
     ),
     "work_among_programs": Hackable(
         problem="the solution earns 0, not 1: its changes of /etc/answer do not count",
@@ -136,7 +132,7 @@ HACKABLE: Mapping[str, Hackable] = {
     ),
     "network": Hackable(
         problem="the verifier needs a network: line 2 of tests/test.sh calls python3 -m pip install",
-        test=f"python3 -m pip install nothing-of-that-name && python3 /tests/check.py {_REWARD}",
+        test=f"{_INSTALL} && python3 /tests/check.py {_REWARD}",
     ),
     "slow": Hackable(
         problem="of 4 s: leave it twice the time that it takes",

@@ -99,16 +99,12 @@ async def played(folder: Path, written: list[dict[str, str]]) -> dict[str, Any]:
             if steps[-1]["stops"]:
                 break
     environment = task.config.environment
+    sizes = environment.memory_mb, environment.storage_mb
     total = trial._select_multi_step_reward() if task.config.steps else None
     return {
         "steps": steps,
         "total": total.rewards if total else steps[-1]["rewards"] if not task.config.steps else None,
-        "environment": [
-            environment.memory_mb,
-            environment.storage_mb,
-            environment.cpus,
-            environment.network_mode.value,
-        ],
+        "environment": [*sizes, environment.cpus, environment.network_mode.value],
     }
 
 

@@ -68,9 +68,8 @@ async def test_what_a_dockerfile_cannot_do_is_a_sentence(tmp_path: Path, line: s
     (tmp_path / "secret").write_text("x")
     task = write_task(tmp_path / "bad", "", environment__Dockerfile=f"FROM host\n{line}\n")
     episode = await play(task, say("done"))
-    assert episode.outcome is Outcome.ENV_FAULT and "Dockerfile:2" in episode.error and reason in episode.error, (
-        episode.error
-    )
+    assert episode.outcome is Outcome.ENV_FAULT
+    assert "Dockerfile:2" in episode.error and reason in episode.error, episode.error
 
 
 async def test_artifacts_alone_reach_a_separate_verifier(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ CANNOT_RUN = {
         f"$run -w pytest==8.4.1 pytest /tests/test_outputs.py -rA\n{_WRITES}",
         "curl: command not found; /tests/test.sh: line 5: uvx: command not found",
     ),
-    "a program that is not there, noted in a log": (
+    "a program that is not there, in a log": (
         f"#!/bin/sh\nno-runner /tests > /logs/verifier/log.txt 2>&1\n{_WRITES}",
         "no-runner: not found",
     ),
@@ -134,10 +133,7 @@ CANNOT_RUN = {
         + _ONE,
         "'remote-https' is not a git command",
     ),
-    "a script without an interpreter": (
-        "#!/no/such/shell\necho 1 > /logs/verifier/reward.txt\n",
-        "required file not found",
-    ),
+    "a script without an interpreter": (f"#!/no/such/shell\n{_ONE}", "required file not found"),
     "too much output": ("#!/bin/sh\nseq 99999999\n", "ended: output limit"),
     "a time limit": ("#!/bin/sh\nsleep 60\n", "ran longer than 1 s"),
     "a user that is not there": ("#!/bin/sh\n" + _ONE, "there is no user 'ghost'"),

@@ -29,6 +29,7 @@ INSTALLS = {
     "npm": (add_npm, "npm", "npm install -g greeting", "greeting"),
 }
 _TEST = '#!/bin/sh\n{install}[ "$({say})" = "$(cat /app/answer)" ]\necho $((1 - $?)) > /logs/verifier/reward.txt\n'
+_TRUE, _COMMENT = "FROM host\nRUN true", "#!/bin/sh\n# pip install x\n"
 _FETCHING = "#!/bin/sh\npip install pytest\necho 1 > /logs/verifier/reward.txt\n"
 
 
@@ -63,12 +64,8 @@ async def test_packages_are_installed_with_consent_and_from_the_users_cache(
     granted: dict[str, Any] = {"network": "declared", "mirrors": server.mirror}
     solved = await play(task, **granted)
     assert (solved.outcome, solved.reward) == (Outcome.SCORED, 1.0), (solved.error, solved.info)
-    assert solved.info["network"] == {
-        "agent": ["public"],
-        "verifier": ["public"],
-        "build": ["public"],
-        "mirrors": [kind],
-    }
+    public = {part: ["public"] for part in ("agent", "verifier", "build")}
+    assert solved.info["network"] == public | {"mirrors": [kind]}
     assert any("greeting" in request for request in server.requests)
     assert (await play(task, say("done"), **granted)).reward == 0.0
 
@@ -152,17 +149,9 @@ def test_what_a_command_line_fetches(line: str, call: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "files", "need"),
     [
-        (
-            "",
-            {"environment/Dockerfile": "FROM host\nRUN true && \\\n  apt-get update\n"},
-            "line 2 of environment/Dockerfile",
-        ),
+        ("", {"environment/Dockerfile": f"{_TRUE} && \\\n  apt-get update\n"}, "line 2 of environment/Dockerfile"),
         ("", {"solution/solve.sh": "#!/bin/sh\npip install x\n"}, "line 2 of solution/solve.sh calls pip install"),
-        (
-            "",
-            {"tests/test.sh": "#!/bin/sh\n# pip install x\ncurl \\\n  http://a.org\n"},
-            "line 3 of tests/test.sh calls curl",
-        ),
+        ("", {"tests/test.sh": f"{_COMMENT}curl \\\n  http://a.org\n"}, "line 3 of tests/test.sh calls curl"),
         ("", {}, ""),
         ('[environment]\nnetwork_mode = "no-network"\n', {"tests/test.sh": _FETCHING}, ""),
         ('[verifier]\nnetwork_mode = "no-network"\n', {"tests/test.sh": _FETCHING}, ""),

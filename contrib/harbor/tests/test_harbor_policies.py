@@ -35,26 +35,21 @@ echo $((1 - $?)) > /logs/verifier/reward.txt; cat /tmp/listed
     assert refused.reward == 0.0 and "the artefact /tmp/out cannot be copied" in refused.info["verdict"]["reason"]
 
 
+_OFF = 'network_mode = "no-network"\n'
+_LISTED = 'network_mode = "allowlist"\nallowed_hosts = ["a.org"]'
+_ITS_OWN = "for its verifier; its workspace has only its own loopback"
+
+
 @pytest.mark.parametrize(
     ("toml", "agent", "verifier", "note"),
     [
         ("", ["public"], ["public"], "for its agent and its verifier; both have only their own loopback"),
-        ('network_mode = "no-network"', None, None, ""),
+        (_OFF, None, None, ""),
         ("allow_internet = false", None, None, ""),
-        ('network_mode = "allowlist"\nallowed_hosts = ["a.org"]', ["a.org"], ["a.org"], "and its verifier; both"),
-        ('network_mode = "no-network"\n[agent]\nnetwork_mode = "public"', ["public"], None, "for its agent; its"),
-        (
-            'network_mode = "no-network"\n[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.org"]',
-            None,
-            ["a.org"],
-            "for its verifier; its",
-        ),
-        (
-            'network_mode = "no-network"\n[verifier.environment]\ndocker_image = "host"',
-            None,
-            ["public"],
-            "for its verifier; its workspace has only its own loopback",
-        ),
+        (_LISTED, ["a.org"], ["a.org"], "and its verifier; both"),
+        (f'{_OFF}[agent]\nnetwork_mode = "public"', ["public"], None, "for its agent; its"),
+        (f"{_OFF}[verifier]\n{_LISTED}", None, ["a.org"], "for its verifier; its"),
+        (f'{_OFF}[verifier.environment]\ndocker_image = "host"', None, ["public"], _ITS_OWN),
     ],
 )
 def test_networks_are_named_as_they_are(tmp_path: Path, toml: str, agent: Any, verifier: Any, note: str) -> None:

@@ -13,6 +13,7 @@ from agents.scripted import ScriptedAgent
 from contrib.common.usage import Usage
 from contrib.judges.users import ConversationEnv, ScriptedUser, UserTurn, transcript
 from contrib.judges.users.user import without_thoughts
+from envs.messages import call
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, InfraError, UserError
@@ -58,8 +59,7 @@ def says(*texts: str) -> Callable[[list[Message]], Message]:
         text = texts[min(taken, len(texts) - 1)]
         if text != "look":
             return {"role": "assistant", "content": text}
-        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
-        return {"role": "assistant", "content": "I look it up.", "tool_calls": [call]}
+        return {**call("look"), "content": "I look it up."}
 
     return script
 
@@ -105,19 +105,12 @@ async def test_tools_work_between_answers_and_the_user_sees_none_of_it() -> None
     assert [use.name for use in episode.turns[0].tool_uses] == ["look"]
     lines = transcript(seen[0]).splitlines()
     assert lines == ['{"role": "user", "content": "Hello?"}', '{"role": "assistant", "content": "bye"}']
+    assert [m["content"] for m in episode.tail] == ["Thanks."] and episode.rewards["heard"] == 2.0
 
 
-async def test_the_last_words_of_the_user_are_recorded_and_scored() -> None:
-    user = ScriptedUser(lambda messages: UserTurn(text="Bye!", done=True))
-    episode = await play(with_user(user), "bye")
-    assert [m["content"] for m in episode.tail] == ["Bye!"]
-    assert episode.rewards["heard"] == 2.0
-
-
-@pytest.mark.parametrize("last", ["bye", "look"])
-async def test_at_the_limit_of_turns_the_conversation_is_scored_as_truncated(last: str) -> None:
+async def test_at_the_limit_of_turns_the_conversation_is_scored_as_truncated() -> None:
     user = ScriptedUser(lambda messages: "Go on.")
-    episode = await play(with_user(user), "bye", "no", last, limits=EpisodeLimits(max_turns=3))
+    episode = await play(with_user(user), "bye", "no", "look", limits=EpisodeLimits(max_turns=3))
     assert (episode.outcome, episode.ended_by, len(episode.turns)) == (Outcome.TRUNCATED, "max_turns", 3)
     assert (episode.reward, episode.rewards["ended"]) == (1.0, 0.0)
 
@@ -193,19 +186,14 @@ async def unreachable(messages: list[Message]) -> str:
 
 
 FAULTS = {
-    "raises": (
-        ScriptedUser(raising),
-        Outcome.ENV_FAULT,
-        r"user \(.*test_conversation.py:.*ZeroDivisionError: no words",
-    ),
+    "raises": (ScriptedUser(raising), Outcome.ENV_FAULT, r"user \(.*test_conversation.py:.*ZeroDivisionError: no"),
     "says nothing": (ScriptedUser(falling_silent), Outcome.ENV_FAULT, "the user said nothing"),
     "returns a number": (ScriptedUser(lambda messages: 3), Outcome.ENV_FAULT, "script of the user returned 3"),
     "fails": (ScriptedUser(unreachable), Outcome.INFRA_FAULT, "the line is dead"),
 }
 
 
-@pytest.mark.parametrize("task", [TASK, OPENING], ids=["answers", "begins"])
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize(("case", "task"), [*((case, TASK) for case in FAULTS), ("raises", OPENING)])
 async def test_a_user_that_fails_is_a_fault_and_no_zero(case: str, task: Task) -> None:
     user, outcome, message = FAULTS[case]
     episode = await play(with_user(user), "bye", task=task)
@@ -254,13 +242,10 @@ async def test_make_user_that_returns_no_user_is_named() -> None:
     assert "make_user returned 'Ada', and no user" in (await play(Wrong, "bye")).error
 
 
-SCRIPTS: dict[str, Any] = {"one text": "Hello", "an empty line": ["a", ""], "no text": ["a", 3]}
-
-
-@pytest.mark.parametrize("case", SCRIPTS)
-def test_lines_are_texts(case: str) -> None:
+@pytest.mark.parametrize("lines", ["Hello", ["a", ""], ["a", 3]])
+def test_lines_are_texts(lines: Any) -> None:
     with pytest.raises(UserError, match="a list of texts, none of them empty"):
-        ScriptedUser(SCRIPTS[case])
+        ScriptedUser(lines)
 
 
 def test_a_script_with_an_unknown_parameter_is_refused() -> None:
@@ -270,15 +255,6 @@ def test_a_script_with_an_unknown_parameter_is_refused() -> None:
         ScriptedUser(["a"], until=lambda turns: True)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("<think>a</think>b<think>c</think>d", "bd"),
-        ("a</think>b", "b"),
-        ("b<think>a", "b"),
-        ("<think>a", ""),
-        ("plain", "plain"),
-    ],
-)
-def test_thoughts_are_left_out(text: str, shown: str) -> None:
-    assert without_thoughts(text) == shown
+def test_thoughts_are_left_out() -> None:
+    texts = {"<think>a</think>b<think>c</think>d": "bd", "a</think>b": "b", "b<think>a": "b", "<think>a": "", "b": "b"}
+    assert {text: without_thoughts(text) for text in texts} == texts

@@ -29,13 +29,13 @@ async def play(script: Script, tasks: list[Task]) -> list[forge_env.Episode]:
         ]
 
 
-def tasks(count: int = 12) -> list[Task]:
+def tasks(count: int = 6) -> list[Task]:
     return list(CustomerService.tasks("test", count=count, seed=4))
 
 
 async def test_the_expert_settles_every_task_of_every_kind() -> None:
-    many = tasks(60)
-    assert len({task.id for task in many}) == 60 and set(Counter(task.kind for task in many).values()) == {10}
+    many = tasks(30)
+    assert len({task.id for task in many}) == 30 and set(Counter(task.kind for task in many).values()) == {5}
     episodes = await play(CustomerService.expert, many)
     assert {(episode.outcome, episode.reward) for episode in episodes} == {(Outcome.SCORED, 1.0)}
     assert all(not turn.tool_calls for episode in episodes for turn in episode.turns)
@@ -45,15 +45,11 @@ async def test_the_expert_settles_every_task_of_every_kind() -> None:
 
 def test_the_splits_share_no_item_and_the_facts_are_not_shown() -> None:
     train, test = CustomerService.tasks("train", count=30), CustomerService.tasks("test", count=30)
-    items = [
-        {line.split(" | ")[1] for t in some for line in t.prompt[0]["content"].splitlines()[-4:]}
-        for some in (train, test)
-    ]
+    shown = [[t.prompt[0]["content"].splitlines()[-4:] for t in some] for some in (train, test)]
+    items = [{line.split(" | ")[1] for lines in some for line in lines} for some in shown]
     assert items[0] and not items[0] & items[1]
     for task in test:
-        facts = task.metadata["facts"]
-        shown = task.metadata["opening"]
-        assert facts["number"] not in shown and facts["postcode"] not in shown and facts["condition"] not in shown
+        assert not any(fact in task.metadata["opening"] for fact in task.metadata["facts"].values())
 
 
 # ---- what earns nothing ----

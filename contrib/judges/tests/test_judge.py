@@ -66,9 +66,8 @@ VERDICTS = {
 }
 
 
-@pytest.mark.parametrize("text", VERDICTS)
-def test_a_verdict_is_read_or_not(text: str) -> None:
-    assert read_verdict(text, 10) == VERDICTS[text]
+def test_a_verdict_is_read_or_not() -> None:
+    assert {text: read_verdict(text, 10) for text in VERDICTS} == VERDICTS
 
 
 @given(text=st.text(st.characters()), points=st.integers(0, 5))
@@ -118,17 +117,14 @@ async def test_an_unreadable_verdict_is_asked_again(chat_server: Any) -> None:
     assert last[2]["content"] == "I like it." and "VERDICT: N" in last[3]["content"]
 
 
+CUT = {"choices": [{"message": {"content": "VERDICT: 10"}, "finish_reason": "model_length"}]}
 FAULTS = {
     "no verdict": ("says", ("I like it.",), "gave no verdict that can be read in 2 answers.*I like it"),
     "nothing": ("says", ("",), "gave no verdict"),
     "failing": ("fails", (500, "down"), "HTTP 500: down"),
     "too long": ("fails", (400, "maximum context length is 9"), "too long for the judge"),
     "hanging": ("waits", (), "did not answer within 0.2 s"),
-    "cut by its context": (
-        "sends",
-        ({"choices": [{"message": {"content": "VERDICT: 10"}, "finish_reason": "model_length"}]},),
-        "gave no verdict that can be read",
-    ),
+    "cut by its context": ("sends", (CUT,), "gave no verdict that can be read"),
 }
 
 
@@ -173,9 +169,8 @@ async def test_it_rewards_an_episode(chat_server: Any, works: bool) -> None:
     task = Task(prompt=({"role": "user", "content": "2 + 2?"},), target="4")
     agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": "It is 4."})
     async with make(chat_server) as judge, EnvFactory(Judged) as factory:
-        episode = await run_episode(
-            factory, agent, task, seed=0, episode_id="e", limits=EpisodeLimits(), env_options={"judge": judge}
-        )
+        options: dict[str, Any] = {"limits": EpisodeLimits(), "env_options": {"judge": judge}}
+        episode = await run_episode(factory, agent, task, seed=0, episode_id="e", **options)
     expected = (Outcome.SCORED, 0.7) if works else (Outcome.INFRA_FAULT, None)
     assert (episode.outcome, episode.reward) == expected
 
@@ -206,10 +201,8 @@ async def test_it_compares_siblings_and_its_cost_is_that_of_the_group(chat_serve
     async with make(chat_server, prompt=PAIR_PROMPT) as judge, EnvFactory(Compared) as factory:
         spec = GroupSpec(task=task, count=2, seed=0, group_id="g", env_options={"judge": judge})
         group = await run_group(factory, agent, spec)
-    assert sorted((e.reward, e.messages[-1]["content"]) for e in group.episodes) == [
-        (0.0, "It is 5."),
-        (1.0, "It is 4."),
-    ]
+    rewards = sorted((e.reward, e.messages[-1]["content"]) for e in group.episodes)
+    assert rewards == [(0.0, "It is 5."), (1.0, "It is 4.")]
     assert [e.info.get("model_calls", {}).get("judge", {}).get("calls") for e in group.episodes] == [None, 2]
     assert len(chat_server.asked) == 2
 
@@ -302,9 +295,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_setting_is_named(chat_server: Any, case: str) -> None:
-    options, message = WRONG[case]
-    with pytest.raises(UserError) as caught:
-        make(chat_server, **options)
-    assert message in str(caught.value)
+def test_a_wrong_setting_is_named(chat_server: Any) -> None:
+    for options, message in WRONG.values():
+        with pytest.raises(UserError) as caught:
+            make(chat_server, **options)
+        assert message in str(caught.value)

@@ -15,6 +15,7 @@ from agents.scripted import ScriptedAgent
 from contrib.chat.agent import ChatAgent
 from contrib.judges.judge import LLMJudge
 from contrib.judges.users import ConversationEnv, LLMUser, transcript
+from envs.messages import call
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
@@ -62,8 +63,7 @@ class Support(ConversationEnv):
 
 def script(messages: list[Message]) -> Message:
     if messages[-1]["role"] == "user":
-        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
-        return {"role": "assistant", "content": "SIDE TEXT", "tool_calls": [call]}
+        return {**call("look"), "content": "SIDE TEXT"}
     return {"role": "assistant", "content": "<think>THOUGHT</think>Refunded. [END]", "reasoning_content": "HIDDEN"}
 
 
@@ -212,8 +212,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("task", [TASK, OPENING], ids=["answers", "begins"])
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize(("case", "task"), [*((case, TASK) for case in FAULTS), ("failing", OPENING)])
 async def test_a_user_model_that_fails_is_a_fault_and_no_zero(chat_server: Any, case: str, task: Task) -> None:
     behaviour, arguments, message = FAULTS[case]
     chat_server.will(getattr(chat_server, behaviour)(*arguments))

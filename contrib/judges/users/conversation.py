@@ -128,9 +128,9 @@ class ConversationEnv(ToolEnv):
         if not turn.text.strip() and not turn.done:
             raise EnvError("the user said nothing and did not end the conversation")
         self.user_is_done = turn.done
-        said: list[Message] = [{"role": "user", "content": turn.text}] if turn.text.strip() else []
-        self.messages.extend(said)
-        return said
+        messages: list[Message] = [{"role": "user", "content": turn.text}] if turn.text.strip() else []
+        self.messages.extend(messages)
+        return messages
 
     async def _release_user(self) -> None:
         user, self._made_user = self._made_user, None

@@ -17,9 +17,9 @@ from forge_env.core.protocols import ContextFull
 class SharedEndpoint:
     """An agent that is lent, or one that is made by these settings. The connections of a lent one stay open."""
 
-    def __init__(self, lent: ChatAgent | None, settings: Mapping[str, Any]) -> None:
-        self._agent = lent
-        self._is_lent = lent is not None
+    def __init__(self, agent: ChatAgent | None, settings: Mapping[str, Any]) -> None:
+        self._agent = agent
+        self._is_lent = agent is not None
         self._settings = settings
         self._uses: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 

@@ -135,7 +135,7 @@ class LLMUser:
             async with queued():
                 text = await self._endpoint.ask(
                     "the user model",
-                    [system, *_swapped(messages, self._end)],
+                    [system, *_swap_roles(messages, self._end)],
                     max_tokens=self._max_tokens,
                     timeout=self._timeout,
                     seeds=[self._seed_of(turn, attempt) for attempt in range(self._attempts)],
@@ -144,8 +144,8 @@ class LLMUser:
         except BaseException:
             record_usage("user", used)  # a turn that comes to nothing has its cost, too
             raise
-        said, end, _ = text.partition(self._end)
-        return UserTurn(text=said.strip(), done=bool(end) or turn >= self._max_turns, usage=used)
+        words, end, _ = text.partition(self._end)
+        return UserTurn(text=words.strip(), done=bool(end) or turn >= self._max_turns, usage=used)
 
     def _seed_of(self, turn: int, attempt: int) -> int | None:
         """Return the seed of a request: equal for equal episodes, and another one for each request of an episode."""
@@ -167,18 +167,18 @@ class LLMUser:
             ) from None
 
 
-def _swapped(messages: Sequence[Message], end: str) -> list[dict[str, str]]:
+def _swap_roles(messages: Sequence[Message], end: str) -> list[dict[str, str]]:
     """Return what the user has seen with the roles swapped. They alternate and begin with "user", as templates want."""
-    swapped = [{"role": "user", "content": _BEGIN}]
+    result = [{"role": "user", "content": _BEGIN}]
     for message in visible(messages):
         role = "assistant" if message["role"] == "user" else "user"
         content = message["content"] if role == "assistant" else message["content"].replace(end, "").strip() or _NOTHING
-        if role != swapped[-1]["role"]:
-            swapped.append({"role": role, "content": content})
-        elif len(swapped) == 1:
-            swapped[0]["content"] = content  # the agent has begun
+        if role != result[-1]["role"]:
+            result.append({"role": role, "content": content})
+        elif len(result) == 1:
+            result[0]["content"] = content  # the agent has begun
         else:
-            swapped[-1]["content"] += f"\n\n{content}"
-    if swapped[-1]["role"] == "assistant":
-        swapped.append({"role": "user", "content": _NOTHING})
-    return swapped
+            result[-1]["content"] += f"\n\n{content}"
+    if result[-1]["role"] == "assistant":
+        result.append({"role": "user", "content": _NOTHING})
+    return result

@@ -46,11 +46,11 @@ class ScriptedUser:
         self._until = until
         self._ends_by = () if until is None else _argument_names(until, "until")
         self._task: Task | None = None
-        self._said = 0
+        self._count = 0
 
     def start(self, task: Task, *, seed: int | None = None) -> Self:
         user = copy.copy(self)
-        user._task, user._said = task, 0
+        user._task, user._count = task, 0
         return user
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
@@ -59,10 +59,10 @@ class ScriptedUser:
             return UserTurn(done=True)
         if callable(self._script):
             return _turn(await invoke(self._script, **{name: arguments[name] for name in self._names}))
-        if self._said == len(self._script):
+        if self._count == len(self._script):
             return UserTurn(done=True)
-        self._said += 1
-        return UserTurn(text=self._script[self._said - 1])
+        self._count += 1
+        return UserTurn(text=self._script[self._count - 1])
 
 
 def _turn(value: Any) -> UserTurn:

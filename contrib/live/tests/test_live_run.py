@@ -14,9 +14,9 @@ from contrib.live.client import FILE, LiveClient
 from forge_env.cli.main import main
 from forge_env.core.errors import UserError
 from forge_env.utils.yaml_text import read_yaml
+from tests.helpers.runs import start  # noqa: F401
 from tests.helpers.waiting import wait_until
 from tests.system.test_faults import SMALL, check_books
-from tests.system.test_runs import start  # noqa: F401
 
 OPTIONS = ("--env", "math", "--steps", "1000", "--training.staleness", "1", *SMALL, "--checkpoint.interval", "0")
 

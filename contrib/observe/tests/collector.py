@@ -35,18 +35,9 @@ class Collector(ThreadingHTTPServer):
                     for span in scope.spans:
                         values = {item.key: _value(item.value) for item in span.attributes}
                         events = [{i.key: _value(i.value) for i in event.attributes} for event in span.events]
-                        found.append(
-                            {
-                                "name": span.name,
-                                "span": span,
-                                "events": events,
-                                "attributes": values,
-                                "schema": scope.schema_url,
-                                "service": {i.key: _value(i.value) for i in resource.resource.attributes}[
-                                    "service.name"
-                                ],
-                            }
-                        )
+                        service = {i.key: _value(i.value) for i in resource.resource.attributes}["service.name"]
+                        scoped = {"schema": scope.schema_url, "service": service}
+                        found.append({"span": span, "events": events, "attributes": values, "name": span.name} | scoped)
         return found
 
 

@@ -31,32 +31,37 @@ FACTS = RunFacts(
     max_tokens=512,
     mismatch_bounds="0.0001 and 0.0001, the bounds for float32",
 )
+
+
+def rewards(success: float, reward: float | None = None, **more: float) -> dict[str, float]:
+    """Of a step; the mean reward is the share of successes, unless another is given."""
+    return {"success": success, "training_reward": success if reward is None else reward, **more}
+
+
+def signals(**groups: float) -> dict[str, float]:
+    """Groups of a step, by what their episodes have in common; "__" is "/"."""
+    return {f"signal/{name.replace('__', '/')}": count for name, count in groups.items()}
+
+
 HEALTHY: Mapping[str, float] = {
-    "success": 0.5,
-    "training_reward": 0.5,
-    "training_reward_std": 0.5,
-    "episodes": 96,
-    "entropy": 0.3,
-    "ess": 1.0,
-    "clipped_low": 0.0,
-    "clipped_high": 0.0,
+    **rewards(0.5, training_reward_std=0.5, episodes=96, entropy=0.3, ess=1.0, clipped_low=0.0, clipped_high=0.0),
+    **signals(groups=12, failed=1, solved=1, same=0),
     "mismatch_alarm": 0.0,
-    "signal/groups": 12,
-    "signal/failed": 1,
-    "signal/solved": 1,
-    "signal/same": 0,
 }
-FAILED = {"success": 0.0, "training_reward": 0.0, "training_reward_std": 0.0, "signal/failed": 12, "signal/solved": 0}
-
-
+FAILED = {**rewards(0.0, training_reward_std=0.0), **signals(failed=12, solved=0)}
 CHEATED = {"cheats/known": 0.1, "cheats/rewarded": 0.12, "cheats/rewarded/os._exit": 0.12}
+
+
+def held_out(success: float, half: float = 0.05) -> dict[str, float]:
+    """An evaluation, with the interval of its success."""
+    return {"success": success, "success_low": success - half, "success_high": success + half}
 
 
 def found(*steps: Mapping[str, float], facts: RunFacts = FACTS, before: float = 0.0) -> list[Finding]:
     """What is found in a run of these steps; with `before`, after an evaluation of that success."""
     diagnosis = Diagnosis(facts)
     if before:
-        diagnosis.log("evaluation", 0, {"success": before, "success_low": before - 0.05, "success_high": before + 0.05})
+        diagnosis.log("evaluation", 0, held_out(before))
     for number, values in enumerate(steps, 1):
         diagnosis.log("train", number, {**HEALTHY, **values})
     return diagnosis.findings
@@ -102,30 +107,16 @@ def test_a_fifth_of_groups_with_a_signal_is_enough_to_learn_from() -> None:
 
 
 def test_tasks_that_are_too_easy_are_found_and_those_that_were_learned_are_not() -> None:
-    solved = {
-        "success": 1.0,
-        "training_reward": 1.0,
-        "training_reward_std": 0.0,
-        "signal/failed": 0,
-        "signal/solved": 12,
-    }
+    solved = {**rewards(1.0, training_reward_std=0.0), **signals(failed=0, solved=12)}
     (finding,) = found(*[solved] * 3)
     assert finding.kind == "too_easy" and "harder tasks" in finding.settings
-    rising = [{"success": 0.3 + step / 100, "training_reward": 0.3 + step / 100} for step in range(60)]
+    rising = [rewards(0.3 + step / 100) for step in range(60)]
     assert found(*rising, *[solved] * 20) == []
 
 
 def test_kinds_without_a_signal_are_named() -> None:
-    mixed = {
-        "success": 0.5,
-        "signal/groups": 20,
-        "signal/failed": 10,
-        "signal/solved": 9,
-        "signal/groups/add": 10,
-        "signal/solved/add": 9,
-        "signal/groups/divide": 10,
-        "signal/failed/divide": 10,
-    }
+    kinds_of_tasks = signals(groups__add=10, solved__add=9, groups__divide=10, failed__divide=10)
+    mixed = {"success": 0.5, **signals(groups=20, failed=10, solved=9), **kinds_of_tasks}
     (finding,) = found(*[mixed] * 2)
     assert finding.kind == "too_easy_and_too_hard"
     assert finding.measured.endswith("(by kind: add solved 18 of 20, divide failed 20 of 20)")
@@ -146,13 +137,7 @@ def test_without_a_baseline_a_group_with_one_reward_teaches_something() -> None:
 
 
 def test_a_reward_that_never_changes_is_found_whoever_gives_it() -> None:
-    same = {
-        "training_reward": 0.3,
-        "training_reward_std": 0.0,
-        "signal/failed": 0,
-        "signal/solved": 0,
-        "signal/same": 12,
-    }
+    same = {**rewards(0.5, 0.3, training_reward_std=0.0), **signals(failed=0, solved=0, same=12)}
     (finding,) = found(*[same] * 3, facts=RunFacts(env="math", reward="mine.py:reward"))
     assert finding.kind == "rewards_constant" and "--reward mine.py:reward" in finding.cause
     assert finding.measured.endswith("had the reward 0.3, and the environment's success was 0.50")
@@ -200,14 +185,13 @@ def test_entropy_that_collapses_or_blows_up_is_found_unless_the_run_learns() -> 
     assert kinds(found(*before, *[{"entropy": 0.03}] * 5)) == ["entropy_collapse"]
     assert kinds(found(*before, *[{"entropy": 1.8}] * 5)) == ["entropy_blow_up"]
     assert found(*before, *[{"entropy": 0.06}] * 5) == [] == found(*before, *[{"entropy": 0.9}] * 5)
-    assert found(*before, *[{"entropy": 0.03, "success": 0.95, "training_reward": 0.95}] * 5) == []
-    rising = [{"entropy": 0.5 - step / 62, "success": step / 40, "training_reward": step / 40} for step in range(31)]
+    assert found(*before, *[rewards(0.95, entropy=0.03)] * 5) == []
+    rising = [rewards(step / 40, entropy=0.5 - step / 62) for step in range(31)]
     assert found(*rising) == []
 
 
 def test_a_model_that_the_first_steps_wreck_is_falling_and_not_too_hard() -> None:
-    start = {"success": 0.3, "training_reward": 0.3}
-    findings = found(start, *[FAILED] * 8, before=0.28)
+    findings = found(rewards(0.3), *[FAILED] * 8, before=0.28)
     assert kinds(findings) == ["falling"] and "--training.learning_rate (now 0.0006)" in findings[0].settings
     assert "success in training is 0.000 over the last 5 steps, and held-out success was 0.280" in findings[0].measured
 
@@ -223,20 +207,17 @@ def test_a_reward_that_falls_late_is_found_and_one_that_varies_is_not() -> None:
 def test_held_out_success_that_falls_beyond_its_interval_is_found() -> None:
     diagnosis = Diagnosis(FACTS)
     for step, success in enumerate((0.5, 0.8, 0.65)):
-        diagnosis.log(
-            "evaluation", step, {"success": success, "success_low": success - 0.04, "success_high": success + 0.04}
-        )
+        diagnosis.log("evaluation", step, held_out(success, 0.04))
     assert kinds(diagnosis.findings) == ["falling"]
     assert diagnosis.findings[0].measured == "held-out success is 0.650, and was 0.800 before"
 
 
 def test_success_in_training_that_does_not_carry_over_is_found() -> None:
-    def of(held_out: float, steps: int = 5, facts: RunFacts = FACTS) -> list[Finding]:
+    def of(success: float, steps: int = 5, facts: RunFacts = FACTS) -> list[Finding]:
         diagnosis = Diagnosis(facts)
         for number in range(1, steps + 1):
             diagnosis.log("train", number, HEALTHY)
-        values = {"success": held_out, "success_low": held_out - 0.05, "success_high": held_out + 0.05}
-        diagnosis.log("evaluation", steps, values)
+        diagnosis.log("evaluation", steps, held_out(success))
         return diagnosis.findings
 
     assert kinds(of(0.2)) == ["held_out_apart"]
@@ -246,7 +227,7 @@ def test_success_in_training_that_does_not_carry_over_is_found() -> None:
 
 def test_a_run_that_does_not_move_is_found_at_its_end_or_after_many_steps() -> None:
     rng = random.Random(1)
-    level = [{"training_reward": 0.4 + rng.gauss(0, 0.05), "success": 0.4} for _ in range(59)]
+    level = [rewards(0.4, 0.4 + rng.gauss(0, 0.05)) for _ in range(59)]
     assert found(*level) == []
     diagnosis = Diagnosis(FACTS)
     for number, values in enumerate(level, 1):
@@ -255,7 +236,7 @@ def test_a_run_that_does_not_move_is_found_at_its_end_or_after_many_steps() -> N
     diagnosis.finish()
     assert kinds(diagnosis.findings) == ["not_moving"]
     assert kinds(found(*level, level[0])) == ["not_moving"]
-    moved = [{"training_reward": 0.4 + step / 300, "success": 0.4 + step / 300} for step in range(59)]
+    moved = [rewards(0.4 + step / 300) for step in range(59)]
     assert found(*moved, *moved[-20:]) == []
 
 
@@ -277,14 +258,14 @@ def test_a_finding_is_told_once_also_when_the_run_goes_on_from_a_checkpoint() ->
 def test_nothing_is_found_in_recorded_runs_that_learned(name: str) -> None:
     runs = list(_recorded(Path(__file__).parents[3] / "benchmarks" / "results" / name))
     assert runs
-    for rewards in runs:
-        assert found(*map(_learned, rewards)) == []
+    for curve in runs:
+        assert found(*map(_learned, curve)) == []
 
 
 def _learned(reward: float) -> dict[str, float]:
     """A step of this mean reward; groups are without a signal as often as independent episodes make them."""
-    signal = {"signal/solved": 12 * reward**8, "signal/failed": 12 * (1 - reward) ** 8}
-    return {"success": reward, "training_reward": reward, "entropy": 0.3 * (1.05 - reward), **signal}
+    signal = signals(solved=12 * reward**8, failed=12 * (1 - reward) ** 8)
+    return {**rewards(reward, entropy=0.3 * (1.05 - reward)), **signal}
 
 
 def _recorded(path: Path) -> Iterator[list[float]]:
@@ -306,29 +287,26 @@ def _recorded(path: Path) -> Iterator[list[float]]:
 def ended(*steps: Mapping[str, float], success: tuple[float, float]) -> Diagnosis:
     """The diagnosis of a whole run of these steps, with the success of its first and of its last evaluation."""
     diagnosis = Diagnosis(FACTS)
-    bounds = [{"success": value, "success_low": value - 0.05, "success_high": value + 0.05} for value in success]
-    diagnosis.log("evaluation", 0, bounds[0])
+    diagnosis.log("evaluation", 0, held_out(success[0]))
     for number, values in enumerate(steps, 1):
         diagnosis.log("train", number, {**HEALTHY, **values})
-    diagnosis.log("evaluation", len(steps), bounds[1])
+    diagnosis.log("evaluation", len(steps), held_out(success[1]))
     diagnosis.finish()
     return diagnosis
 
 
 def test_what_later_steps_refute_does_not_stand_at_the_end() -> None:
-    rising = [{"success": step / 100, "training_reward": step / 100} for step in range(60)]
+    rising = [rewards(step / 100) for step in range(60)]
     learned = ended(*[FAILED] * 5, *rising, success=(0.03, 0.58))
     assert learned.has_learned and learned.findings == []
 
 
 def test_what_is_true_until_the_end_or_of_a_run_that_has_not_learned_stands() -> None:
-    rising = [{"success": step / 100, "training_reward": step / 100} for step in range(60)]
+    rising = [rewards(step / 100) for step in range(60)]
     cut = {"ended_by/max_turn_tokens": 0.9}
     learned = ended(*[{**step, **cut} for step in rising], success=(0.03, 0.58))
     assert learned.has_learned and kinds(learned.findings) == ["truncated"]
-    not_learned = ended(
-        *[FAILED] * 5, *[{}] * 30, *[{"success": 0.0, "training_reward": 0.0}] * 20, success=(0.03, 0.03)
-    )
+    not_learned = ended(*[FAILED] * 5, *[{}] * 30, *[rewards(0.0)] * 20, success=(0.03, 0.03))
     assert not not_learned.has_learned and "too_hard" in kinds(not_learned.findings)
 
 

@@ -40,12 +40,8 @@ def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
     timeline.close()
     spans = {event["name"]: event for event in found if event["ph"] == "X"}
     names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
-    assert {name: names[span["tid"]] for name, span in spans.items()} == {
-        "a": "rollouts",
-        "b": "rollouts 2",
-        "c": "rollouts",
-        "step 1": "training",
-    }
+    lanes = {"a": "rollouts", "b": "rollouts 2", "c": "rollouts", "step 1": "training"}
+    assert {name: names[span["tid"]] for name, span in spans.items()} == lanes
     assert spans["a"]["args"] == {"group": "a"}
     step = spans["step 1"]
     assert spans["b"]["ts"] <= step["ts"] and step["ts"] + step["dur"] <= spans["b"]["ts"] + spans["b"]["dur"]
@@ -76,10 +72,6 @@ def test_spans_of_the_past_lie_side_by_side(tmp_path: Path) -> None:
     timeline.close()
     names = {event["tid"]: event["args"]["name"] for event in events(path) if event["name"] == "thread_name"}
     spans = {event["name"]: event for event in events(path) if event["ph"] == "X"}
-    assert {name: names[span["tid"]] for name, span in spans.items()} == {
-        "model": "start",
-        "engine": "start",
-        "trainer": "start 2",
-        "envs": "start 2",
-    }
+    lanes = {"model": "start", "engine": "start", "trainer": "start 2", "envs": "start 2"}
+    assert {name: names[span["tid"]] for name, span in spans.items()} == lanes
     assert spans["engine"]["ts"] == 1_002_000_000 and spans["engine"]["dur"] == 6_000_000

@@ -20,8 +20,9 @@ from forge_env.core.errors import UserError
 from forge_env.evaluation.api import evaluate
 from forge_env.records.sinks import load_sink
 from tests.helpers.packages import needs
+from tests.helpers.runs import start  # noqa: F401 (a fixture)
 from tests.system.test_resume import ended_by_sigterm
-from tests.system.test_runs import a_signal_ends_everything, start  # noqa: F401 (a fixture)
+from tests.system.test_runs import a_signal_ends_everything
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.parser import parse
@@ -117,30 +118,23 @@ def steps(path: Path) -> list[tuple[int, float]]:
     return [(row["train/step"], row["train/loss"]) for row in history(path)]
 
 
-def test_an_offline_run_lies_in_the_runs_folder_and_leaves_nothing(runs: Runs) -> None:
+def test_a_run_lies_in_its_folder_leaves_nothing_and_is_the_same_with_each_step_once_when_resumed(runs: Runs) -> None:
     runs.finish("log(1, 2, 3)\nsink.close()\n")
     wait(lambda: not runs.processes())
-    (path,) = runs.files()
-    assert steps(path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    run = run_of(path)
-    assert (run.project, run.display_name) == ("mine", "run")
+    (before,) = runs.files()
+    assert steps(before) == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    first = run_of(before)
+    assert (first.project, first.display_name) == ("mine", "run")
     identity = json.loads((runs.run / "wandb" / "run.json").read_text())
-    assert identity == {"id": run.run_id, "project": "mine", "name": "run"}
+    assert identity == {"id": first.run_id, "project": "mine", "name": "run"}
     assert list(runs.home.rglob("*")) == [] == list(runs.cwd.rglob("*"))
     assert {each.name for each in runs.run.iterdir()} == {"wandb"}
-
-
-def test_a_resumed_run_is_the_same_run_and_has_each_step_once(runs: Runs) -> None:
-    runs.finish("log(1, 2, 3)\nsink.close()\n")
-    (before,) = runs.files()
-    first = run_of(before)
     kept = "[Record('train', step, {'loss': step / 2}) for step in (1, 2)]"
     again = f"sink.go_back({kept})\nsink.log('train', 3, {{'loss': 9.0}})\nsink.close()\n"
     runs.finish(again, WANDB_PROJECT="other", WANDB_NAME="other")
     (after,) = runs.files()
     found = run_of(after)
-    names = (first.run_id, first.project, first.display_name)
-    assert after != before and (found.run_id, found.project, found.display_name) == names
+    assert after != before and (found.run_id, found.project, found.display_name) == (first.run_id, "mine", "run")
     assert steps(after) == [(1, 0.5), (2, 1.0), (3, 9.0)]
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +25,8 @@ from forge_env.core.types import EpisodeLimits, Outcome, Task, ToolFailure
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
+from tests.helpers.server_process import server_process
 
-ROOT = Path(__file__).resolve().parents[3]
 IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
 TASK = Task(prompt=({"role": "user", "content": "Play."},), metadata={"seed": 7})
 
@@ -71,9 +67,8 @@ async def test_numbers_keep_their_digits_in_both_directions() -> None:
     numbers = '{"a":[1.10,1e400,-0,0.123456789012345678,1E5],"b":5.0}'
     action = {**ACTION, "properties": {"price": {"type": "number"}, "any": {}}, "required": ["price"]}
     server = SmallServer(action)
-    server.frames["step"] = (
-        f'\ufeff{{"type":"observation","data":{{"done":true,"reward":1.0,"observation":{numbers}}}}}'
-    )
+    data = f'{{"done":true,"reward":1.0,"observation":{numbers}}}'
+    server.frames["step"] = f'\ufeff{{"type":"observation","data":{data}}}'
     with serve(server.app) as url:
         async with make(f"openenv:{url}") as factory:
             [name] = [tool["function"]["name"] for tool in await tools_of(factory)]
@@ -82,9 +77,8 @@ async def test_numbers_keep_their_digits_in_both_directions() -> None:
             def says(messages: Any) -> Any:
                 return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
-            episode = await run_episode(
-                factory, ScriptedAgent(says), TASK, seed=3, episode_id="e", limits=EpisodeLimits(max_turns=2)
-            )
+            limits = EpisodeLimits(max_turns=2)
+            episode = await run_episode(factory, ScriptedAgent(says), TASK, seed=3, episode_id="e", limits=limits)
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
     assert episode.messages[-1]["content"] == numbers
     [sent] = [text for text in server.texts if '"step"' in text]
@@ -101,18 +95,14 @@ async def tools_of(factory: EnvFactory) -> list[Any]:
 
 async def test_all_pages_of_tools_are_listed_and_a_list_without_an_end_is_a_fault() -> None:
     server = SmallServer(OF_MCP)
-    server.pages = {
-        "first": {"tools": [TOOL], "nextCursor": ""},
-        "": {"tools": [{**TOOL, "name": "say!"}, {**TOOL, "name": "say?"}]},
-    }
+    others = [{**TOOL, "name": name} for name in ("say!", "say?")]
+    server.pages = {"first": {"tools": [TOOL], "nextCursor": ""}, "": {"tools": others}}
     with serve(server.app) as url:
         async with make(f"openenv:{url}") as factory:
             assert [tool["function"]["name"] for tool in await tools_of(factory)] == ["say", "say_", "say__2"]
-            server.pages[""]["nextCursor"] = "first"
-            with pytest.raises(
-                ServiceError, match="list of tools of the OpenEnv server .* names the page 'first' twice"
-            ):
-                server.pages["first"]["nextCursor"] = "first"
+            server.pages["first"]["nextCursor"] = "first"
+            problem = "list of tools of the OpenEnv server .* names the page 'first' twice"
+            with pytest.raises(ServiceError, match=problem):
                 await tools_of(factory)
 
 
@@ -155,10 +145,7 @@ async def test_the_tasks_of_a_server_are_ours(small: tuple[SmallServer, str]) ->
         async with factory:
             episode = await play(factory, final_answer(str(tasks[0].metadata["index"])), task=tasks[0])
         assert episode.reward == 1.0
-        assert {name: listing.resets[0][name] for name in ("split", "index")} == {
-            "split": "test",
-            "index": tasks[0].metadata["index"],
-        }
+        assert (listing.resets[0]["split"], listing.resets[0]["index"]) == ("test", tasks[0].metadata["index"])
         assert make(f"openenv:{url}", tasks="seeds").tasks("test", count=20)
     with serve(SmallServer(tasks={"all": 40}).app) as url:
         factory = make(f"openenv:{url}")
@@ -240,22 +227,9 @@ async def test_a_refused_action_is_answered_and_a_hanging_step_ends_at_its_limit
     assert server.held.is_set()
 
 
-def server_process() -> tuple[subprocess.Popen[str], str]:
-    """A small server in a process of its own."""
-    code = (
-        "import socket, uvicorn\n"
-        "from contrib.openenv.tests.small_server import SmallServer\n"
-        "listener = socket.create_server(('127.0.0.1', 0)); print(listener.getsockname()[1], flush=True)\n"
-        "uvicorn.Server(uvicorn.Config(SmallServer().app, log_level='critical')).run(sockets=[listener])\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, f"http://127.0.0.1:{process.stdout.readline().strip()}"
-
-
 async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
-    process, url = server_process()
-    try:
+    imports = "from contrib.openenv.tests.small_server import SmallServer"
+    with server_process(imports, "SmallServer().app") as (process, url):
         async with make(f"openenv:{url}") as factory:
             calls = 0
 
@@ -263,23 +237,17 @@ async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
                 nonlocal calls
                 calls += 1
                 if calls == 2:
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
                     process.wait()
                 return final_answer("1")
 
-            episode = await run_episode(
-                factory, StrategyAgent(strategy), TASK, seed=0, episode_id="e", limits=EpisodeLimits()
-            )
+            agent, limits = StrategyAgent(strategy), EpisodeLimits()
+            episode = await run_episode(factory, agent, TASK, seed=0, episode_id="e", limits=limits)
             assert (episode.outcome, episode.reward, calls) == (Outcome.INFRA_FAULT, None, 2)
             assert "the connection to the OpenEnv server" in episode.error
             later = await play(factory, final_answer("7"))
             assert (later.outcome, later.reward) == (Outcome.INFRA_FAULT, None)
             assert f"no OpenEnv server answers at {url}" in later.error
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 async def test_the_contract_holds(small: tuple[SmallServer, str]) -> None:
@@ -360,16 +328,13 @@ def test_observations_are_text_where_they_can_be() -> None:
     assert observation_text({"text": "a", "empty": "", "none": None}) == "a"
     assert json.loads(observation_text({"text": "ü", "n": 0})) == {"text": "ü", "n": 0}
     assert observation_text({}) == ""
-    assert (
-        call_text({"result": {"content": [{"type": "text", "text": "a"}, IMAGE]}}, "u")
-        == "a\n[image: image/png, 3 bytes]"
-    )
+    shown = call_text({"result": {"content": [{"type": "text", "text": "a"}, IMAGE]}}, "u")
+    assert shown == "a\n[image: image/png, 3 bytes]"
     assert call_text({"result": {"content": [], "data": [1]}}, "u") == "[1]"
     assert call_text({"result": 3}, "u") == "3"
     failed = call_text({"error": {"error_type": "invalid_args", "message": "no"}}, "u")
     assert isinstance(failed, ToolFailure) and (failed, failed.kind) == ("Error: no", "invalid_args")
-    assert isinstance(
-        call_text({"result": {"content": [{"type": "text", "text": "x"}], "is_error": True}}, "u"), ToolFailure
-    )
+    failed = call_text({"result": {"content": [{"type": "text", "text": "x"}], "is_error": True}}, "u")
+    assert isinstance(failed, ToolFailure)
     with pytest.raises(ServiceError, match="timeout: slow"):
         call_text({"error": {"error_type": "timeout", "message": "slow"}}, "u")

@@ -5,7 +5,6 @@ Both packages, ors-sdk and openreward, have the same classes.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 from typing import Any
@@ -141,12 +140,6 @@ class Faulty(Notes):
     async def fail(self) -> ToolOutput:
         """Raise."""
         raise RuntimeError("the tool is broken")
-
-    @tool
-    async def wait(self, params: Number) -> ToolOutput:
-        """Wait for milliseconds."""
-        await asyncio.sleep(params.value / 1000)
-        return said("Waited.")
 
     @tool
     async def long(self, params: Number) -> ToolOutput:

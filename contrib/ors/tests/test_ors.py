@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +20,7 @@ from forge_env import EnvFactory, Episode, Outcome, Task, UserError, env_class, 
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import EpisodeLimits, Message
 from tests.envs.serving import serve
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.helpers.server_process import server_process
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +47,16 @@ def says(*turns: str | list[tuple[str, dict[str, Any]]]) -> ScriptedAgent:
         turn = turns[min(number, len(turns) - 1)]
         if isinstance(turn, str):
             return {"role": "assistant", "content": turn}
-        calls = [
-            {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for i, (name, arguments) in enumerate(turn)
-        ]
+        functions = [{"name": name, "arguments": arguments} for name, arguments in turn]
+        calls = [{"id": f"c{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
     return ScriptedAgent(act)
+
+
+def submit(answer: str) -> Message:
+    call = {"id": "c", "type": "function", "function": {"name": "submit", "arguments": {"answer": answer}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 async def play(factory: EnvFactory, agent: ScriptedAgent, task: Task | None = None) -> Episode:
@@ -206,8 +203,7 @@ async def test_pings_keep_a_session_and_tell_that_the_server_ended_it(server: Or
                 pings = server.pings
                 while server.pings == pings:
                     await asyncio.sleep(0.01)
-            call = {"id": "c", "type": "function", "function": {"name": "submit", "arguments": {"answer": "1"}}}
-            return {"role": "assistant", "content": "", "tool_calls": [call]}
+            return submit("1")
 
         episode = await play(factory, ScriptedAgent(turn), task)
     assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
@@ -246,19 +242,16 @@ def test_tasks_are_drawn_by_seed_and_split(server: OrsServer, url: str) -> None:
     assert factory.tasks("train", count=5, seed=1) == train
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("ors:", "names no server"),
-        ("ors:ftp://host", "names no server"),
-        ("ors:http://me:secret@host", "holds a user"),
-        ("ors:http://host?x=1", "holds a user, a query"),
-    ],
-)
-def test_addresses_are_checked(name: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence) as caught:
-        env_class(name)
-    assert "me:secret" not in str(caught.value)
+def test_addresses_are_checked() -> None:
+    for name, sentence in {
+        "ors:": "names no server",
+        "ors:ftp://host": "names no server",
+        "ors:http://me:secret@host": "holds a user",
+        "ors:http://host?x=1": "holds a user, a query",
+    }.items():
+        with pytest.raises(UserError, match=sentence) as caught:
+            env_class(name)
+        assert "me:secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -285,39 +278,21 @@ def test_another_server_and_none_are_told_apart() -> None:
         make(f"ors:{url}").tasks("train", count=1)
 
 
-async def test_a_killed_server_is_a_fault_and_never_a_zero(tmp_path: Path) -> None:
-    program = tmp_path / "server.py"
-    program.write_text(
-        "import uvicorn, sys\nfrom contrib.ors.tests.small_server import OrsServer\n"
-        "server = OrsServer()\nserver.hold.clear()\n"
-        "config = uvicorn.Config(server.app, log_level='critical')\n"
-        "import socket\nlistener = socket.create_server(('127.0.0.1', 0))\n"
-        "print(listener.getsockname()[1], flush=True)\n"
-        "uvicorn.Server(config).run(sockets=[listener])\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        async with make(f"ors:http://127.0.0.1:{port}") as factory:
+async def test_a_killed_server_is_a_fault_and_never_a_zero() -> None:
+    imports = "from contrib.ors.tests.small_server import OrsServer\nserver = OrsServer()\nserver.hold.clear()"
+    with server_process(imports, "server.app") as (process, url):
+        async with make(f"ors:{url}") as factory:
             task = factory.tasks("train", count=1)[0]
 
             def act(messages: list[Message]) -> Message:
-                os.kill(process.pid, signal.SIGKILL)
-                call = {"id": "c", "type": "function", "function": {"name": "submit", "arguments": {"answer": "1"}}}
-                return {"role": "assistant", "content": "", "tool_calls": [call]}
+                process.kill()
+                return submit("1")
 
             episode = await play(factory, ScriptedAgent(act), task)
             assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
             assert "was lost" in episode.error
             gone = await play(factory, says("No."), task)
             assert (gone.outcome, gone.reward) == (Outcome.INFRA_FAULT, None) and "ConnectError" in gone.error
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
 
 
 async def test_the_contract_holds(url: str) -> None:

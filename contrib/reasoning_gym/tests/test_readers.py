@@ -8,11 +8,17 @@ from contrib.reasoning_gym import worker
 from contrib.reasoning_gym.env import extract_answer
 from tests.test_readers import SIZES, slow_attacks
 
+
+def one_number(text: str) -> object:
+    worker._numerals._parse.cache_clear()  # it would know the text of a second measurement
+    return worker._is_one_number(text, {"answer": "42"})
+
+
 READERS = {
     "reasoning-gym, answer": extract_answer,
-    "reasoning-gym, one number": lambda text: worker._is_one_number(text, {"answer": "42"}),
+    "reasoning-gym, one number": one_number,
     "reasoning-gym, moves": lambda text: [form.fullmatch(text) for form in worker._FORMS.values()],
-    "reasoning-gym, formula": lambda text: worker._guarded(lambda *_: None)(text),
+    "reasoning-gym, formula": lambda text: worker._restrict(lambda *_: None)(text),
 }
 
 

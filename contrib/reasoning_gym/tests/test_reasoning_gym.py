@@ -25,16 +25,7 @@ from tests.helpers.packages import needs
 
 pytestmark = needs("reasoning_gym")
 
-SAMPLE = [
-    "basic_arithmetic",
-    "countdown",
-    "graph_color",
-    "gsm_symbolic",
-    "list_functions",
-    "propositional_logic",
-    "simple_integration",
-    "spiral_matrix",
-]
+SAMPLE = ["basic_arithmetic", "graph_color", "gsm_symbolic", "list_functions", "propositional_logic", "spiral_matrix"]
 UNSOUND = ["game_of_life_halting"]
 """Datasets whose scorer takes anything, so that no entry becomes a task."""
 
@@ -156,30 +147,16 @@ def test_scorers_pay_for_right_answers_only(name: str, probes: list[str]) -> Non
         assert [text for text, score in zip(texts[1:], scores[1:], strict=True) if score >= 0.1] == []
 
 
+PLAIN = ["8/(3 - 8/3)", "8 / (3-8/3)", "8/(3 - 8/3).", "`8/(3 - 8/3)`", "8 ÷ (3 − 8 ÷ 3)", "$[8/(3 - 8/3)]$"]
+QUOTIENTS = [*PLAIN, r"\frac{8}{3 - \frac{8}{3}}", r"8 \div \left(3 - 8 \div 3\right)"]
+PRODUCTS = ["3 × 8", "3 · 8", "**3*8**", "3 x 8", r"3 \times 8", r"\(3 \cdot 8\)"]
+
+
 @pytest.mark.parametrize(
     ("numbers", "target", "right", "wrong"),
     [
-        (
-            [3, 3, 8, 8],
-            24,
-            [
-                "8/(3 - 8/3)",
-                "8 / (3-8/3)",
-                "8/(3 - 8/3).",
-                "`8/(3 - 8/3)`",
-                "8 ÷ (3 − 8 ÷ 3)",
-                "$[8/(3 - 8/3)]$",
-                r"\frac{8}{3 - \frac{8}{3}}",
-                r"8 \div \left(3 - 8 \div 3\right)",
-            ],
-            ["8*3", "24", "8*3*8/8 + 3 - 3", "(8//3)*8 + 8*3", "33 - 8 - 8"],
-        ),
-        (
-            [3, 8],
-            24,
-            ["3 × 8", "3 · 8", "**3*8**", "3 x 8", r"3 \times 8", r"\(3 \cdot 8\)"],
-            ["3 ** 8", "3^8", "38", "3 or 8"],
-        ),
+        ([3, 3, 8, 8], 24, QUOTIENTS, ["8*3", "24", "8*3*8/8 + 3 - 3", "(8//3)*8 + 8*3", "33 - 8 - 8"]),
+        ([3, 8], 24, PRODUCTS, ["3 ** 8", "3^8", "38", "3 or 8"]),
         ([5, 1], 4, ["5 - 1", "-1 + 5", "(5-1)"], ["5 + -1 + 0", "5.0 - 1", "4", "5 - True", "lambda: 4", "5-1=4", ""]),
     ],
 )
@@ -189,29 +166,13 @@ def test_arithmetic_with_given_numbers(numbers: list[int], target: int, right: l
     assert [text for text in wrong if _uses_numbers(text, entry)] == []
 
 
+CALCULATED = ["5^n", "x^5", "5*x", "1e5", "2*5", "x+5", "5²", "√5", "5 million", "negative 5", "5k", "5!", "> 5"]
+
+
 @pytest.mark.parametrize(
     ("gold", "right", "wrong"),
     [
-        (
-            "5",
-            ["5 km", "**5**", "+5", "5/day", "5-hour", "5 m²", "$5.", "`5`", "x = 5", "5 = 5", "5e0"],
-            [
-                "5^n",
-                "x^5",
-                "5*x",
-                "1e5",
-                "2*5",
-                "x+5",
-                "5²",
-                "√5",
-                "5 million",
-                "negative 5",
-                "5k",
-                "5!",
-                "> 5",
-                "3 to 5",
-            ],
-        ),
+        ("5", ["5 km", "**5**", "+5", "5/day", "5-hour", "5 m²", "$5.", "`5`", "x = 5", "5 = 5", "5e0"], CALCULATED),
         ("-5", ["\u22125", "**-5**", "is -5.", "minus 5"], ["5", "x-5", "10-5"]),
         ("5", [], ["\u22125", "5 or 6", "6", ""]),
         ("1/2", ["½", "1/2", "0.5"], ["1:2"]),
@@ -339,10 +300,10 @@ def test_extracting_the_answer() -> None:
     assert [extract_answer(text) for text in ("", "x", "<answer>x", "x</answer>", "</answer>x<answer>")] == [""] * 5
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "[x for x in (1,)]", "().__class__", "f'{1}'", "print", "2 ** 9"])
-def test_literals_are_all_that_is_evaluated(text: str) -> None:
-    with pytest.raises((ValueError, SyntaxError)):
-        literal(text)
+def test_literals_are_all_that_is_evaluated() -> None:
+    for text in ("__import__('os')", "[x for x in (1,)]", "().__class__", "f'{1}'", "print", "2 ** 9"):
+        with pytest.raises((ValueError, SyntaxError)):
+            literal(text)
 
 
 def test_an_interruption_right_after_the_lock_was_taken_leaves_it_free() -> None:

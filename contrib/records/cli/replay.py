@@ -93,8 +93,11 @@ def _show(place: FoundEpisode, settings: RunSettings, result: Replay) -> None:
         say(f"    {text}")
     if others:
         say(f"and in {others} more: {', '.join(map(_location, result.differences[1:]))}")
-    if result.stopped:
-        say(f"the replay stopped there: {result.stopped}" + ("" if first.what == "end" else "; --keep-going goes on"))
+    if result.stop_reason:
+        say(
+            f"the replay stopped there: {result.stop_reason}"
+            + ("" if first.what == "end" else "; --keep-going goes on")
+        )
 
 
 def _as_json(run: Path, place: FoundEpisode, settings: RunSettings, result: Replay) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def _as_json(run: Path, place: FoundEpisode, settings: RunSettings, result: Repl
         "outcome": {"verdict": result.outcome, "recorded": place.episode.outcome, "replayed": result.replayed.outcome},
         "reward": {"verdict": result.reward, "recorded": place.episode.reward, "replayed": result.replayed.reward},
         "differences": [{**asdict(difference), "diff": _diff_lines(difference)} for difference in result.differences],
-        "stopped": result.stopped or None,
+        "stopped": result.stop_reason or None,
         "notes": result.notes,
     }
 

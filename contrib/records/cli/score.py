@@ -71,11 +71,11 @@ async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dic
     from forge_env.evaluation.evaluate import Evaluation
 
     answers = []
-    async for rescored in rescore(read_jsonl(path), part):
-        if has_answer(rescored.before):
-            answers.append(rescored)
+    async for judgement in rescore(read_jsonl(path), part):
+        if has_answer(judgement.before):
+            answers.append(judgement)
         if file is not None:
-            file.write(rescored.after.to_json() + "\n")
+            file.write(judgement.after.to_json() + "\n")
     rewards = [answer for answer in answers if not answer.error]
     after = Evaluation(episodes=tuple(answer.after for answer in rewards))
     failures = [answer for answer in answers if answer.error]

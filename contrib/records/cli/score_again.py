@@ -93,7 +93,7 @@ def _summary(phase: str, everything: list[JudgedAgain]) -> dict[str, Any]:
         "phase": phase,
         "episodes": len(everything),
         "judged": len(verdicts),
-        "changed": [_change(one) for one in verdicts if one.changed],
+        "changed": [_change(one) for one in verdicts if one.has_changed],
         **before_and_now([(one.before, one.after) for one in both]),
         "not_judged": [{"id": one.before.id, "reason": one.refused} for one in everything if one.refused],
     }

@@ -54,10 +54,10 @@ def _show(run: Path, result: StepAgain) -> None:
     from contrib.records.step import parts_of
 
     shapes = Counter((batch["sequences"], batch["length"]) for batch in result.batches)
-    listed = ", ".join(f"{count} of {n} x {length}" for (n, length), count in shapes.items())
+    forms = ", ".join(f"{count} of {n} x {length}" for (n, length), count in shapes.items())
     weights = f"weights of step {result.weights_step} ({result.weights})"
     say(f"step {result.step} of {run}: {len(result.rows)} episodes, {weights}")
-    say(f"{len(result.batches)} micro-batches, sequences x tokens: {listed}" if listed else "nothing is computed")
+    say(f"{len(result.batches)} micro-batches, sequences x tokens: {forms}" if forms else "nothing is computed")
     table = []
     for number, row in enumerate(result.rows, 1):
         advantage = fmean(row.advantages) if row.advantages else 0.0

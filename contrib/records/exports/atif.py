@@ -41,11 +41,12 @@ def trajectory(
         return None
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
-    written = [step["metrics"] for step in steps if "metrics" in step]
+    _make_unique(steps)
+    all_metrics = [step["metrics"] for step in steps if "metrics" in step]
     totals = {
-        f"total_{name}": sum(metrics[name] for metrics in written)
+        f"total_{name}": sum(metrics[name] for metrics in all_metrics)
         for name in ("prompt_tokens", "completion_tokens")
-        if written and all(name in metrics for metrics in written)
+        if all_metrics and all(name in metrics for metrics in all_metrics)
     }
     return {
         "schema_version": SCHEMA,
@@ -61,6 +62,21 @@ def trajectory(
         "final_metrics": {**totals, "total_steps": len(steps)},
         "extra": {OURS: {**outcome_of(episode), "phase": selected.phase, "step": selected.step}},
     }
+
+
+def _make_unique(steps: Sequence[dict[str, Any]]) -> None:
+    """Give calls ids that no earlier step has: ATIF needs them within a step, and its readers look through all steps.
+
+    The id of the record is under `extra`.
+    """
+    earlier: set[str] = set()
+    for step in steps:
+        calls, results = step.get("tool_calls", ()), step.get("observation", {}).get("results", ())
+        for entry, key in (*((c, "tool_call_id") for c in calls), *((r, "source_call_id") for r in results)):
+            if (call_id := entry.get(key)) in earlier:
+                entry[key] = f"{call_id}_{step['step_id']}"
+                entry.setdefault("extra", {}).setdefault(OURS, {})["tool_call_id"] = call_id
+        earlier |= {call["tool_call_id"] for call in calls}
 
 
 def _add(steps: list[dict[str, Any]], part: Said, context: list[int], tokens: bool) -> None:

@@ -36,8 +36,8 @@ def conversations(episode: Episode) -> list[list[Said]]:
     new, and the model knows its own answers.
     """
     if not episode.turns:
-        said = _said([(message, None) for message in episode.tail or episode.task.prompt])
-        return [said] if said else []
+        conversation = _with_ids([(message, None) for message in episode.tail or episode.task.prompt])
+        return [conversation] if conversation else []
     parts: list[list[Turn]] = []
     begins = {row.turn for row in episode.lineage if row.kind != "template"}
     for number, turn in enumerate(episode.turns):
@@ -52,7 +52,7 @@ def conversations(episode: Episode) -> list[list[Said]]:
             origins.append((turn.message, turn))
         if place == len(parts) - 1:
             origins += [(message, None) for message in episode.tail]
-        result.append(_said(origins))
+        result.append(_with_ids(origins))
     return result
 
 
@@ -63,7 +63,7 @@ def _begins_conversation(turn: Turn) -> bool:
     return roles[0] == "system" or "assistant" in roles
 
 
-def _said(origins: Sequence[tuple[Message, Turn | None]]) -> list[Said]:
+def _with_ids(origins: Sequence[tuple[Message, Turn | None]]) -> list[Said]:
     """Give arguments as text, and ids to calls without any: those that the agent gave them, which results name."""
     result: list[Said] = []
     waiting: list[str] = []

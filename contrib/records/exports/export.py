@@ -70,7 +70,7 @@ def export(run: Path, out: Path, to: str, choice: Wanted, *, tokens: bool = Fals
         raise UserError(f"--out {out} must end in .jsonl: --to {to} writes one file of JSON lines")
     selection, facts, result = Selection(run, choice), RunFacts(run), Exported()
     with Target(out) as target:
-        with _opened(_writer(to, target.path, out, facts, result, tokens=tokens, scores=scores), out) as writer:
+        with _open_writer(_writer(to, target.path, out, facts, result, tokens=tokens, scores=scores), out) as writer:
             for selected in selection:
                 reason = ""
                 if to in LEARNED:
@@ -128,7 +128,7 @@ def _writer(
 
 
 @contextmanager
-def _opened(writer: _Lines | _Dataset, out: Path) -> Iterator[_Lines | _Dataset]:
+def _open_writer(writer: _Lines | _Dataset, out: Path) -> Iterator[_Lines | _Dataset]:
     try:
         yield writer
     except BaseException:

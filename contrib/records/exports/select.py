@@ -71,8 +71,8 @@ def parse_wanted(where: Sequence[str], min_reward: float | None, step: str) -> W
         if not is_given or name not in FIELDS:
             raise UserError(f"--where {text} is not FIELD=VALUE of the fields {', '.join(FIELDS)}")
         fields[name] = tuple(value.strip() for value in values.split(","))
-    known = {"outcome": [str(outcome) for outcome in Outcome], "success": ["true", "false", "none"]}
-    for name, choices in known.items():
+    choices_of = {"outcome": [str(outcome) for outcome in Outcome], "success": ["true", "false", "none"]}
+    for name, choices in choices_of.items():
         for value in fields.get(name, ()):
             if value not in choices:
                 raise UserError(f"--where {name}={value}: {nearest(value, choices)}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contrib.records.exports.conversation import OURS
-from contrib.records.imports.build import BadRecord, Log, Rows, check_ids, check_logprobs, kept_of, mapping, unversioned
+from contrib.records.imports.build import BadRecord, Log, Rows, bare_fields, check_ids, check_logprobs, kept_of, mapping
 from contrib.records.imports.openai import text_of
 from forge_env.core.types import Message
 
@@ -121,9 +121,10 @@ def _call(call: Any) -> dict[str, Any]:
     arguments = call.get("arguments", {})
     if not isinstance(arguments, Mapping):
         raise BadRecord(f"the arguments of the call of {call['function_name']} are no object")
-    text = _ours(call).get("arguments", json.dumps(arguments))
+    own = _ours(call)
+    text = own.get("arguments", json.dumps(arguments))
     function = {"name": call["function_name"], "arguments": text if isinstance(text, str) else json.dumps(text)}
-    return {"id": str(call.get("tool_call_id", "")), "type": "function", "function": function}
+    return {"id": str(own.get("tool_call_id", call.get("tool_call_id", ""))), "type": "function", "function": function}
 
 
 def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     else:
         check_logprobs(logprobs, tokens)
         log.unversioned |= not own
-        fields = kept_of(own) if own else unversioned(prompt, tokens)
+        fields = kept_of(own) if own else bare_fields(prompt, tokens)
         fields["logprobs"] = tuple(map(float, logprobs))
     return {"usage": usage, "tokens": {**fields, **place}}
 

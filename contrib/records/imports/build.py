@@ -146,14 +146,14 @@ def _parsed_call(call: Mapping[str, Any]) -> ToolCall:
     return ToolCall(id=call["id"], name=function["name"], arguments=arguments)
 
 
-def _task(about: Any, shown: Sequence[Message]) -> Task:
+def _task(about: Any, messages: Sequence[Message]) -> Task:
     if not isinstance(about, Mapping):
-        return Task(prompt=tuple(shown))
+        return Task(prompt=tuple(messages))
     prompt = about.get("prompt")
     if prompt is not None and (problem := messages_problem(prompt)):
         raise BadRecord(f"in the prompt of its task, {problem}")
     return Task(
-        prompt=tuple(shown if prompt is None else prompt),
+        prompt=tuple(messages if prompt is None else prompt),
         target=about.get("target"),
         metadata=mapping(about.get("metadata")),
         id=_text(about.get("id")),
@@ -229,6 +229,6 @@ def kept_of(facts: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRecord(f"what forge_env has kept of it is broken ({type(error).__name__}: {error})") from None
 
 
-def unversioned(prompt: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
+def bare_fields(prompt: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
     """The fields of a Turn with tokens that were all sampled by weights without a name."""
     return {"versions": ((0, len(tokens)),), "context_digest": digest(prompt)}

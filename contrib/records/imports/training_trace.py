@@ -150,8 +150,8 @@ class _Reader:
         versions, num_constrained = fields["versions"], fields["constrained"]
         if own.get("auxiliary"):
             num_constrained = len(tokens)  # no loss is over any of them
-        written = [int(version != NOT_SAMPLED) for version, count in versions for _ in range(min(count, len(tokens)))]
-        if [*written[: len(tokens) - num_constrained], *[0] * num_constrained] != mask:
+        own_mask = [int(version != NOT_SAMPLED) for version, count in versions for _ in range(min(count, len(tokens)))]
+        if [*own_mask[: len(tokens) - num_constrained], *[0] * num_constrained] != mask:
             raise BadRecord("its loss_mask is another than its metadata.forge_env says: leave that out to use the mask")
         return fields
 

@@ -74,12 +74,9 @@ def again(tmp_path: Path, command: Command) -> Command:
     return judge
 
 
-def test_an_environment_that_has_not_changed_gives_the_same_rewards(again: Command) -> None:
-    phase = again()
-    assert (phase["judged"], phase["changed"], phase["not_judged"]) == (2, [], [])
-
-
 def test_another_verdict_is_listed_and_written_under_the_recorded_ids(again: Command, tmp_path: Path) -> None:
+    same = again()
+    assert (same["judged"], same["changed"], same["not_judged"]) == (2, [], [])
     write_tasks(tmp_path, first="red", second="blue")
     phase = again("--out", str(tmp_path / "again.jsonl"))
     [changed] = phase["changed"]
@@ -105,10 +102,8 @@ def test_siblings_are_compared_again(tmp_path: Path, command: Command) -> None:
     write_tasks(tmp_path, first="red", second="red")
     name, data = f"{tmp_path}/looked.py:Looked", f"data={tmp_path}/tasks.json"
     evaluation = ["eval", "--env", name, "--option", data, "--agent", "scripted:expert", "--split", "all", "-n", "2"]
-    assert (
-        main([*evaluation, "--tasks", "2", "--group-reward", f"{tmp_path}/own.py:first", "--out", f"{tmp_path}/run"])
-        == 0
-    )
+    own = ["--group-reward", f"{tmp_path}/own.py:first", "--out", f"{tmp_path}/run"]
+    assert main([*evaluation, "--tasks", "2", *own]) == 0
     assert sorted(e.reward or 0.0 for e in read_jsonl(tmp_path / "run" / "episodes.jsonl")) == [1.5, 1.5, 2.5, 2.5]
     [phase] = command("score", f"{tmp_path}/run", "--again")["phases"]
     assert (phase["judged"], phase["changed"], phase["reward_before"], phase["reward_now"]) == (4, [], 2.0, 2.0)
@@ -137,9 +132,8 @@ def test_episodes_of_several_environments_are_judged_each_by_its_own(
     write_jsonl(run / "episodes" / "train.jsonl", [second, replace(first, env="Looked")])
     options = {label: {"options": {"data": f"{tmp_path}/{name}.json"}, "max_turns": 5}
                for label, name in (("Looked", "tasks"), ("Looked_2", "others"))}  # fmt: skip
-    (run / "config.yaml").write_text(
-        json.dumps({"env": {"name": f"{target} + {target}:0.5", "options": {}}, "mixture": options})
-    )
+    env = {"name": f"{target} + {target}:0.5", "options": {}}
+    (run / "config.yaml").write_text(json.dumps({"env": env, "mixture": options}))
     [phase] = command("score", f"{run}", "--again")["phases"]
     assert (phase["judged"], [change["id"] for change in phase["changed"]]) == (2, ["e1"])
     given = ["--option", f"Looked_2.data={tmp_path}/tasks.json"]
@@ -151,28 +145,34 @@ def test_episodes_of_several_environments_are_judged_each_by_its_own(
     assert replayed["env"] == target and replayed["options"] == {"data": f"{tmp_path}/others.json"}
 
 
-def test_a_verifier_that_breaks_leaves_no_reward(again: Command, tmp_path: Path) -> None:
+def test_what_has_no_verdict_today_is_said_with_its_reason(
+    again: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def reasons() -> set[str]:
+        return {one["reason"] for one in again(code=1)["not_judged"]}
+
     write_tasks(tmp_path, first="red", second="broken")
     [changed] = again()["changed"]
     assert changed["now"]["outcome"] == "env_fault" and changed["now"]["reward"] is None
     assert "the verifier is broken" in changed["now"]["error"]
-
-
-def test_an_episode_whose_turns_answer_something_else_today_is_refused(again: Command, tmp_path: Path) -> None:
-    (tmp_path / "shown").write_text("green")
-    phase = again(code=1)
-    assert phase["judged"] == 0
-    reasons = {one["reason"] for one in phase["not_judged"]}
-    assert reasons == {
-        "the record does not hold enough: the observation before turn 1 differs, so that the turn is no answer to it"
-    }
-
-
-def test_a_task_that_is_gone_or_ambiguous_is_refused(again: Command, tmp_path: Path) -> None:
     rows = [{"ask": "second", "target": target} for target in ("blue", "green")]
     (tmp_path / "tasks.json").write_text(json.dumps(rows))
-    reasons = {one["reason"] for one in again(code=1)["not_judged"]}
-    assert reasons == {f"the environment has {many} with its prompt today" for many in ("no task", "2 tasks")}
+    assert reasons() == {f"the environment has {many} with its prompt today" for many in ("no task", "2 tasks")}
+    write_tasks(tmp_path, first="blue")
+    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
+    out, err = capfd.readouterr()
+    assert ": 1 before, 0 now\n" in out
+    assert "note: 1 not judged: the environment has no task with its prompt today\n" in err
+    write_tasks(tmp_path, first="red", second="red")
+    (tmp_path / "shown").write_text("green")
+    differs = "the observation before turn 1 differs, so that the turn is no answer to it"
+    assert reasons() == {f"the record does not hold enough: {differs}"}
+    lost = Episode(task=Task(prompt=()), id="lost", env="x", outcome=Outcome.INFRA_FAULT, reward=None, error="no disk")
+    (tmp_path / "shown").write_text("red")
+    write_jsonl(tmp_path / "run" / "episodes.jsonl", [lost])
+    phase = again()
+    assert phase["judged"] == 2
+    assert phase["not_judged"] == [{"id": "lost", "reason": "it has nothing to judge: infra fault: no disk"}]
 
 
 def test_tasks_without_end_are_those_of_the_record(
@@ -196,25 +196,6 @@ def test_tasks_without_end_are_those_of_the_record(
     write_tasks(tmp_path, first="red", second="red")
     assert main(["score", str(tmp_path / "run"), "--again"]) == 0
     assert "has tasks without end" not in capfd.readouterr().err
-
-
-def test_an_episode_that_the_machinery_ended_has_nothing_to_judge(again: Command, tmp_path: Path) -> None:
-    path = tmp_path / "run" / "episodes.jsonl"
-    lost = Episode(task=Task(prompt=()), id="lost", env="x", outcome=Outcome.INFRA_FAULT, reward=None, error="no disk")
-    write_jsonl(path, [lost])
-    phase = again()
-    assert phase["judged"] == 2
-    assert phase["not_judged"] == [{"id": "lost", "reason": "it has nothing to judge: infra fault: no disk"}]
-
-
-def test_the_text_says_what_changed_and_what_was_not_judged(
-    again: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write_tasks(tmp_path, first="blue")
-    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
-    out, err = capfd.readouterr()
-    assert ": 1 before, 0 now\n" in out
-    assert "note: 1 not judged: the environment has no task with its prompt today\n" in err
 
 
 @pytest.mark.parametrize(
@@ -242,12 +223,8 @@ def test_secrets_of_options_are_read_from_their_own_file(
     monkeypatch.setattr("contrib.records.again._MOST_TASKS", 2_000)
     Path("tossed.py").write_text(COIN)
     Path("secretive.py").write_text(SECRETIVE.replace("from coin ", "from tossed "))
-    secret = (
-        "--option",
-        'headers={"Authorization": "LEAK-1"}',
-        "--option",
-        "url=http://me:LEAK-2@host/?api_key=LEAK-3",
-    )
+    options = ('headers={"Authorization": "LEAK-1"}', "url=http://me:LEAK-2@host/?api_key=LEAK-3")
+    secret = ("--option", options[0], "--option", options[1])
     command = ["eval", "--env", "secretive.py:Secretive", "--agent", "scripted:null", "--tasks", "2", "--out", "out"]
     assert main([*command, *secret]) == 0
     assert main(["score", "out", "--again"]) == 0

@@ -91,10 +91,10 @@ def serve(
         return _serve_run(
             run, lora, thinking, replace(settings, port=free), token=text if is_new else "", as_json=as_json
         )
-    announced = {"served": env or agent, "as": protocol if env else "a model's API", "token": text if is_new else ""}
+    facts = {"served": env or agent, "as": protocol if env else "a model's API", "token": text if is_new else ""}
 
     def announce(url: str) -> None:
-        show_address({**announced, "url": url}, is_local=settings.is_local, as_json=as_json)
+        show_address({**facts, "url": url}, is_local=settings.is_local, as_json=as_json)
         if protocol == "openenv":
             note(f"an OpenEnv client connects to {url}/TOKEN, or sends the header Authorization: Bearer TOKEN")
 
@@ -146,8 +146,8 @@ def _serve_run(
     server = ModelServer(run=run, adapters=lora, thinking=thinking, host=settings.host, port=settings.port)
 
     def announce(name: str, url: str, options: Sequence[str]) -> None:
-        announced = {"served": name, "as": "OpenAI's API", "url": url, "token": token}
-        show_address(announced, is_local=settings.is_local, as_json=as_json)
+        facts = {"served": name, "as": "OpenAI's API", "url": url, "token": token}
+        show_address(facts, is_local=settings.is_local, as_json=as_json)
         note(f"evaluate it with --agent openai:{name}@{url}, and the token in OPENAI_API_KEY")
         note(f"vLLM's server has these options: {shlex.join(options)}")
 

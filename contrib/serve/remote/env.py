@@ -72,7 +72,7 @@ class RemoteEnv(Env):
         """Reward that was given before the first step."""
         self._final_info: Mapping[str, Any] = {}
         self._verdicts: dict[float, Mapping[str, Any]] = {}
-        self._lost: InfraError | None = None
+        self._close_error: InfraError | None = None
         """Why the session could not be closed in order."""
 
     @classmethod
@@ -132,7 +132,7 @@ class RemoteEnv(Env):
         try:
             result = await self._call("close", rewards=rewards)
         except InfraError as error:
-            self._lost = error
+            self._close_error = error
             raise
         finally:
             self._session = ""
@@ -149,21 +149,21 @@ class RemoteEnv(Env):
         """Whether this reward is a success: the default here, or what the environment has said as it was closed."""
         if not self.about.has_success:
             return super().success(reward)
-        for known, verdict in self._verdicts.items():
-            if math.isclose(known, reward, rel_tol=1e-9, abs_tol=1e-12):  # the order of a sum may differ
+        for other, verdict in self._verdicts.items():
+            if math.isclose(other, reward, rel_tol=1e-9, abs_tol=1e-12):  # the order of a sum may differ
                 return bool(_value(verdict))
-        if self._lost is not None:
-            raise self._lost
+        if self._close_error is not None:
+            raise self._close_error
         raise EnvError(f"whether the reward {reward:g} is a success is known once its episode has been closed")
 
     async def _call(self, call: str, **request: Any) -> Any:
         """Make a call on the server, within the time that is left here, and return its result."""
-        left = seconds_left()
+        seconds = seconds_left()
         connection = self._open_connection()
         self._number += 1
-        numbered = {"number": self._number, "call": call, "seconds": None if left == math.inf else left, **request}
+        message = {"number": self._number, "call": call, "seconds": None if seconds == math.inf else seconds, **request}
         async with queued():
-            answer = await connection.call(self._session, numbered)
+            answer = await connection.call(self._session, message)
         self._take(answer)
         if answer.timed_out:
             await asyncio.sleep(0)

@@ -99,8 +99,10 @@ def fault_error(data: Mapping[str, str]) -> ForgeError:
     """Return the exception that a server has reported: of the same name, so that the Episode reads the same."""
     kind, name, text = data["kind"], data["type"], data["text"]
     base: type[ForgeError] = {"user": UserError, "env": EnvError}.get(kind, InfraError)
-    known = getattr(errors, name, None)
-    error = (known if isinstance(known, type) and issubclass(known, base) else type(name, (base,), {}))(text)
+    error_class = getattr(errors, name, None)
+    error = (
+        error_class if isinstance(error_class, type) and issubclass(error_class, base) else type(name, (base,), {})
+    )(text)
     if isinstance(error, EnvError):
         error.where = data.get("where", "")
     if isinstance(error, InfraError):

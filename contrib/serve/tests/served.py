@@ -27,9 +27,11 @@ SECONDS = 60.0
 class Served:
     """A server in a thread of this process."""
 
-    def __init__(self, url: str, app: Any) -> None:
+    def __init__(self, url: str, app: Any, stop: Callable[[], None]) -> None:
         self.url = url
         self.app = app
+        self.stop = stop
+        """Ends it, and waits for that."""
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def served(
                 opener(factory, settings) as app,
                 open_server(wrap(app), settings.host, ws_max_size=settings.max_request_bytes) as server,
             ):
-                result.append(Served(server.url, app))
+                result.append(Served(server.url, app, end))
                 started.set()
                 await stop.wait()
         except BaseException as error:
@@ -70,6 +72,12 @@ def served(
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(run())
 
+    def end() -> None:
+        if thread.is_alive():
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(SECONDS)
+        assert not thread.is_alive()
+
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     assert started.wait(SECONDS)
@@ -79,9 +87,7 @@ def served(
     try:
         yield result[0]
     finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(SECONDS)
-        assert not thread.is_alive()
+        end()
 
 
 @contextmanager

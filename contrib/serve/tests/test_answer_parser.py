@@ -32,7 +32,7 @@ from contrib.chat.reply import read_reply
 from contrib.chat.stream import _Answer
 from contrib.common.http_server import free_port
 from contrib.external.tests.test_answer_grammar import check_masks
-from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepared
+from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepare
 from contrib.serve.openai_server import ENVIRON, ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
@@ -75,8 +75,10 @@ def answers(dialect: str) -> Iterator[str]:
     )
     yield from (one.replace(NAME, ""), one.replace(NAME, "other"), f"{one}{one}", two[: -len(two) // 4])
     yield from (mark + "x" for mark in marks)
-    for thought in ("<think>\nI add.\n</think>\n\n", f"<think>{one}</think>", "<think></think>", "<think>I add. "):
-        yield from (thought, f"{thought}Three.", f"{thought}{one}", f"{thought}{one[: len(one) // 2]}")
+    first, *thoughts = ("<think>\nI add.\n</think>\n\n", f"<think>{one}</think>", "<think></think>", "<think>I add. ")
+    yield from (first, f"{first}Three.", f"{first}{one}", f"{first}{one[: len(one) // 2]}")
+    for thought in thoughts:
+        yield from (thought, f"{thought}{one}")
     yield from ("I add.</think>\n\nThree.", f"{one}</think>{two}")
     channels = (f"{THOUGHT}I add.{END}{ANSWER}", f"{THOUGHT}{one}{END}{ANSWER}", f"{THOUGHT}I add. ")
     for thought in channels if dialect == "harmony" else ():
@@ -183,7 +185,7 @@ async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer
     async with ChatAgent("m", "http://127.0.0.1:1/v1", api_key_env="") as agent:
         for messages in histories(form):
             asked = request(messages=agent.sent(messages))
-            ours = prepared(form, asked.messages)
+            ours = prepare(form, asked.messages)
             inside: Any = [{**message, "content": message["content"] or ""} for message in messages]
             for message in inside:  # the run has no reason for ids that no other answer has
                 for index, call in enumerate(message.get("tool_calls") or ()):
@@ -196,7 +198,7 @@ async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer
 def test_content_in_parts_and_a_thought_in_another_field_are_those_of_the_run(renderer: Renderer) -> None:
     parts_of_text = [{"type": "text", "text": "a"}, {"type": "text", "text": "b <|im_end|>"}]
     thought = {"role": "assistant", "content": None, "reasoning": "So."}
-    ours = prepared(renderer, [{"role": "user", "content": parts_of_text}, thought])
+    ours = prepare(renderer, [{"role": "user", "content": parts_of_text}, thought])
     assert ours[0] == {"role": "user", "content": "a\nb < |im_end|>"}
     assert ours[1] == {"role": "assistant", "content": "", "reasoning": "So.", "reasoning_content": "So."}
 

@@ -141,25 +141,11 @@ async def test_an_answer_that_is_no_json_is_a_fault_of_the_environment(odd: Serv
     assert "no JSON" in episode.error
 
 
-@pytest.mark.parametrize(("env", "options"), [("math", {"level": 2}), ("gymnasium:FrozenLake-v1", {})])
-async def test_an_episode_of_an_environment_that_ships_is_the_same(env: str, options: dict[str, Any]) -> None:
-    with served(env, **options) as server:
-        agents = [playing("2"), playing("I go right.\n2", "1", "1")]
-        if env == "math":
-            agents += [playing(("calculator", {"expression": "3 * 4"}), "12"), expert_of(server.url)]
-        for agent in agents:
-            await both(env, server.url, agent, **options)
-
-
 @pytest.mark.parametrize("env", ["code_exec", "tool_api"])
 async def test_an_episode_with_a_sandbox_or_services_is_the_same(env: str) -> None:
     with served(env) as server:
-        episodes = await both(env, server.url, expert_of(env))
+        episodes = await both(env, server.url, scripted_agent(server.url), count=1)
     assert {episode.reward for episode in episodes} == {1.0}
-
-
-def expert_of(env: str) -> ScriptedAgent:
-    return scripted_agent(env)
 
 
 def test_the_class_is_what_the_server_declares(counter: Served) -> None:

@@ -82,14 +82,16 @@ class AgentDojo(Env):
         """
         where = installed("agentdojo", python)
         names = _names(where)
-        suites = _chosen("version", version, names["versions"]) and names["versions"][version]
-        chosen = suites if suite == "all" else [_chosen("suite", part.strip(), suites) for part in suite.split(",")]
-        attacks = [_chosen("attack", part.strip(), ["none", *names["attacks"]]) for part in attack.split(",")]
-        _chosen("model", model, names["models"])
+        suites = _require_choice("version", version, names["versions"]) and names["versions"][version]
+        names_of_suites = (
+            suites if suite == "all" else [_require_choice("suite", part.strip(), suites) for part in suite.split(",")]
+        )
+        attacks = [_require_choice("attack", part.strip(), ["none", *names["attacks"]]) for part in attack.split(",")]
+        _require_choice("model", model, names["models"])
         tasks = [
             task
             for name in dict.fromkeys(attacks)
-            for part in dict.fromkeys(chosen)
+            for part in dict.fromkeys(names_of_suites)
             for task in _tasks_of(part, ("" if name == "none" else name, model), version, where)
         ]
         return select("agentdojo", tasks, script_of, split, count=count, seed=seed)
@@ -128,10 +130,10 @@ class AgentDojo(Env):
             return observation, 0.0, False, False, {"tools": uses}
         verdict = await self._ask({"do": "grade", "steps": self._steps, "output": action.text, "unexecuted": calls})
         observation = [answer_to(call, "Error: no more calls are executed.") for call in action.tool_calls]
-        reward, info = self._scored(verdict)
+        reward, info = self._score(verdict)
         return observation, reward, not is_last, is_last, {**info, **({"ended_by": "max_turns"} if is_last else {})}
 
-    def _scored(self, verdict: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    def _score(self, verdict: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         assert self._task is not None
         utility = float(verdict.get("utility", False))  # a check that was stopped by its limits takes nothing
         parts = {"utility": utility}
@@ -152,14 +154,14 @@ class AgentDojo(Env):
                 self._steps.pop()
             results = response.get("results") or [{"text": _STOPPED, "is_error": True}] * len(calls)
             seconds = response.get("seconds", library.CPU_SECONDS) / len(calls)
-        executed = iter(results)
+        remaining_results = iter(results)
         observation, uses = [], []
         for call in tool_calls:
             if call.arguments is None:
                 observation.append(answer_to(call, "Error: the arguments are no JSON object."))
                 uses.append(ToolUse(name=call.name, error="bad_arguments"))
                 continue
-            result = next(executed)
+            result = next(remaining_results)
             observation.append(answer_to(call, result["text"]))
             uses.append(ToolUse(name=call.name, seconds=seconds, error="raised" if result["is_error"] else ""))
         return observation, uses
@@ -179,7 +181,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "name": call.name, "arguments": copy.deepcopy(call.arguments)}
 
 
-def _chosen(option: str, value: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
+def _require_choice(option: str, value: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
     if value not in choices:
         raise UserError(f"the option {option} of agentdojo is {value!r}. {nearest(value, choices)}")
     return value
@@ -224,13 +226,13 @@ def script_of(task: Task) -> Script:
 
 def script_of_calls(calls: Sequence[Mapping[str, Any]], output: str) -> Script:
     size = -(-len(calls) // (MAX_TURNS - 1)) or 1
-    written = tool_calls(calls)
+    all_calls = tool_calls(calls)
 
     def script(messages: Sequence[Message]) -> Message:
         start = sum(message["role"] == "tool" for message in messages)
-        if start >= len(written):
+        if start >= len(all_calls):
             return say(output)
-        return {"role": "assistant", "content": "", "tool_calls": written[start : start + size]}
+        return {"role": "assistant", "content": "", "tool_calls": all_calls[start : start + size]}
 
     return script
 

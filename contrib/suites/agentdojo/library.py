@@ -103,14 +103,14 @@ class Library:
     def _paid_for_nothing(self, version: str, name: str) -> list[str]:
         """The user tasks that get the suite's utility, without a call, for one of `PROBES`."""
         suite = self._suites.get_suites(version)[name]
-        paid = []
+        ids = []
         for task in suite.user_tasks.values():
             before = task.init_environment(self._without_injections(suite))
             for text in PROBES:
                 if suite._check_task_result(task, [self._block(text)], before, before.model_copy(deep=True), []):
-                    paid.append(task.ID)
+                    ids.append(task.ID)
                     break
-        return paid
+        return ids
 
     def _row(self, suite: Any, user_task: Any, injection_task: Any, injections: dict[str, str]) -> dict[str, Any]:
         return {
@@ -169,7 +169,7 @@ class Library:
             write({"results": results, "seconds": seconds})
 
         self._environment(request)  # loaded here, so that the forks to come have it
-        return self._forked(work, request)
+        return self._run_in_fork(work, request)
 
     def _grade(self, request: dict[str, Any]) -> dict[str, Any]:
         """Replay the episode in the suite's own run of a task, which returns utility and whether the injection worked.
@@ -197,23 +197,25 @@ class Library:
             )
             write({"utility": bool(utility), "hijacked": bool(is_hijacked) if injection_task else False})
 
-        return self._forked(work, request)
+        return self._run_in_fork(work, request)
 
     def _replay(self, steps: list[Any], prompt: str, runtime: Any, environment: Any) -> tuple[list[Any], Any, float]:
         executor = self._execution.ToolsExecutor()
         messages: list[Any] = [{"role": "user", "content": [self._block(prompt)]}]
         seconds = 0.0
         for calls in steps:
-            started = time.perf_counter()
+            start = time.perf_counter()
             messages.append(self._assistant("", calls))
             _, _, environment, messages, _ = executor.query(prompt, runtime, environment, messages, {})
             messages = list(messages)
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - start
         return messages, environment, seconds
 
     def _assistant(self, text: str, calls: list[dict[str, Any]]) -> Any:
-        made = [self._runtime.FunctionCall(function=c["name"], args=c["arguments"], id=c["id"]) for c in calls]
-        return {"role": "assistant", "content": [self._block(text)], "tool_calls": made or None}
+        function_calls = [
+            self._runtime.FunctionCall(function=c["name"], args=c["arguments"], id=c["id"]) for c in calls
+        ]
+        return {"role": "assistant", "content": [self._block(text)], "tool_calls": function_calls or None}
 
     def _block(self, text: str) -> Any:
         return self._types.text_content_block_from_string(text)
@@ -228,7 +230,7 @@ class Library:
         self._environments.move_to_end(key)
         return self._environments[key]
 
-    def _forked(self, work: Callable[..., None], request: dict[str, Any]) -> dict[str, Any]:
+    def _run_in_fork(self, work: Callable[..., None], request: dict[str, Any]) -> dict[str, Any]:
         """Return what a fork writes for a request; "ended" if the model's part of it has ended the fork."""
         works = [functools.partial(work, request={**request, **changes}) for changes in ({}, _NOTHING)]
         limits = {"cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "memory_bytes": MEMORY_BYTES}

@@ -105,7 +105,7 @@ class Bfcl(Env):
 
     async def step(self, action: Action) -> StepResult:
         if not after_reset(self, self._task).kind.startswith("multi_turn"):
-            return await self._graded([], {"calls": _read(action)})
+            return await self._grade([], {"calls": _read(action)})
         calls = _read(action)
         observation: list[Message] = []
         info: dict[str, Any] = {}
@@ -126,7 +126,7 @@ class Bfcl(Env):
 
     async def _next_user_turn(self, observation: list[Message]) -> StepResult:
         if len(self._calls) == len(self._user_turns):
-            return await self._graded(observation, {"turns": self._calls})
+            return await self._grade(observation, {"turns": self._calls})
         turn = self._user_turns[len(self._calls)]
         self._calls.append([])
         self._steps = 0
@@ -146,7 +146,7 @@ class Bfcl(Env):
         self._calls[-1].pop()
         return [_STOPPED] * len(calls), library.CPU_SECONDS
 
-    async def _graded(self, observation: list[Message], answer: dict[str, Any]) -> StepResult:
+    async def _grade(self, observation: list[Message], answer: dict[str, Any]) -> StepResult:
         verdict = await self._ask({"do": "grade", **answer})
         is_valid = bool(verdict.get("valid", False))  # a checker that was stopped by its limits takes nothing
         info = _verdict(is_valid, verdict.get("error_type", "checker:stopped"))
@@ -178,16 +178,16 @@ def categories_of(text: str, suite: Installed) -> list[str]:
     names = _names(suite)
     playable = [*names["single_turn"], *names["multi_turn"]]
     groups = {**names["groups"], "calls": [name for name in playable if "relevance" not in name]}
-    chosen: dict[str, None] = {}
+    categories: dict[str, None] = {}
     for part in (part.strip() for part in text.split(",")):
         if part not in groups and part not in (*playable, *names["others"]):
             raise UserError(f"bfcl has no category {part!r}. {nearest(part, [*playable, *names['others'], *groups])}")
         members = groups.get(part, [part])
-        kept = [name for name in members if name in playable]
-        if not kept:
+        playable_members = [name for name in members if name in playable]
+        if not playable_members:
             raise UserError(f"the category {part} of bfcl is not played here: it {skip_reason(members[0])}")
-        chosen |= dict.fromkeys(kept)
-    return list(chosen)
+        categories |= dict.fromkeys(playable_members)
+    return list(categories)
 
 
 def skip_reason(category: str) -> str:

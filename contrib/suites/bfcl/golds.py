@@ -33,12 +33,12 @@ def single_turn_calls(
     """Return one right call for each of a possible answer."""
     write = {"simple_java": java_literal, "simple_javascript": javascript_literal}.get(category)
     calls = []
-    for function, accepted in ((name, values) for item in answer for name, values in item.items()):
-        types, required = parameters[function]["types"], parameters[function]["required"]
+    for function, choices in ((name, values) for item in answer for name, values in item.items()):
+        types, required_names = parameters[function]["types"], parameters[function]["required"]
         arguments = {}
-        for name, values in accepted.items():
+        for name, values in choices.items():
             kind, items = types.get(name, ["any", ""])
-            value = _choice(values, kind, items, is_required=name in required)
+            value = _choice(values, kind, items, is_required=name in required_names)
             if value is not OMITTED:
                 arguments[name] = value if write is None else write(value, kind, items)
         calls.append({"name": tool_name(function), "arguments": arguments})
@@ -56,15 +56,15 @@ def _choice(values: Sequence[Any], kind: str, items: str, *, is_required: bool) 
     return value
 
 
-def _dict_choice(accepted: Mapping[str, Any]) -> dict[str, Any]:
+def _dict_choice(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Choose a value for each key; a key that may be left out is left out."""
-    chosen = {}
-    for key, values in accepted.items():
+    result = {}
+    for key, values in choices.items():
         if not isinstance(values, list):
-            chosen[key] = values
+            result[key] = values
         elif "" not in values:
-            chosen[key] = values[0] if values else []
-    return chosen
+            result[key] = values[0] if values else []
+    return result
 
 
 def java_literal(value: Any, kind: str, items: str = "") -> str:
@@ -82,11 +82,11 @@ def java_literal(value: Any, kind: str, items: str = "") -> str:
     if isinstance(value, list):
         if not value:
             return f"new ArrayList<{items}>()"
-        written = (f'"{item}"' if isinstance(item, str) else java_literal(item, items) for item in value)
-        return f"new ArrayList<{items}>(Arrays.asList({', '.join(written)}))"
+        parts = (f'"{item}"' if isinstance(item, str) else java_literal(item, items) for item in value)
+        return f"new ArrayList<{items}>(Arrays.asList({', '.join(parts)}))"
     if isinstance(value, dict):
-        written = (f'put("{key}", {_quoted(item, java_literal)});' for key, item in _dict_choice(value).items())
-        return f"new HashMap<String, Object>() {{{{ {' '.join(written)} }}}}"
+        parts = (f'put("{key}", {_quote(item, java_literal)});' for key, item in _dict_choice(value).items())
+        return f"new HashMap<String, Object>() {{{{ {' '.join(parts)} }}}}"
     return str(value)
 
 
@@ -101,27 +101,27 @@ def javascript_literal(value: Any, kind: str, items: str = "") -> str:
     if isinstance(value, (int, float)):
         return f"{value}n" if kind == "Bigint" else str(value)
     if isinstance(value, list):
-        return f"[{', '.join(_quoted(item, javascript_literal, quote=chr(39)) for item in value)}]"
+        return f"[{', '.join(_quote(item, javascript_literal, quote=chr(39)) for item in value)}]"
     if isinstance(value, dict):
         pairs = (
-            f"'{key}': {_quoted(item, javascript_literal, quote=chr(39))}" for key, item in _dict_choice(value).items()
+            f"'{key}': {_quote(item, javascript_literal, quote=chr(39))}" for key, item in _dict_choice(value).items()
         )
         return f"{{{', '.join(pairs)}}}"
     return str(value)
 
 
-def _quoted(item: Any, write: Any, quote: str = '"') -> str:
+def _quote(item: Any, write: Any, quote: str = '"') -> str:
     return f"{quote}{item}{quote}" if isinstance(item, str) else str(write(item, ""))
 
 
-def turn_calls(written: Sequence[str], parameters: Mapping[str, Parameters]) -> list[Call]:
+def turn_calls(texts: Sequence[str], parameters: Mapping[str, Parameters]) -> list[Call]:
     """Read the calls of one user turn; arguments by position get the names of the parameters, in their order.
 
     >>> turn_calls(["cd('a')"], {"cd": {"types": {"folder": ["string", ""]}, "required": []}})
     [{'name': 'cd', 'arguments': {'folder': 'a'}}]
     """
     calls = []
-    for text in written:
+    for text in texts:
         node = ast.parse(text, mode="eval").body
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise ValueError(f"{text!r} is no call of a function")

@@ -91,7 +91,7 @@ class Library:
         return {entry["id"]: entry for entry in entries}
 
     @functools.cache  # noqa: B019  # there is one library
-    def _shown(self, category: str) -> dict[str, Any]:
+    def _model_entries(self, category: str) -> dict[str, Any]:
         """Return the same as they are shown to a model, with remarks about the language in the descriptions."""
         return {entry["id"]: entry for entry in self._utils.load_dataset_entry(category)}
 
@@ -109,8 +109,8 @@ class Library:
 
     def _task(self, entry: dict[str, Any]) -> dict[str, Any]:
         category = self._utils.extract_test_category_from_id(entry["id"])
-        missed = [doc for docs in entry.get("missed_function", {}).values() for doc in docs]
-        functions = {doc["name"]: doc["parameters"] for doc in [*entry["function"], *missed]}
+        later_functions = [doc for docs in entry.get("missed_function", {}).values() for doc in docs]
+        functions = {doc["name"]: doc["parameters"] for doc in [*entry["function"], *later_functions]}
         return {
             "id": entry["id"],
             "category": category,
@@ -131,15 +131,15 @@ class Library:
     def _start(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Return the messages of each user turn, and the tools that are there from that turn on."""
         category = self._utils.extract_test_category_from_id(entry["id"])
-        shown = self._shown(category)[entry["id"]]
-        missed = shown.get("missed_function", {})
-        functions = list(shown["function"])
+        model_entry = self._model_entries(category)[entry["id"]]
+        functions_by_turn = model_entry.get("missed_function", {})
+        functions = list(model_entry["function"])
         turns = []
-        for number, messages in enumerate(shown["question"]):
-            if str(number) in missed:
-                functions += missed[str(number)]
+        for number, messages in enumerate(model_entry["question"]):
+            if str(number) in functions_by_turn:
+                functions += functions_by_turn[str(number)]
                 messages = [{"role": "user", "content": self._prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC}]
-            has_changed = not number or str(number) in missed
+            has_changed = not number or str(number) in functions_by_turn
             turns.append({"messages": messages, "tools": self._tools(functions) if has_changed else None})
         return {"turns": turns}
 
@@ -156,13 +156,13 @@ class Library:
             run = self._multi_turn.execute_multi_turn_func_call
             arguments = (entry["initial_config"], entry["involved_classes"], MODEL, entry["id"])
             long_context = "long_context" in entry["id"]
-            started = time.perf_counter()
+            start = time.perf_counter()
             for step in (step for turn in request["turns"] for step in turn):
-                started = time.perf_counter()
-                results, _ = run(self._written(entry, step), *arguments, long_context=long_context)
-            write({"results": results, "seconds": time.perf_counter() - started})
+                start = time.perf_counter()
+                results, _ = run(self._as_python(entry, step), *arguments, long_context=long_context)
+            write({"results": results, "seconds": time.perf_counter() - start})
 
-        return self._forked(work, request)
+        return self._run_in_fork(work, request)
 
     def _grade(self, request: dict[str, Any]) -> dict[str, Any]:
         """Grade the calls of an episode: `calls` of a single turn, None if they cannot be read; or `turns`."""
@@ -172,12 +172,12 @@ class Library:
             if "calls" in request:
                 verdict = self._grade_calls(entry, category, request["calls"])
             else:
-                written = [[self._written(entry, step) for step in turn] for turn in request["turns"]]
+                turns = [[self._as_python(entry, step) for step in turn] for turn in request["turns"]]
                 answer = self._answers(category)[entry["id"]]
-                verdict = self._multi_turn.multi_turn_checker(written, answer, entry, category, MODEL)
+                verdict = self._multi_turn.multi_turn_checker(turns, answer, entry, category, MODEL)
             write({"valid": bool(verdict["valid"]), "error_type": str(verdict.get("error_type", ""))})
 
-        return self._forked(work, request)
+        return self._run_in_fork(work, request)
 
     def _grade_calls(self, entry: dict[str, Any], category: str, calls: list[Call] | None) -> dict[str, Any]:
         if "relevance" in category:
@@ -187,14 +187,14 @@ class Library:
             return {"valid": False, "error_type": "ast_decoder:decoder_failed"}
         languages = self._enums.Language
         language = {"simple_java": languages.JAVA, "simple_javascript": languages.JAVASCRIPT}.get(category)
-        decoded = [{call["name"]: call["arguments"]} for call in calls]
+        function_calls = [{call["name"]: call["arguments"]} for call in calls]
         answer = self._answers(category)[entry["id"]]
         verdict: dict[str, Any] = self._ast.ast_checker(
-            entry["function"], decoded, answer, language or languages.PYTHON, category, MODEL
+            entry["function"], function_calls, answer, language or languages.PYTHON, category, MODEL
         )
         return verdict
 
-    def _written(self, entry: dict[str, Any], step: list[Call]) -> list[str]:
+    def _as_python(self, entry: dict[str, Any], step: list[Call]) -> list[str]:
         """Return calls as the suite evaluates them, which is by `eval`; only calls of back ends come that far."""
         methods = self._methods(tuple(entry["involved_classes"]))
         return [
@@ -212,7 +212,7 @@ class Library:
             names |= {method for method, _ in inspect.getmembers(of_class, inspect.isfunction)}
         return frozenset(name for name in names if not name.startswith("_"))
 
-    def _forked(self, work: Callable[..., None], request: dict[str, Any]) -> dict[str, Any]:
+    def _run_in_fork(self, work: Callable[..., None], request: dict[str, Any]) -> dict[str, Any]:
         """Return what a fork writes for a request; "ended" if the model's part of it has ended the fork."""
         nothing: dict[str, Any] = {"calls": []} if "calls" in request else {"turns": [[] for _ in request["turns"]]}
         works = [functools.partial(work, request={**request, **changes}) for changes in ({}, nothing)]

@@ -94,9 +94,9 @@ def _tasks(suite: Installed) -> list[Task]:
 
 
 def _task(row: Mapping[str, Any], suite: Installed) -> Task:
-    made = task_of(row)
-    metadata = {"suite": suite.label, "solution": made.metadata["solution"], "entry_point": row["entry_point"]}
-    return Task(prompt=made.prompt, target=made.target, metadata=metadata, id=row["task_id"])
+    task = task_of(row)
+    metadata = {"suite": suite.label, "solution": task.metadata["solution"], "entry_point": row["entry_point"]}
+    return Task(prompt=task.prompt, target=task.target, metadata=metadata, id=row["task_id"])
 
 
 def script_of(task: Task) -> Script:

@@ -27,18 +27,17 @@ def test_a_value_is_chosen_for_each_parameter_and_what_may_be_left_out_is() -> N
 
 def test_dots_in_names_become_underscores() -> None:
     assert tool_name("a.b.c") == "a_b_c"
-    [call] = single_turn_calls(
-        [{"music.play": {"song": ["x"]}}], {"music.play": parameters(song="string")}, "live_simple"
-    )
+    known = {"music.play": parameters(song="string")}
+    [call] = single_turn_calls([{"music.play": {"song": ["x"]}}], known, "live_simple")
     assert call["name"] == "music_play"
 
 
 def test_dicts_and_lists_of_dicts_have_choices_inside() -> None:
     known = parameters(o="dict", rows=["array", "dict"], plain=["array", "integer"])
-    answer = [
-        {"f": {"o": [{"x": [1, 2], "y": ["", 3]}], "rows": [[{"k": ["v"]}, {"k": ["w", "u"]}]], "plain": [[1, 2]]}}
-    ]
-    assert calls(answer, f=known)[0]["arguments"] == {"o": {"x": 1}, "rows": [{"k": "v"}, {"k": "w"}], "plain": [1, 2]}
+    rows = [[{"k": ["v"]}, {"k": ["w", "u"]}]]
+    answer = {"f": {"o": [{"x": [1, 2], "y": ["", 3]}], "rows": rows, "plain": [[1, 2]]}}
+    chosen = {"o": {"x": 1}, "rows": [{"k": "v"}, {"k": "w"}], "plain": [1, 2]}
+    assert calls([answer], f=known)[0]["arguments"] == chosen
 
 
 def test_several_calls_keep_their_order() -> None:

@@ -52,17 +52,13 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 
 async def play(factory: EnvFactory, task: Task, script: Any, limits: EpisodeLimits | None = None) -> Episode:
-    agent = ScriptedAgent(script)
-    return await run_episode(
-        factory, agent, task, seed=0, episode_id=task.id, limits=limits or factory.episode_limits()
-    )
+    limits = limits or factory.episode_limits()
+    return await run_episode(factory, ScriptedAgent(script), task, seed=0, episode_id=task.id, limits=limits)
 
 
 def calling(*calls: tuple[str, Any]) -> Message:
-    written = [
-        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for i, (name, arguments) in enumerate(calls)
-    ]
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    written = [{"id": f"c{i}", "type": "function", "function": function} for i, function in enumerate(functions)]
     return {"role": "assistant", "content": "", "tool_calls": written}
 
 
@@ -128,14 +124,10 @@ async def test_calls_of_bfcl_reach_the_back_ends_only(tmp_path: Path) -> None:
     code = f"open({str(mark)!r}, 'w')"
     async with make("bfcl", category="multi_turn_base") as factory:
         task = factory.tasks("all", count=1)[0]
-        hostile = [
-            (name, {key: 1})
-            for name in ("eval", "globals", "__import__", task.target[0][0]["name"])
-            for key in ("expression", f"x={code} or y", "a b", "")
-        ]
-        episode = await play(
-            factory, task, in_turn(calling(*hostile), calling(("cd", {"folder": code})), calling(("cd", "{")))
-        )
+        names = ("eval", "globals", "__import__", task.target[0][0]["name"])
+        hostile = [(name, {key: 1}) for name in names for key in ("expression", f"x={code} or y", "a b", "")]
+        more = calling(("cd", {"folder": code})), calling(("cd", "{"))
+        episode = await play(factory, task, in_turn(calling(*hostile), *more))
     results = tool_results(episode)
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), episode.error
     assert len(results) == len(hostile) + 2

@@ -18,7 +18,7 @@ import forge_env
 from contrib.check.audit import run_audit
 from contrib.swe.cheats import named_cheats_of
 from contrib.swe.rows import instance_of, read_instance
-from contrib.swe.verdict import decides_about_tests, satisfied
+from contrib.swe.verdict import decides_about_tests, passing_tests
 from envs.messages import call, say
 from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.core.errors import UserError
@@ -52,7 +52,7 @@ def test_known():
 """
 _FAIL_TO_PASS = ["tests/test_area.py::test_area", "tests/test_area.py::test_words[two"]
 _PASS_TO_PASS = [f"tests/test_area.py::test_{name}" for name in ("zero", "display", "known")]
-_IGNORED = "ignored by this reader"
+_NO_PATCH = "--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -102,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         "test_patch": test_patch,
         "FAIL_TO_PASS": json.dumps(_FAIL_TO_PASS),
         "PASS_TO_PASS": _PASS_TO_PASS,
-        "version": _IGNORED,
+        "version": "ignored by this reader",
         "hints_text": None,
     }
     return Made(folder, row)
@@ -126,17 +126,17 @@ async def _play(factory: EnvFactory, *messages: Message, task: Task | None = Non
     return await scripts.play(factory, task, *messages)
 
 
-@pytest.mark.parametrize(
-    ("test", "reported"), [("test_x[1-2]", {"test_x[1-2]"}), ("test_x[1", {f"test_x[1-{n}]" for n in range(3)})]
-)
-def test_only_what_decides_is_reported(tmp_path: Path, test: str, reported: set[str]) -> None:
+def test_only_what_decides_is_reported(tmp_path: Path) -> None:
     """A report has a limit, and a test may have any number of parameters."""
-    source = "import pytest\n@pytest.mark.parametrize('b', range(3))\n@pytest.mark.parametrize('a', [1])\n"
-    (tmp_path / "test_a.py").write_text(source + "def test_x(a, b): pass\n")
-    request = {"nonce": "n", "canary": "canary_1", "files": ["test_a.py"], "ids": [f"test_a.py::{test}"]}
+    marks = "@pytest.mark.parametrize('b', range(3))\n@pytest.mark.parametrize('a', [1])\n"
+    tests = [f"{marks}def {name}(a, b): pass\n" for name in ("test_x", "test_y", "test_z")]
+    (tmp_path / "test_a.py").write_text("".join(["import pytest\n", *tests]))
+    ids = ["test_a.py::test_x[1-2]", "test_a.py::test_y[1"]
+    request = {"nonce": "n", "canary": "canary_1", "files": ["test_a.py"], "ids": ids}
     command = [sys.executable, str(Path(__file__).parents[3] / "contrib/swe/run_tests.py")]
     done = subprocess.run(command, cwd=tmp_path, input=json.dumps(request), capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["outcomes"].keys() == {"canary_1", *(f"test_a.py::{name}" for name in reported)}
+    reported = {"canary_1", ids[0], *(f"test_a.py::test_y[1-{b}]" for b in range(3))}
+    assert json.loads(done.stdout)["outcomes"].keys() == reported
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -241,10 +241,7 @@ async def test_a_repository_comes_in_many_forms(made: Made, form: str, tmp_path:
     ("change", "reason"),
     [
         ({"base_commit": "f" * 40}, "there is no commit"),
-        (
-            {"test_patch": "--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"},
-            "nor do they for an untouched repository",
-        ),
+        ({"test_patch": _NO_PATCH}, "nor do they for an untouched repository"),
         ({"image": "host"}, "nor do they for an untouched repository"),  # without pytest
         ({"setup": "echo no room >&2; exit 3"}, "its setup fails: no room"),
         ({"image": "host:pytest", "snapshot": ""}, "its image has no folder /testbed"),
@@ -317,8 +314,8 @@ ID = "tests/test_a.py::test_x"
 def test_a_test_is_as_it_must_be(asked: str, statuses: dict[str, str], fail_to_pass: bool, pass_to_pass: bool) -> None:
     """The rules of SWE-bench 5.0; test_swe_package.py compares more of them."""
     known = {ID + end: status for end, status in statuses.items()}
-    assert bool(satisfied([ID + asked], [], known)) is fail_to_pass
-    assert bool(satisfied([], [ID + asked], known)) is pass_to_pass
+    assert bool(passing_tests([ID + asked], [], known)) is fail_to_pass
+    assert bool(passing_tests([], [ID + asked], known)) is pass_to_pass
 
 
 def test_a_row_with_nothing_to_fix_and_words_of_the_log_is_read(made: Made, tmp_path: Path) -> None:
@@ -327,21 +324,9 @@ def test_a_row_with_nothing_to_fix_and_words_of_the_log_is_read(made: Made, tmp_
     assert (instance.fail_to_pass, instance.pass_to_pass) == ([], _PASS_TO_PASS)
 
 
-@pytest.mark.parametrize(
-    ("path", "decides"),
-    [
-        ("shapes/area.py", False),
-        ("shapes/contest.py", False),
-        ("shapes/testing/tools.py", False),
-        ("a/test_b.py", True),
-        ("a/b_test.py", True),
-        ("a/tests/data.json", True),
-        ("src/sitecustomize.py", True),
-        ("x/evil.pth", True),
-        ("evil.dist-info/entry_points.txt", True),
-        ("pytest/__init__.py", True),
-        ("pyproject.toml", True),
-    ],
-)
-def test_what_decides_about_tests(path: str, decides: bool) -> None:
-    assert decides_about_tests(path) is decides
+def test_what_decides_about_tests() -> None:
+    work = ("shapes/area.py", "shapes/contest.py", "shapes/testing/tools.py")
+    tests = ("a/test_b.py", "a/b_test.py", "a/tests/data.json", "pytest/__init__.py", "pyproject.toml")
+    starts = ("src/sitecustomize.py", "x/evil.pth", "evil.dist-info/entry_points.txt")
+    assert [path for path in work if decides_about_tests(path)] == []
+    assert [path for path in (*tests, *starts) if not decides_about_tests(path)] == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contrib.swe.verdict import satisfied
+from contrib.swe.verdict import passing_tests
 from tests.envs.own_interpreter import own_interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,7 +33,7 @@ def verdicts(rows: Sequence[Row]) -> list[bool]:
 
 def ours(row: Row, statuses: Mapping[str, str]) -> bool:
     wanted = {*row["fail_to_pass"], *row["pass_to_pass"]}
-    return satisfied(row["fail_to_pass"], row["pass_to_pass"], statuses) == wanted
+    return passing_tests(row["fail_to_pass"], row["pass_to_pass"], statuses) == wanted
 
 
 def row_of(draw: random.Random, parser: str, log: str, statuses: Mapping[str, str], *, cut: float = 0.5) -> Row:
@@ -64,49 +64,27 @@ def pytest_tests(draw: random.Random, parser: str) -> dict[str, str]:
 def pytest_log(tests: Mapping[str, str]) -> str:
     """The summary of `pytest -rA --no-fold-skipped`, with what comes before it."""
     order = ("PASSED", "SKIPPED", "XFAIL", "XPASS", "ERROR", "FAILED")
-    lines = [
-        "===== test session starts =====",
-        "tests/test_0.py .Fs [100%]",
-        "SKIPPED [2] tests/test_0.py:3: no display",
-    ]
+    lines = ["===== test session starts =====", "tests/test_0.py .Fs", "SKIPPED [2] tests/test_0.py:3: no display"]
     for status in order:
         end = " - assert 1 == 2" if status == "FAILED" else ""
         lines += [f"{status} {test}{end}" for test, each in tests.items() if each == status]
     return "\n".join([*lines, "===== 3 passed in 0.1s ====="])
 
 
-def django_log(tests: Mapping[str, str]) -> str:
-    words = {"PASSED": "ok", "FAILED": "FAIL", "ERROR": "ERROR", "SKIPPED": "skipped 'no database'"}
-    return "\n".join(["Testing against Django", *(f"{test} ... {words[status]}" for test, status in tests.items())])
-
-
-def sympy_log(tests: Mapping[str, str]) -> str:
-    letters = {"PASSED": "ok", "FAILED": "F", "ERROR": "E"}
-    return "\n".join(["sympy/core/tests/test_a.py[3]", *(f"{test} {letters[s]}" for test, s in tests.items())])
-
-
 def test_made_logs_of_its_parsers_have_its_verdicts() -> None:
     draw = random.Random(7)
     rows: list[Row] = []
     expected: list[bool] = []
-    for number in range(240):
-        parser = [*PARSERS, "parse_log_django", "parse_log_sympy"][number % 6]
-        if parser == "parse_log_django":
-            names = [f"test_{n} (forms.tests.FormTests)" for n in range(6)]
-            statuses = {name: draw.choice(("PASSED", "PASSED", "FAILED", "ERROR", "SKIPPED")) for name in names}
-            log = django_log(statuses)
-        elif parser == "parse_log_sympy":
-            statuses = {f"test_{n}": draw.choice(("PASSED", "PASSED", "FAILED", "ERROR")) for n in range(6)}
-            log = sympy_log(statuses)
-        else:
-            statuses = pytest_tests(draw, parser)
-            log = pytest_log(statuses)
+    for number in range(160):
+        parser = PARSERS[number % len(PARSERS)]
+        statuses = pytest_tests(draw, parser)
+        log = pytest_log(statuses)
         rows.append(row_of(draw, parser, log, statuses))
         expected.append(ours(rows[-1], statuses))
     theirs = verdicts(rows)
     different = [(row, mine) for row, mine, other in zip(rows, expected, theirs, strict=True) if mine != other]
     assert different == []
-    assert 40 < sum(theirs) < 200, "both verdicts are there"
+    assert 27 < sum(theirs) < 133, "both verdicts are there"
 
 
 SOURCE = """
@@ -182,7 +160,7 @@ def test_real_runs_of_pytest_have_its_verdicts(tmp_path: Path) -> None:
     log = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
     names = [line.split(" ", 1)[1].partition(" - ")[0] for line in log.splitlines() if line.startswith(STATUSES)]
     request = {"nonce": "n", "canary": "canary_1", "files": ["tests/test_a.py"], "ids": names}
-    runner = Path(sys.modules[satisfied.__module__].__file__ or "").with_name("run_tests.py")
+    runner = Path(sys.modules[passing_tests.__module__].__file__ or "").with_name("run_tests.py")
     done = subprocess.run(
         [sys.executable, str(runner)],
         cwd=tmp_path,

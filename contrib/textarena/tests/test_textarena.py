@@ -97,9 +97,8 @@ async def test_invalid_moves_lose_and_text_that_repeats_is_cut(python: str) -> N
         lost = await play(factory, says("I take 99."))
     assert (lost.reward, lost.success, lost.info["textarena"]["invalid_move"]) == (-1.0, False, True)
     async with make("textarena:Echo-v0", python=python) as factory:
-        talk = await play(
-            factory, ScriptedAgent(lambda m: {"role": "assistant", "content": "hi" if len(m) < 5 else "stop"})
-        )
+        agent = ScriptedAgent(lambda m: {"role": "assistant", "content": "hi" if len(m) < 5 else "stop"})
+        talk = await play(factory, agent)
     assert talk.reward == 0.5 and not talk.success
     users = [message["content"] for message in talk.messages if message["role"] == "user"]
     assert [len(re.findall(r"Say \d+", text)) for text in users] == [1, 1, 1, 0], users
@@ -188,7 +187,7 @@ def test_a_game_that_hangs_is_ended_and_the_process_goes_on(monkeypatch: pytest.
             pass
 
     with pytest.raises(TimeoutError, match="longer than 0.05 s"):
-        library._limited(hang)
+        library._call_in_time(hang)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 

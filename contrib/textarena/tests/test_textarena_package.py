@@ -6,7 +6,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -144,17 +143,3 @@ async def test_random_players_play_to_the_end(python: str) -> None:
 def test_games_that_cannot_be_played_are_refused_with_the_reason(python: str, game: str) -> None:
     with pytest.raises(UserError, match=REFUSED[game]):
         make(f"textarena:{game}", python=python).tasks("train", count=1)
-
-
-def test_the_command_evaluates_a_scripted_agent(python: str, tmp_path: Path) -> None:
-    (tmp_path / "player.py").write_text(
-        "import re\ndef move(messages):\n"
-        "    moves = re.findall(r\"'(\\[\\d\\])'\", messages[-1]['content'].rpartition('Available Moves')[2])\n"
-        "    return {'role': 'assistant', 'content': moves[0]}\n"
-    )
-    command = [str(Path(sys.executable).with_name("forge-env")), "eval", "--env", "textarena:TicTacToe-v0"]
-    command += ["--option", f"python={python}", "--agent", "scripted:player.py:move", "--tasks", "6", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    episodes = [json.loads(line) for line in next(tmp_path.glob("out/**/episodes.jsonl")).read_text().splitlines()]
-    assert {episode["outcome"] for episode in episodes} == {"scored"} and len(episodes) == 6

@@ -20,10 +20,11 @@ from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer
 from contrib.common.http_clients import no_proxy
 from contrib.verifiers import interpreter
-from contrib.verifiers.env import _merged
+from contrib.verifiers.env import _merge
 from contrib.verifiers.tests import small_worker
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.protocols import ContextFull
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
@@ -113,13 +114,6 @@ async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
 
 
 async def test_a_full_context_is_a_truncation() -> None:
-    from forge_env.core.protocols import ContextFull
-
-    async def strategy(conversation: Any, tools: Any) -> Any:
-        if conversation.turns:
-            raise ContextFull("9 of 8 tokens")
-        return final_answer("x")
-
     class Full(StrategyAgent):
         async def act(self, conversation: Any, tools: Any) -> Any:
             if conversation.turns:
@@ -127,8 +121,7 @@ async def test_a_full_context_is_a_truncation() -> None:
             return await super().act(conversation, tools)
 
     async with small() as factory:
-        task = factory.tasks("train", count=1)[0]
-        agent = Full(strategy)
+        task, agent = factory.tasks("train", count=1)[0], Full(actions_in_order(final_answer("x")))
         episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=EpisodeLimits())
     assert (episode.outcome, episode.ended_by) == (Outcome.TRUNCATED, "max_tokens"), episode.error
 
@@ -176,7 +169,7 @@ def test_tasks_are_held_out_by_content_or_by_a_config_of_their_own() -> None:
     assert not {t.id for t in train} & {t.id for t in test}
     assert factory.tasks("train", count=8) == train
     assert len(small(test_config='{"taskset": {"split": "test"}}').tasks("test", count=60)) == 60
-    assert _merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+    assert _merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
 
 
 async def test_mistakes_are_one_sentence() -> None:

@@ -45,9 +45,9 @@ def view(
         from contrib.viewer.export import export as write
         from contrib.viewer.export import unreadable_lines
 
-        exported, total = write(library, export, episodes=episodes)
-        left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
-        say(f"{export}: {exported:,} episodes{left_out}")
+        count, total = write(library, export, episodes=episodes)
+        left_out = f", the most informative of {total:,}; --episodes sets how many" if count < total else ""
+        say(f"{export}: {count:,} episodes{left_out}")
         if bad := unreadable_lines(library):
             note(f"lines that cannot be read as episodes: {bad:,}; the page lists them under Faults")
         return 0

@@ -19,8 +19,8 @@ MAX_COLUMNS = 8
 def kind_table(run: RunData) -> Table | None:
     """The success of each kind, and which kinds training did not change; None where the tasks have no kinds."""
     changes = run.kinds.changes(run.evaluations.get("before"), run.evaluations.get("after"))
-    trained = [n for n in run.kinds.order if run.series("train", f"success/{n}")]
-    names = list(dict.fromkeys([*changes, *trained]))
+    train_kinds = [n for n in run.kinds.order if run.series("train", f"success/{n}")]
+    names = list(dict.fromkeys([*changes, *train_kinds]))
     if not names:
         return None
     empty = Evaluation(episodes=())
@@ -33,10 +33,10 @@ def kind_table(run: RunData) -> Table | None:
 
 def part_tables(run: RunData) -> Iterator[Table]:
     """The mean of each part in every evaluation, and by kind of task; none if there is none but the reward itself."""
-    measured = {title: e for title, e in titled_evaluations(run).items() if e.valid}
-    parts = list(dict.fromkeys(part for e in measured.values() for part in e.shown_parts))[:MAX_COLUMNS]
+    evaluations = {title: e for title, e in titled_evaluations(run).items() if e.valid}
+    parts = list(dict.fromkeys(part for e in evaluations.values() for part in e.shown_parts))[:MAX_COLUMNS]
     columns = dict.fromkeys(parts, "num")
-    rows = [[title, *(e.shown_parts.get(part, "") for part in parts)] for title, e in measured.items()]
+    rows = [[title, *(e.shown_parts.get(part, "") for part in parts)] for title, e in evaluations.items()]
     notes = ["Means before the weights, over the episodes that have the part.", *_lacking_parts(run)]
     if parts:
         yield Table(title="Parts of the reward", columns={"evaluated": "", **columns}, rows=rows, notes=notes)

@@ -38,10 +38,10 @@ class RunData:
     evaluations: Mapping[str, Evaluation]
     """By the name of the file: "before", "tool_off", "evaluation_20", "after"; further ones "before.greedy" or
     "after.NAME"."""
-    trained: Sequence[Episode]
+    training_episodes: Sequence[Episode]
     """Episodes of the training; the last ones of a long run."""
     has_all_trained: bool
-    """Whether `trained` holds all episodes of the training."""
+    """Whether `training_episodes` holds all episodes of the training."""
     actions: Sequence[Values] = ()
     """The lines of actions.jsonl, see contrib/live."""
 
@@ -65,7 +65,7 @@ class RunData:
         return (self.summary or {}).get(name, self.facts.get(name))
 
     def number(self, name: str) -> float | None:
-        """The same, where it is a number: another program may have written the file."""
+        """The same, as a number; None if it has another type."""
         value = self.fact(name)
         return value if is_number(value) else None
 
@@ -96,19 +96,19 @@ class RunData:
     @property
     def kinds(self) -> Kinds:
         """The kinds of task that have metrics of their own; none where the run's tasks have no kinds."""
-        known = self.facts.get("kinds")
-        if not isinstance(known, dict):
+        kind_facts = self.facts.get("kinds")
+        if not isinstance(kind_facts, dict):
             return Kinds()
-        names, environments = (tuple(map(str, known.get(name) or ())) for name in ("names", "environments"))
-        left_out = known.get("left_out")
+        names, environments = (tuple(map(str, kind_facts.get(name) or ())) for name in ("names", "environments"))
+        left_out = kind_facts.get("left_out")
         return Kinds(names=names, left_out=int(left_out) if is_number(left_out) else 0, environments=environments)
 
     def tools(self) -> dict[str, ToolFigures]:
         """The tool calls of the training, or of the evaluations if there was no training."""
-        return tool_figures(self.trained or self.evaluated)
+        return tool_figures(self.training_episodes or self.evaluation_episodes)
 
     @property
-    def evaluated(self) -> list[Episode]:
+    def evaluation_episodes(self) -> list[Episode]:
         return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
 
 
@@ -125,16 +125,16 @@ def read_run(folder: Path) -> RunData:
     check_training(folder)
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
     evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
-    trained, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
-    stored = StoredRun(path=folder, name=folder.name, kind="training")
+    episodes, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
+    stored_run = StoredRun(path=folder, name=folder.name, kind="training")
     return RunData(
-        facts=stored.read_json("run.json"),
-        summary=stored.read_json("summary.json") or None,
+        facts=stored_run.read_json("run.json"),
+        summary=stored_run.read_json("summary.json") or None,
         phases=_read_phases(folder / "metrics.jsonl"),
         actions=[line for line in _read_json_lines(folder / "actions.jsonl") if isinstance(line.get("text"), str)],
         console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
         evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
-        trained=trained,
+        training_episodes=episodes,
         has_all_trained=has_all_trained,
     )
 

@@ -53,10 +53,10 @@ def shorten(text: str, length: int) -> str:
 def headline(run: RunData) -> list[tuple[str, str, str]]:
     """Label, figure and remark of the most important figures that are known, as plain text."""
     figures: list[tuple[str, str, str]] = []
-    measured = {when: e.success_rate for when, e in run.evaluations.items() if e.attempts}
-    newest = measured.get("after", next(reversed(run.phases.get("evaluation", ())), {}).get("success"))
+    success_of = {when: e.success_rate for when, e in run.evaluations.items() if e.attempts}
+    newest = success_of.get("after", next(reversed(run.phases.get("evaluation", ())), {}).get("success"))
     if is_number(newest):
-        remark = f"{short(measured['before'])} before" if "before" in measured else ""
+        remark = f"{short(success_of['before'])} before" if "before" in success_of else ""
         figures.append(("Held-out success", short(newest), remark))
     loss_before, loss = (run.number(f"held_out_loss_{when}") for when in ("before", "after"))
     if loss is not None:
@@ -64,9 +64,11 @@ def headline(run: RunData) -> list[tuple[str, str, str]]:
     last = (run.phases.get("train") or [{}])[-1]
     if is_number(last.get("reward")):
         figures.append(("Reward, last step", short(last["reward"]), ""))
-    steps, planned = last.get("step", 0), run.number("steps")
+    steps, total_steps = last.get("step", 0), run.number("steps")
     if steps:
-        figures.append(("Optimizer steps", f"{steps:,}", f"of {planned:,}" if planned and planned != steps else ""))
+        figures.append(
+            ("Optimizer steps", f"{steps:,}", f"of {total_steps:,}" if total_steps and total_steps != steps else "")
+        )
     last_records = [records[-1] for records in run.phases.values() if records]
     last_time = max((record["time"] for record in last_records if is_number(record.get("time"))), default=0.0)
     if seconds := run.number("total_seconds") or last_time:
@@ -113,8 +115,8 @@ def evaluation_title(facts: Values, name: str) -> str:
 
 def _sampling(facts: Values, figure: str) -> str:
     """The sampling parameters of an evaluation that are not 1, where the run records them."""
-    known = facts.get("evaluations")
-    sampling = known.get(figure or "headline") if isinstance(known, dict) else None
+    evaluations = facts.get("evaluations")
+    sampling = evaluations.get(figure or "headline") if isinstance(evaluations, dict) else None
     values = [(name, sampling.get(name, 1)) for name in ("temperature", "top_p")] if isinstance(sampling, dict) else []
     parts = [f"{name} {value:g}" for name, value in values if is_number(value) and value != 1]
     return f" ({', '.join(parts)})" if parts else ""
@@ -159,7 +161,10 @@ def tools(run: RunData) -> Table | None:
     if not rows:
         return None
     hidden = len(figures) - len(rows)
-    notes = [f"{hidden} more tools are left out."] * (hidden > 0) + [*unstopped_warnings(run.trained), *_trained(run)]
+    notes = [f"{hidden} more tools are left out."] * (hidden > 0) + [
+        *unstopped_warnings(run.training_episodes),
+        *_cut_notes(run),
+    ]
     columns = {"tool": "", "calls": "num", "p50": "num", "p95": "num", "longest": "num", "errors": ""}
     return Table(title="Slowest tools", columns=columns, rows=rows, notes=notes)
 
@@ -168,39 +173,41 @@ def _call_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)
 
 
-def _trained(run: RunData) -> list[str]:
-    return [] if run.has_all_trained else [f"Of the last {len(run.trained):,} episodes of the training."]
+def _cut_notes(run: RunData) -> list[str]:
+    return [] if run.has_all_trained else [f"Of the last {len(run.training_episodes):,} episodes of the training."]
 
 
 def outcomes(run: RunData) -> Table | None:
     """The number of episodes of each outcome; then the counts of dropped and repeated groups and of skipped steps."""
-    trained, evaluated = (Counter(e.outcome.value for e in episodes) for episodes in (run.trained, run.evaluated))
+    in_training, in_evaluations = (
+        Counter(e.outcome.value for e in episodes) for episodes in (run.training_episodes, run.evaluation_episodes)
+    )
     rows = [
-        [name, meaning, f"{trained[name]:,}", f"{evaluated[name]:,}"]
+        [name, meaning, f"{in_training[name]:,}", f"{in_evaluations[name]:,}"]
         for name, meaning in OUTCOMES.items()
-        if trained[name] or evaluated[name]
+        if in_training[name] or in_evaluations[name]
     ]
     totals = {
         meaning: (name, max((y for _, y in run.series("train", name)), default=0.0)) for name, meaning in COUNTS.items()
     }
     tokens = dict(run.series("train", "tokens"))
-    skipped = [tokens.get(step, 1.0) for step, is_skipped in run.series("train", "skipped") if is_skipped]
-    idle = skipped.count(0.0)
-    totals["optimizer steps whose loss or gradient was not finite, skipped"] = ("skipped", len(skipped) - idle)
+    skips = [tokens.get(step, 1.0) for step, is_skipped in run.series("train", "skipped") if is_skipped]
+    idle = skips.count(0.0)
+    totals["optimizer steps whose loss or gradient was not finite, skipped"] = ("skipped", len(skips) - idle)
     totals["optimizer steps without a token to learn from, skipped"] = ("skipped", idle)
     rows += [[name, meaning, f"{count:,.0f}", ""] for meaning, (name, count) in totals.items() if count]
     columns = {"outcome": "", "meaning": "", "in training": "num", "in evaluations": "num"}
-    return Table(title="Outcomes", columns=columns, rows=rows, notes=_trained(run)) if rows else None
+    return Table(title="Outcomes", columns=columns, rows=rows, notes=_cut_notes(run)) if rows else None
 
 
 def finding_parts(run: RunData) -> Iterator[tuple[str, ...]]:
     """The steps, what was measured, the likely cause and what to try."""
-    listed = run.fact("findings")
-    for finding in listed if isinstance(listed, list) else ():
+    findings = run.fact("findings")
+    for finding in findings if isinstance(findings, list) else ():
         if isinstance(finding, dict):
             steps = " to ".join(dict.fromkeys(str(finding.get(name)) for name in ("step", "last_step")))
-            told = (shorten(str(finding.get(name) or ""), 1000) for name in ("measured", "cause", "settings"))
-            yield (f"step {steps}", *told)
+            texts = (shorten(str(finding.get(name) or ""), 1000) for name in ("measured", "cause", "settings"))
+            yield (f"step {steps}", *texts)
 
 
 def actions(run: RunData) -> Table | None:

@@ -27,8 +27,8 @@ def run_text(folder: Path) -> str:
         "Steps": [*_steps(run)],
         "Held-out success": [*_evaluations(run)],
         "What may keep it from learning": [
-            f"{when}: {measured}. Likely cause: {cause}. Try: {settings}."
-            for when, measured, cause, settings in tables.finding_parts(run)
+            f"{when}: {evidence}. Likely cause: {cause}. Try: {settings}."
+            for when, evidence, cause, settings in tables.finding_parts(run)
         ],
     }
     blocks = ("\n".join([*[f"{head}:"] * bool(head), *lines]) for head, lines in parts.items() if lines)

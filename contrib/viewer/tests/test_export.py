@@ -107,16 +107,8 @@ def test_the_page_names_its_script_and_style_and_nothing_else() -> None:
     folder = Path(inspect.getfile(render_page)).parent / "static"
     assert {path.name for path in folder.glob("*.js")} == set(MODULES)
     sources = "".join(path.read_text() for path in folder.glob("*.js"))
-    for way in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacentHTML",
-        "document.write",
-        "eval(",
-        "new Function",
-        "DOMParser",
-        "srcdoc",
-    ):
+    markup = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "srcdoc")
+    for way in (*markup, "eval(", "new Function"):
         assert way not in sources, f"{way} makes markup or code of text"
 
 
@@ -164,10 +156,10 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
 
 def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 600)) for i in range(800)))
-    plan = {"env": "math", "agent": "scripted:expert", "tasks": 800, "n": 2}
+    write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 150)) for i in range(200)))
+    plan = {"env": "math", "agent": "scripted:expert", "tasks": 200, "n": 2}
     (run / "plan.json").write_text(json.dumps(plan))
-    monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("contrib.viewer.index_row.BLOCK_BYTES", 5_000)
     with Library(run) as library:
         [viewed] = library.runs
         viewed.close()  # an update, also of the library's thread, ends at its next block: there are many
@@ -180,7 +172,7 @@ def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest
             viewed.update_index()
         [measured] = library.answer("0/overview", {})["evaluations"]
         assert not measured["reading"] and measured["success"] == 0.75
-        assert (measured["finished"], measured["episodes"], measured["planned"]) == (False, 800, 1600)
+        assert (measured["finished"], measured["episodes"], measured["planned"]) == (False, 200, 400)
         (run / "eval.json").write_text(json.dumps({"env": "math", "avg@2": 0.75}))
         [measured] = library.answer("0/overview", {})["evaluations"]
         assert measured["finished"] and measured["planned"] is None

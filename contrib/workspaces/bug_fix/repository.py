@@ -136,13 +136,13 @@ class Repository:
         showing: int,
         hiding: int,
     ) -> Calls:
-        wanted = {True: showing, False: hiding}
+        counts = {True: showing, False: hiding}
         calls: dict[bool, dict[str, Call]] = {True: {}, False: {}}
         for number in range(_DRAWS):
             argument = draw(rng)
             expected = right(argument)
             shows = _result(wrong, argument) != expected
-            if len(calls[shows]) < wanted[shows]:
+            if len(calls[shows]) < counts[shows]:
                 call = Call(module=self._module(name), function=name, argument=argument, expected=expected)
                 calls[shows].setdefault(repr(argument), call)
             is_enough = len(calls[False]) == hiding or number >= _DRAWS_FOR_HIDING

@@ -41,8 +41,8 @@ def _repair(path: str, result: str) -> str:
     repair = find_repair(text)
     if repair is None:
         raise EnvError(f"{path} has no fault that the expert knows")
-    mended = text.replace(repair.old, repair.new).split("\n")
-    number, line = next((at, new) for at, (new, old) in enumerate(zip(mended, lines, strict=False), 1) if new != old)
+    new_lines = text.replace(repair.old, repair.new).split("\n")
+    number, line = next((at, new) for at, (new, old) in enumerate(zip(new_lines, lines, strict=False), 1) if new != old)
     return f'sed -i "{number}c\\{line}" {path}'
 
 

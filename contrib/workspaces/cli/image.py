@@ -114,14 +114,14 @@ def _show(image: Any, name: str, as_json: bool) -> None:
         say(f"{name} is {image.digest[:19]} in {image.root}")
 
 
-def _as_data(stored: Any, short_name: Any) -> dict[str, Any]:
-    image = asdict(stored.image)
+def _as_data(entry: Any, short_name: Any) -> dict[str, Any]:
+    image = asdict(entry.image)
     return {
-        "names": [short_name(name) for name in stored.names],
+        "names": [short_name(name) for name in entry.names],
         "id": image.pop("digest"),
         "root": str(image.pop("root")),
-        "bytes": stored.bytes,
-        "layers": len(stored.layers),
+        "bytes": entry.bytes,
+        "layers": len(entry.layers),
         **image,
     }
 

@@ -14,7 +14,7 @@ from contrib.common.task_audit import KnownCheat
 from contrib.workspaces.contract import LOOPBACK, Network, UnpackedImage, WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.cheats import KNOWN
 from contrib.workspaces.env.obstacles import task_faults
-from contrib.workspaces.env.output import READ_LINES, describe, matches, numbered, replace_once
+from contrib.workspaces.env.output import READ_LINES, describe, matches, number_lines, replace_once
 from contrib.workspaces.images.cache import in_thread
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.shell import Shell
@@ -73,7 +73,7 @@ class WorkspaceEnv(ToolEnv):
     async def grade(self, copies: Any, answer: str) -> tuple[float, Mapping[str, Any]]:
         """The reward of the collected files, and facts for `Episode.info`.
 
-        Open a fresh workspace with `open_fresh`. `collected` is None if the agent opened no workspace.
+        Open a fresh workspace with `open_fresh`. `copies` is None if the agent opened no workspace.
         """
         raise NotImplementedError(f"{type(self).__name__} has no grade()")
 
@@ -131,7 +131,7 @@ class WorkspaceEnv(ToolEnv):
             lines: how many.
         """
         text = await self._text(path)
-        return numbered(text, path, start, max(lines, 1))
+        return number_lines(text, path, start, max(lines, 1))
 
     @tool
     async def write(self, path: str, text: str) -> str:

@@ -108,8 +108,8 @@ class WorkspaceTasks(PreparedEnv):
         places = [Wanted(path=path, exclude=row.exclude) for path in row.places]
         return await copy_out(workspace, places, skip=True)
 
-    async def grade(self, collected: Copies | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        copies = collected or Copies()
+    async def grade(self, work: Copies | None, answer: str) -> tuple[float, Mapping[str, Any]]:
+        copies = work or Copies()
         try:
             if copies.problem:
                 return 0.0, {"passed": False, "reason": copies.problem}

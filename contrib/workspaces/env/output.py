@@ -61,7 +61,7 @@ def without_durations(text: str) -> str:
     return _SUMMARY.sub(lambda match: f"=== {match[2]} ===" if match[1] else match[2], text)
 
 
-def numbered(text: str, path: str, start: int, count: int) -> str:
+def number_lines(text: str, path: str, start: int, count: int) -> str:
     """Return lines of a file with their numbers, and where to read on.
 
     >>> numbered("a\\nb\\nc\\n", "f", 2, 1)

@@ -69,13 +69,13 @@ def make_private() -> None:
     kernel.mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def mount_overlay(lower: Sequence[str], target: str, *, privileged: bool) -> None:
+def mount_overlay(lower: Sequence[str], target: str, *, is_privileged: bool) -> None:
     """Mount an overlay from folders of the working directory: `lower`, the topmost first, "upper" and "work".
 
     The names are relative and short, since all options together have one page.
     """
     options = f"lowerdir={':'.join(lower)},upperdir=upper,workdir=work,volatile"
-    if not privileged:
+    if not is_privileged:
         options += ",userxattr"  # without it, renames in an ordinary user's overlay fail with EIO
     kernel.mount("overlay", target, "overlay", NOSUID | NODEV, options)
 

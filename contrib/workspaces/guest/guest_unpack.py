@@ -33,8 +33,8 @@ from guest_unpack_stream import (  # type: ignore[import-not-found]
     Failed,
     Refused,
     Stream,
-    decompressed,
-    explained,
+    decompress,
+    explain,
     write,
 )
 
@@ -86,7 +86,7 @@ def _unpack(order: dict[str, Any], *, owners: bool) -> dict[str, Any]:
         return {"isolation": str(failure)}
     try:
         most = order["bytes"] + _PADDING + _HEADERS * order["files"]
-        decompressor = Decompressor(decompressed(first), most)
+        decompressor = Decompressor(decompress(first), most)
         layer = Layer(Stream(decompressor.blocks()), order["bytes"], order["files"], owners=owners)
         layer.unpack()
         return {
@@ -99,7 +99,7 @@ def _unpack(order: dict[str, Any], *, owners: bool) -> dict[str, Any]:
         report: dict[str, Any] = failed.args[0]
         return report
     except Exception as failure:
-        return explained(failure)
+        return explain(failure)
 
 
 def _confine(order: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class Layer:
         self.bytes = self.files = self.left_out = 0
         self.folders: dict[str, tuple[int, int, int, float]] = {}
         """Path -> mode, owner, group, time: set in the end, when nothing is made in them any more."""
-        self.known: dict[str, str] = {"": ""}
+        self.real_folders: dict[str, str] = {"": ""}
         """Folders by their names in the layer -> their real paths."""
 
     def unpack(self) -> None:
@@ -197,8 +197,8 @@ class Layer:
         Links on the way are followed, as other tools do; the root of this process is the layer, so that none leads out.
         """
         name = "/".join(above)
-        if name in self.known:
-            return self.known[name]
+        if name in self.real_folders:
+            return self.real_folders[name]
         real = os.path.realpath(f"/{name}").lstrip("/")
         if real.count("/") >= _MAX_DEPTH or len(real) > _MAX_PATH:
             raise Refused(f"{name[:100]!r} has too many folders above it")
@@ -210,7 +210,7 @@ class Layer:
             except FileExistsError:
                 continue
             os.close(os.open(f"{so_far}/{IMPLIED}", os.O_WRONLY | os.O_CREAT, 0o600))
-        self.known[name] = real
+        self.real_folders[name] = real
         return real
 
     def make_folder(self, path: str, member: tarfile.TarInfo) -> None:
@@ -292,7 +292,7 @@ class Layer:
             shutil.rmtree(path)
         else:
             os.unlink(path)
-        self.known = {"": ""}
+        self.real_folders = {"": ""}
 
     def finish_folder(self, path: str, mode: int, uid: int, gid: int, time: float) -> None:
         try:

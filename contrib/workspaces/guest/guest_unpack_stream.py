@@ -39,7 +39,7 @@ class Input:
         return first or os.read(0, max(size, 1))
 
 
-def decompressed(first: bytes) -> Iterator[bytes]:
+def decompress(first: bytes) -> Iterator[bytes]:
     source = Input(first)
     if first.startswith(_GZIP):
         yield from _gunzip(source)
@@ -119,7 +119,7 @@ def _send_counted(blocks: Iterator[bytes], limit: int, target: int) -> dict[str,
             digest.update(block)
             write(target, block)
     except Exception as failure:
-        return explained(failure)
+        return explain(failure)
     return {"digest": digest.hexdigest()}
 
 
@@ -173,7 +173,7 @@ class Stream:
             pass
 
 
-def explained(failure: Exception) -> dict[str, Any]:
+def explain(failure: Exception) -> dict[str, Any]:
     if isinstance(failure, Refused):
         return {"refused": printable(str(failure))}
     if isinstance(failure, MemoryError):

@@ -99,12 +99,12 @@ class Server:
         """Number from the owner -> user namespace and its first user id outside."""
         self.stock: list[tuple[int, int]] = []
         """Further ones, made ahead of demand."""
-        self.privileged: bool = config["privileged"]
+        self.is_privileged: bool = config["privileged"]
         self.group_parents = [(os.open(parent, os.O_PATH | os.O_DIRECTORY), name) for parent, name in config["groups"]]
         kernel.unshare(kernel.NEWNS)
         os.umask(0o022)
         mounts.make_private()
-        root.prepare(privileged=self.privileged)
+        root.prepare(is_privileged=self.is_privileged)
         self.own_pid_namespace = os.pidfd_open(os.getpid())
         self.lockdowns = {
             in_group: kernel.Lockdown(base64.b64decode(config["filters"][name]))
@@ -180,7 +180,7 @@ class Server:
 
     def open(self, order: dict[str, Any], fds: list[int]) -> None:
         """Start a workspace. Its order comes later: its socket, and the files for joining its control groups."""
-        user_namespace, first_id = self.family(order["family"]) if self.privileged else (None, 0)
+        user_namespace, first_id = self.family(order["family"]) if self.is_privileged else (None, 0)
         kernel.unshare(kernel.NEWPID)
         try:
             pid = os.fork()
@@ -192,7 +192,7 @@ class Server:
         finally:
             kernel.setns(self.own_pid_namespace, kernel.NEWPID)
         self.boxes[pid] = Box(pid, order["open"])
-        if self.privileged and not self.stock:
+        if self.is_privileged and not self.stock:
             with contextlib.suppress(OSError):  # the next workspace meets it, too, and reports it
                 self.stock.append(self.new_family())
 

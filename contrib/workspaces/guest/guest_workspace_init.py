@@ -96,7 +96,7 @@ class Init:
         self.workdir: str = order["workdir"]
         self.running: dict[int, int] = {}
         """Number of a request -> process id."""
-        self.started: dict[int, int] = {}
+        self.requests_by_pid: dict[int, int] = {}
         """Process id -> number of a request."""
 
     def serve(self, listeners: list[socket.socket]) -> NoReturn:
@@ -150,7 +150,7 @@ class Init:
         pid = os.fork()
         if pid:
             self.running[request["run"]] = pid
-            self.started[pid] = request["run"]
+            self.requests_by_pid[pid] = request["run"]
             return
         code = 1
         try:
@@ -247,7 +247,7 @@ class Init:
                 return
             if not pid:
                 return
-            number = self.started.pop(pid, None)
+            number = self.requests_by_pid.pop(pid, None)
             if number is not None:
                 del self.running[number]
                 self.answer({"end": number, "status": status, "cpu_s": usage.ru_utime + usage.ru_stime})

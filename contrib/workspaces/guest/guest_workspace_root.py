@@ -25,9 +25,9 @@ _READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi")
 _TTY_GROUP = 5
 
 
-def prepare(*, privileged: bool) -> None:
+def prepare(*, is_privileged: bool) -> None:
     """Cover /sys of this mount namespace, and make the /dev that all workspaces share, read-only."""
-    if privileged and os.statvfs("/proc").f_flag & os.ST_RDONLY:  # as in some containers: id maps are written there
+    if is_privileged and os.statvfs("/proc").f_flag & os.ST_RDONLY:  # as in some containers: id maps are written there
         kernel.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV | mounts.NOEXEC)
     kernel.mount("tmpfs", _BASE, "tmpfs", mounts.NOSUID, "size=1m,mode=755")
     for folder in (_DEV, _LAYERS, _BOX):
@@ -37,7 +37,7 @@ def prepare(*, privileged: bool) -> None:
         os.mkdir(f"{_DEV}/{folder}")
     for name, (major, minor) in _NODES.items():
         path = f"{_DEV}/{name}"
-        if privileged:
+        if is_privileged:
             os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(major, minor))
             os.chmod(path, 0o666)
         else:
@@ -102,7 +102,7 @@ def _mount_root(
         os.symlink(f"{_LAYERS}/{layer}/upper", str(number))
         lower.insert(0, str(number))
     _copy_owner(order["layers"], first_id)
-    mounts.mount_overlay(lower, "root", privileged=user_namespace is not None)
+    mounts.mount_overlay(lower, "root", is_privileged=user_namespace is not None)
     send_upper(mounts.copy_tree("."))
     # A user namespace may mount a /proc only while it sees a complete one, and no link of the image may lead it astray.
     kernel.mount("proc", "proc", "proc", mounts.NOSUID | mounts.NODEV | mounts.NOEXEC)

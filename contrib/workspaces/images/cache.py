@@ -1,7 +1,7 @@
 """The cache of unpacked images: one folder for each entry, which is complete as soon as it has its name.
 
-An entry that a process uses is locked by it (`in_use`, `held`), so that `remove` leaves it alone. The kernel frees the
-lock when the process ends, however it ends.
+An entry that a process uses is locked by it (`in_use`, `hold_entry`), so that `remove` leaves it alone. The kernel
+frees the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ not be within reach of other users of the machine."""
 _WAIT_S = 600.0
 _LOOK_S = 0.05
 """How often a wait tries again: the kernel's own wait has no time limit, and does not end with its caller."""
-_cancelled: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("cancelled", default=None)
+_cancel_event: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("cancelled", default=None)
 
 
 class Cancelled(Exception):
@@ -42,18 +42,18 @@ class Cancelled(Exception):
 
 async def in_thread(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Call a function that needs images in a thread. When the caller is cancelled, its waits and downloads end."""
-    context, cancelled = contextvars.copy_context(), threading.Event()
-    context.run(_cancelled.set, cancelled)
+    context, cancel_event = contextvars.copy_context(), threading.Event()
+    context.run(_cancel_event.set, cancel_event)
     call = functools.partial(context.run, function, *arguments, **options)
     try:
         return await asyncio.get_running_loop().run_in_executor(None, call)
     finally:
-        cancelled.set()
+        cancel_event.set()
 
 
 def callers_event() -> threading.Event:
     """Return the event that is set when the caller of `in_thread` is cancelled; a new one outside of `in_thread`."""
-    return _cancelled.get() or threading.Event()
+    return _cancel_event.get() or threading.Event()
 
 
 def images_folder() -> Path:
@@ -68,18 +68,21 @@ def images_folder() -> Path:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """Return the entry `name` of the cache; `build` fills it the first time. Arguments and exceptions as for `held`."""
-    with held(name, build) as folder:
+    """Return the entry `name` of the cache; `build` fills it the first time.
+
+    Arguments and exceptions are those of `hold_entry`.
+    """
+    with hold_entry(name, build) as folder:
         return folder
 
 
 @contextmanager
-def held(
+def hold_entry(
     name: str,
     build: Callable[[Path], None],
     *,
     wait_s: float = _WAIT_S,
-    cancelled: threading.Event | None = None,
+    cancel_event: threading.Event | None = None,
 ) -> Iterator[Path]:
     """Hold the entry `name` of the cache for the block; `build` fills it the first time.
 
@@ -90,14 +93,14 @@ def held(
         build: called with a new, empty folder; when it raises, nothing stays behind. If its process is killed, one of
             those that wait builds it.
         wait_s: time limit of the wait for others, not of `build`.
-        cancelled: ends the wait when it is set; the event of `in_thread` by default.
+        cancel_event: ends the wait when it is set; the event of `in_thread` by default.
 
     Raises:
         SandboxError: the others were not ready in time.
         Cancelled
     """
     folder = images_folder() / name
-    patience = _Patience(folder, wait_s, cancelled or callers_event())
+    patience = _Patience(folder, wait_s, cancel_event or callers_event())
     while (lock := _lock(folder, fcntl.LOCK_SH, patience)) is None:
         _build(folder, build, patience)
     try:
@@ -191,12 +194,12 @@ def _new_partial(parent: Path, name: str) -> tuple[Path, int]:
 class _Patience:
     """The wait of a caller for those that make an entry, or remove it."""
 
-    def __init__(self, entry: Path, seconds: float, cancelled: threading.Event) -> None:
-        self._entry, self._seconds, self._cancelled = entry, seconds, cancelled
+    def __init__(self, entry: Path, seconds: float, cancel_event: threading.Event) -> None:
+        self._entry, self._seconds, self._cancel_event = entry, seconds, cancel_event
         self._end = time.monotonic() + seconds
 
     def pause(self) -> None:
-        if self._cancelled.wait(_LOOK_S):
+        if self._cancel_event.wait(_LOOK_S):
             raise Cancelled
         if time.monotonic() >= self._end:
             raise SandboxError(

@@ -94,12 +94,12 @@ def read_instructions(path: Path) -> Iterator[Instruction]:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    for number, text in joined(lines):
+    for number, text in join_lines(lines):
         name, _, rest = text.strip().partition(" ")
         yield Instruction(name=name.upper(), rest=rest.strip(), line=number)
 
 
-def joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+def join_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not comments, with continued ones joined, and the number of the first one of each."""
     text, start = "", 0
     for number, line in enumerate(lines, 1):
@@ -203,12 +203,12 @@ class _Builder:
     def _matches(self, instruction: Instruction, root: Path, pattern: str) -> list[Path]:
         paths = [Path(path) for path in sorted(glob.glob(str(root / pattern.lstrip("/")), include_hidden=True))]
         if not paths or "://" in pattern:
-            raise self._refusal(instruction, f"there is no {pattern!r} in {self._said(root)}")
+            raise self._refusal(instruction, f"there is no {pattern!r} in {self._name_of(root)}")
         if any(not path.resolve().is_relative_to(root) for path in paths):
-            raise self._refusal(instruction, f"{pattern!r} leads out of {self._said(root)}")
+            raise self._refusal(instruction, f"{pattern!r} leads out of {self._name_of(root)}")
         return paths
 
-    def _said(self, root: Path) -> str:
+    def _name_of(self, root: Path) -> str:
         return "the folder of the Dockerfile" if root == self._folder.resolve() else "the image"
 
     async def _check(
@@ -219,7 +219,7 @@ class _Builder:
             command, user=user, env=env, cwd=None if user == "0" else self.workdir, timeout_s=self._timeout_s
         )
         if not result.ok:
-            output = "; ".join([(result.stderr or result.stdout).strip()[-_SHOWN:], *workspace.unreached])
+            output = "; ".join([(result.stderr or result.stdout).strip()[-_SHOWN:], *workspace.unreachable])
             raise self._refusal(instruction, f"it ended with {result.status.value} ({result.exit_code}): {output}")
 
     def _assignments(self, instruction: Instruction) -> dict[str, str]:

@@ -75,11 +75,11 @@ def _content(packages: tuple[str, ...]) -> tuple[str, Sequence[tuple[str, str]]]
     return _digest(paths), paths
 
 
-def _digest(shown: Iterable[tuple[str, str]]) -> str:
+def _digest(mounts: Iterable[tuple[str, str]]) -> str:
     """Name what the image is made of: paths, sizes and times of its programs and packages."""
     digest = hashlib.sha256(f"{_VERSION} {sys.version} {_stdlib()}".encode())
     paths = [(str(path), path) for path in (Path(sys.executable).resolve(), *_programs().values())]
-    paths += [(target, Path(source)) for source, target in shown]
+    paths += [(target, Path(source)) for source, target in mounts]
     for name, path in paths:
         stat = path.stat()
         digest.update(f"{name} {path} {stat.st_size} {stat.st_mtime_ns}\n".encode())

@@ -21,7 +21,7 @@ from contrib.workspaces.images.manifest import (
     find_manifest,
     for_this_machine,
     parse,
-    verified,
+    verify,
 )
 from forge_env.core.errors import UserError
 
@@ -54,7 +54,7 @@ class Layout:
     def blob(self, layer: Descriptor) -> Iterator[bytes]:
         blob = _open(self._path(layer.digest), self.what)
         with os.fdopen(blob, "rb", buffering=0) as file:
-            yield from verified(_blocks(file, os.fstat(blob).st_size), layer.digest, self._of(layer))
+            yield from verify(_blocks(file, os.fstat(blob).st_size), layer.digest, self._of(layer))
 
     def _choice(self, manifests: Sequence[Descriptor], tag: str) -> Descriptor:
         tags = {(item.annotations or {}).get(_REF, "") for item in manifests}

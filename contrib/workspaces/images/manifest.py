@@ -124,10 +124,10 @@ def find_manifest(document: bytes, fetch: Callable[[Descriptor], bytes], what: s
 
 def check_digest(data: bytes, digest: str, what: str) -> bytes:
     """Return the data. Raises UserError if it has another digest."""
-    return b"".join(verified((data,), digest, what))
+    return b"".join(verify((data,), digest, what))
 
 
-def verified(blocks: Iterator[bytes] | Sequence[bytes], digest: str, what: str) -> Iterator[bytes]:
+def verify(blocks: Iterator[bytes] | Sequence[bytes], digest: str, what: str) -> Iterator[bytes]:
     """Yield the blocks. Raises UserError in the end if they have another digest."""
     content = hashlib.sha256()
     for block in blocks:

@@ -40,7 +40,7 @@ class Reference:
         return _LOOPBACK.fullmatch(self.registry) is not None
 
     @property
-    def wanted(self) -> str:
+    def digest_or_tag(self) -> str:
         return self.digest or self.tag
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from contrib.common.http_clients import Retries, retry_after
-from contrib.workspaces.images.manifest import MAX_DOCUMENT, Descriptor, check_digest, find_manifest, verified
+from contrib.workspaces.images.manifest import MAX_DOCUMENT, Descriptor, check_digest, find_manifest, verify
 from contrib.workspaces.images.reference import Reference
 from contrib.workspaces.images.unpack import EXTRA
 from forge_env.core.errors import UserError
@@ -73,17 +73,17 @@ class RegistryImage:
         self.names: Sequence[str] = (str(reference),)
         self._client, self._reference = client, reference
 
-        def fetch(listed: Descriptor) -> bytes:
-            return self._document(f"manifests/{listed.digest}", listed.digest)
+        def fetch(descriptor: Descriptor) -> bytes:
+            return self._document(f"manifests/{descriptor.digest}", descriptor.digest)
 
-        first = self._document(f"manifests/{reference.wanted}", reference.digest)
+        first = self._document(f"manifests/{reference.digest_or_tag}", reference.digest)
         manifest = find_manifest(first, fetch, self.what)
         self.config = self._document(f"blobs/{manifest.config.digest}", manifest.config.digest)
         self.layers: Sequence[Descriptor] = manifest.layers
 
     def blob(self, layer: Descriptor) -> Iterator[bytes]:
         what = f"the layer {layer.digest[:19]} of {self.what}"
-        return verified(self._blocks(layer, what), layer.digest, what)
+        return verify(self._blocks(layer, what), layer.digest, what)
 
     def _blocks(self, layer: Descriptor, what: str) -> Iterator[bytes]:
         patience, done, last_failure = _Patience(self._reference), 0, 0

@@ -43,18 +43,18 @@ def find_image(name: str, *, pull: bool = False) -> UnpackedImage:
     return image
 
 
-def pull_image(wanted: str, *, name: str = "", progress: Callable[[str], None] = lambda line: None) -> UnpackedImage:
+def pull_image(image: str, *, name: str = "", progress: Callable[[str], None] = lambda line: None) -> UnpackedImage:
     """Unpack an image into the cache, and give it its name: from its registry, or from a path.
 
     Args:
-        wanted: the name of an image of a registry; a path of an OCI layout or an archive of `docker save`.
+        image: the name of an image of a registry; a path of an OCI layout or an archive of `docker save`.
         name: a further name; an image at a path has those that it has there.
     """
     names = [str(parse_reference(name))] if name else []
-    if is_path(wanted):
-        source = source_at(wanted)
+    if is_path(image):
+        source = source_at(image)
         return add_image(source, names=[*names, *source.names], progress=progress)
-    reference = parse_reference(wanted)
+    reference = parse_reference(image)
     from contrib.workspaces.images.registry import registry_image  # its packages are an extra
 
     with registry_image(reference) as source:

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from contrib.workspaces.contract import UnpackedImage
-from contrib.workspaces.images.cache import Cancelled, callers_event, held, images_folder
+from contrib.workspaces.images.cache import Cancelled, callers_event, hold_entry, images_folder
 from contrib.workspaces.images.manifest import Config, Descriptor, Source, check_platform, parse
 from contrib.workspaces.images.reference import full_name
 from contrib.workspaces.images.unpack import DEFAULT_UNPACK_LIMITS, UnpackLimits, no_room, unpack_layer
@@ -76,7 +76,7 @@ def add_image(
                 raise no_room(folder, source.what) from None
             raise UserError(f"{source.what} cannot be unpacked: {error}") from None
 
-    with held(f"images/{image_id}", build, wait_s=limits.wall_s) as folder:
+    with hold_entry(f"images/{image_id}", build, wait_s=limits.wall_s) as folder:
         image = load(folder).image
         for name in names:
             _give_name(name, image)
@@ -168,7 +168,7 @@ def _held_layers(
     stack: ExitStack, source: Source, diff_ids: list[str], limits: UnpackLimits, progress: Callable[[str], None]
 ) -> Iterator[Path]:
     """Unpack the layers that are not in the cache, some at a time; hold and yield all of them, in their order."""
-    cancelled = callers_event()
+    cancel_event = callers_event()
 
     def hold(diff_id: str, layer: Descriptor) -> tuple[ExitStack, Path]:
         what = f"the layer {layer.digest[:19]} of {source.what}"
@@ -176,7 +176,7 @@ def _held_layers(
         def build(folder: Path) -> None:
             files = folder / "files"
             files.mkdir(mode=0o755)
-            result = unpack_layer(source.blob(layer), files, what=what, limits=limits, cancelled=cancelled)
+            result = unpack_layer(source.blob(layer), files, what=what, limits=limits, cancel_event=cancel_event)
             if result.diff_id != diff_id:
                 raise UserError(f"{what} is broken: it unpacks to {result.diff_id}, but the image says {diff_id}")
             (folder / "layer.json").write_text(json.dumps({"bytes": result.bytes, "left_out": result.left_out}))
@@ -185,9 +185,9 @@ def _held_layers(
         own = ExitStack()
         try:
             name = f"layers/{_digits(diff_id, source)}"
-            return own, own.enter_context(held(name, build, wait_s=limits.wall_s, cancelled=cancelled))
+            return own, own.enter_context(hold_entry(name, build, wait_s=limits.wall_s, cancel_event=cancel_event))
         except BaseException:
-            cancelled.set()
+            cancel_event.set()
             raise
 
     layer_of = dict(zip(diff_ids, source.layers, strict=True))
@@ -196,7 +196,7 @@ def _held_layers(
         try:
             failures = [future.exception() for future in futures.values()]
         except BaseException:
-            cancelled.set()
+            cancel_event.set()
             raise
         finally:
             for future in futures.values():

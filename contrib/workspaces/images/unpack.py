@@ -62,7 +62,7 @@ def unpack_layer(
     *,
     what: str,
     limits: UnpackLimits = DEFAULT_UNPACK_LIMITS,
-    cancelled: threading.Event | None = None,
+    cancel_event: threading.Event | None = None,
 ) -> UnpackedLayer:
     """Unpack a layer into an empty folder. Whiteouts stay as files: `guest_unpack.py`.
 
@@ -71,7 +71,7 @@ def unpack_layer(
     Args:
         blocks: the layer: a tar, plain, or compressed by gzip or zstd. What they raise ends the process, and goes on.
         what: names the layer in messages.
-        cancelled: ends it with Cancelled when it is set.
+        cancel_event: ends it with Cancelled when it is set.
     """
     order = {
         "owner": os.getpid(),
@@ -84,7 +84,7 @@ def unpack_layer(
         "zstandard": _place_of_zstandard(),
     }
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_PROGRAM), json.dumps(order), str(GUEST)]
-    cancelled = cancelled or threading.Event()
+    cancel_event = cancel_event or threading.Event()
     source, sink = os.pipe2(os.O_CLOEXEC)
     try:
         process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, env={}, start_new_session=True)
@@ -94,7 +94,7 @@ def unpack_layer(
     finally:
         os.close(source)
     try:
-        feed = _Feed(process, sink, time.monotonic() + limits.wall_s, cancelled)
+        feed = _Feed(process, sink, time.monotonic() + limits.wall_s, cancel_event)
         rest = iter(blocks)
         feed.send(rest)
         report = feed.report()
@@ -112,11 +112,11 @@ class _Feed:
     """Sends blocks to the process, which may hang, until a deadline."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], sink: int, deadline: float, cancelled: threading.Event
+        self, process: subprocess.Popen[bytes], sink: int, deadline: float, cancel_event: threading.Event
     ) -> None:
         assert process.stdout is not None
         self._output = process.stdout.fileno()
-        self._sink, self._deadline, self._cancelled = sink, deadline, cancelled
+        self._sink, self._deadline, self._cancel_event = sink, deadline, cancel_event
 
     def send(self, blocks: Iterator[bytes]) -> None:
         """Send all blocks, and close the pipe. Returns early when the process has closed its end."""
@@ -151,7 +151,7 @@ class _Feed:
         poll = select.poll()
         poll.register(fd, event)
         while True:
-            if self._cancelled.is_set():
+            if self._cancel_event.is_set():
                 raise Cancelled
             seconds = self._deadline - time.monotonic()
             if seconds <= 0:

@@ -62,7 +62,7 @@ class Workspaces(ABC):
         self._images = ImagesInUse()
         self._open: set[Workspace] = set()
         self._pools: set[Pool] = set()
-        self._closed = False
+        self._is_closed = False
 
     @abstractmethod
     async def _launch(
@@ -155,13 +155,13 @@ class Workspaces(ABC):
 
     async def close(self) -> None:
         """Close every workspace, snapshot and pool of this backend. Idempotent."""
-        self._closed = True
+        self._is_closed = True
         for pool in tuple(self._pools):
             await pool.close()
         await self._close_all()
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise SandboxError("the workspaces are closed")
 
     def _order(self, origin: Origin, limits: WorkspaceLimits, network: Network) -> dict[str, Any]:
@@ -170,29 +170,29 @@ class Workspaces(ABC):
         return order_of(limits, network) | {"workdir": origin.image.workdir or "/"}
 
     async def _begin(
-        self, started: Started, order: dict[str, Any], limits: WorkspaceLimits, network: Network, image: UnpackedImage
+        self, launch: Started, order: dict[str, Any], limits: WorkspaceLimits, network: Network, image: UnpackedImage
     ) -> None:
         """Give a box its order, and wait until it takes requests; a box that fails is ended."""
         try:
-            started.watched = Watched(started.group, limits)
-            failure = await started.box.begin(order)
-            if not failure and len(started.box.listeners) < len(order["listeners"]):
+            launch.counters = Watched(launch.group, limits)
+            failure = await launch.box.begin(order)
+            if not failure and len(launch.box.listeners) < len(order["listeners"]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what has no number here
             if not failure and network.mode is NetworkMode.ALLOWLIST:
-                await open_proxies(network, started.box.listeners, started.proxies)
+                await open_proxies(network, launch.box.listeners, launch.proxies)
         except OSError as error:
-            await started.stop()
+            await launch.stop()
             raise SandboxError(f"a workspace could not be started: {error}") from error
         except BaseException:
-            await started.stop()
+            await launch.stop()
             raise
         if failure:
-            await started.stop()
+            await launch.stop()
             raise self._start_error(failure, image)
 
     async def _freeze(self, workspace: Workspace) -> Snapshot:
         order = self._order(workspace.origin, workspace.limits, workspace.network)
-        origin, workspace.started = await self._keep(workspace, order)
+        origin, workspace.launch = await self._keep(workspace, order)
         return Snapshot(self, origin, lambda: self._release(origin), lambda: self._has_lost(origin))
 
     def _has_lost(self, origin: Origin) -> bool:
@@ -202,7 +202,7 @@ class Workspaces(ABC):
     def _origin_of(self, snapshot: Snapshot) -> Origin:
         if not isinstance(snapshot, Snapshot) or snapshot.backend is not self:
             raise UserError(f"a {type(snapshot).__name__} is neither an unpacked image nor a snapshot of this backend.")
-        if snapshot.closed:
+        if snapshot.is_closed:
             raise UserError("the snapshot is closed; take another one.")
         return snapshot.origin
 

@@ -30,11 +30,11 @@ class Answer:
     status: int = 0
     """Wait status, as `os.waitpid` returns it."""
     cpu_s: float = 0.0
-    started: bool = True
+    has_started: bool = True
     """Whether a program of the workspace ran."""
-    failed: int = 0
+    start_errno: int = 0
     """Number of the error that kept pid 1 from starting another process."""
-    refused: bool = False
+    is_refused: bool = False
     """Whether it was refused before a program of the workspace ran, for `reason` or with `errno`."""
     errno: int = 0
     reason: str = ""
@@ -53,7 +53,7 @@ class BoxEnd:
 class Keeper(Protocol):
     """Whoever has started pid 1 of a workspace: it can kill it from outside, and learns of its end."""
 
-    ended: asyncio.Future[BoxEnd]
+    end: asyncio.Future[BoxEnd]
     """Never raises."""
     end_s: float
     """Seconds that an end may take."""
@@ -63,7 +63,7 @@ class Keeper(Protocol):
         ...
 
     def give_up(self) -> None:
-        """End `ended` although the end has not been reported in time."""
+        """End `end` although the end has not been reported in time."""
         ...
 
     def on_link_end(self) -> None:
@@ -89,16 +89,16 @@ class Box:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
         self._is_open = True
         self._loop.add_reader(link.fileno(), self._receive)
-        keeper.ended.add_done_callback(self._on_end)
+        keeper.end.add_done_callback(self._on_end)
 
     @property
     def alive(self) -> bool:
-        return self._is_open and not self.keeper.ended.done()
+        return self._is_open and not self.keeper.end.done()
 
     @property
     def failure(self) -> str:
         """What broke in the sandbox itself and has ended it; "" for nothing."""
-        return self.keeper.ended.result().failure if self.keeper.ended.done() else ""
+        return self.keeper.end.result().failure if self.keeper.end.done() else ""
 
     async def begin(self, order: dict[str, Any]) -> dict[str, Any]:
         """Send its order, and wait until it takes requests; return {} or {"failed": text, "errno": number}."""
@@ -142,9 +142,9 @@ class Box:
         future: asyncio.Future[Answer | None] = self._loop.create_future()
         self._waiting[self._requests] = (future, Answer())
         self._send({"end_processes": self._requests}, ())
-        await self.bounded(future, GRACE_S)
+        await self.answer_within(future, GRACE_S)
 
-    async def bounded(self, future: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
+    async def answer_within(self, future: asyncio.Future[Answer | None], timeout_s: float) -> Answer | None:
         """Wait for an answer; kill the workspace if none comes in time."""
         done, _ = await asyncio.wait([future], timeout=timeout_s)
         if not done:
@@ -153,7 +153,7 @@ class Box:
 
     async def end(self, *, keep: int = 0) -> BoxEnd:
         """Kill the workspace, and wait until every process of it is gone. Idempotent."""
-        future = self.keeper.ended
+        future = self.keeper.end
         self.keeper.kill(keep=keep)
         done, _ = await asyncio.wait([future], timeout=self.keeper.end_s)
         if not done:
@@ -168,7 +168,7 @@ class Box:
         for listener in self.listeners:
             listener.close()
         if not self._ready.done():
-            self._ready.set_result({"failed": self.keeper.ended.result().failure or "its first process was killed"})
+            self._ready.set_result({"failed": self.keeper.end.result().failure or "its first process was killed"})
         waiting, self._waiting = self._waiting, {}
         for future, _answer in waiting.values():
             if not future.done():
@@ -220,13 +220,14 @@ class Box:
             return
         future, answer = self._waiting[number]
         if "unstarted" in message:
-            answer.started = False
+            answer.has_started = False
             return
         if "refused" in message:
-            answer.refused, answer.errno, answer.reason = True, int(message.get("errno") or 0), str(message["reason"])
+            answer.is_refused = True
+            answer.errno, answer.reason = int(message.get("errno") or 0), str(message["reason"])
             return
         answer.status, answer.cpu_s = int(message.get("status", 0)), float(message.get("cpu_s", 0.0))
-        answer.failed = int(message.get("failed") or 0)
+        answer.start_errno = int(message.get("failed") or 0)
         del self._waiting[number]
         if not future.done():
             future.set_result(answer)

@@ -106,7 +106,7 @@ class Outputs:
             raise
 
     @property
-    def flooded(self) -> bool:
+    def is_flooded(self) -> bool:
         return self.stdout.is_flooded or self.stderr.is_flooded
 
     def close_write_ends(self) -> None:
@@ -179,10 +179,10 @@ async def answer_of(
     """Wait for the end, at the latest a while after `time_out` was called. A cancellation kills the command."""
     deadline = asyncio.get_running_loop().call_later(timeout_s, time_out)
     try:
-        return await box.bounded(future, timeout_s + GRACE_S)
+        return await box.answer_within(future, timeout_s + GRACE_S)
     except asyncio.CancelledError:
         box.kill(number)
-        await box.bounded(future, GRACE_S)
+        await box.answer_within(future, GRACE_S)
         raise
     finally:
         deadline.cancel()
@@ -207,30 +207,30 @@ def result_of(
         raise SandboxError(f"the workspace ended while a command ran in it: {failure}")
     if answer is None:
         return _workspace_ended(fields, counters, timed_out=timed_out)
-    if answer.refused:
+    if answer.is_refused:
         raise UserError(f"a command cannot be run: {answer.reason}")
-    if answer.failed and answer.failed != errno.EAGAIN and not counters.usage().memory_exceeded:
+    if answer.start_errno and answer.start_errno != errno.EAGAIN and not counters.usage().memory_exceeded:
         raise SandboxError(no_room(answer))
-    if answer.failed:
-        status = ExecStatus.PIDS if answer.failed == errno.EAGAIN else ExecStatus.MEMORY
+    if answer.start_errno:
+        status = ExecStatus.PIDS if answer.start_errno == errno.EAGAIN else ExecStatus.MEMORY
         return CommandResult(status=status, **fields)
     code = os.waitstatus_to_exitcode(answer.status)
     usage = counters.usage() if code else GroupUsage()
     if usage.host_out_of_memory:
         raise SandboxError("the machine ran out of memory although the workspace was within its limit")
     fields |= {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None, "cpu_s": answer.cpu_s}
-    fields["started"] = answer.started
+    fields["started"] = answer.has_started
     return CommandResult(status=_status_of(code, usage, outputs, timed_out=timed_out), **fields)
 
 
 def no_room(answer: Answer) -> str:
     """Return why the machine, and not a limit of the workspace, kept pid 1 from starting a process."""
-    return f"the machine has no room for another process of the workspace: {os.strerror(answer.failed)}"
+    return f"the machine has no room for another process of the workspace: {os.strerror(answer.start_errno)}"
 
 
 def _status_of(code: int, usage: GroupUsage, outputs: Outputs, *, timed_out: bool) -> ExecStatus:
     """Args: code: exit code, or minus the signal."""
-    if outputs.flooded:
+    if outputs.is_flooded:
         return ExecStatus.OUTPUT_LIMIT
     if timed_out:
         return ExecStatus.TIMEOUT

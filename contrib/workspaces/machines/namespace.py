@@ -83,7 +83,7 @@ class NamespaceWorkspaces(Workspaces):
         self._servers = Restarted(server, self._start_again, closed="the workspaces are closed")
         self._groups = groups if isinstance(groups, Groups) else None
         self._starting = asyncio.Semaphore(_AT_ONCE)
-        self._lost: tuple[int, str] = (0, "")
+        self._last_loss: tuple[int, str] = (0, "")
         """The numbers of all families up to this one are of servers that died; and how the last one did."""
         self._numbers = itertools.count(1)
         self._spares: list[tuple[int, Started]] = []
@@ -111,7 +111,7 @@ class NamespaceWorkspaces(Workspaces):
         self, origin: Origin, order: dict[str, Any], limits: WorkspaceLimits, network: Network
     ) -> tuple[Started, Origin]:
         """Launch on the server that runs now."""
-        last_lost, reason = self._lost
+        last_lost, reason = self._last_loss
         if 0 < origin.family <= last_lost:
             raise SandboxError(f"the snapshot is lost, because {reason}; open its image again")
         is_of_image = not origin.family
@@ -129,7 +129,7 @@ class NamespaceWorkspaces(Workspaces):
 
     async def _start_again(self) -> Server:
         """Start another server after the last one died: with groups of its own, for the old ones may be gone."""
-        self._lost = next(self._numbers), self._server.reason
+        self._last_loss = next(self._numbers), self._server.reason
         await self._stop_spares()
         if self._groups is not None:
             await asyncio.to_thread(self._groups.close)
@@ -144,12 +144,12 @@ class NamespaceWorkspaces(Workspaces):
         return self._servers.process
 
     def _has_lost(self, origin: Origin) -> bool:
-        return origin.family > 0 and (origin.family <= self._lost[0] or not self._server.alive)
+        return origin.family > 0 and (origin.family <= self._last_loss[0] or not self._server.alive)
 
     async def _keep(self, workspace: Workspace, order: dict[str, Any]) -> tuple[Origin, Started]:
         layer = next(self._numbers)
         below, origin = workspace.origin, above(workspace.origin, layer)
-        await workspace.started.stop(keep=layer)
+        await workspace.launch.stop(keep=layer)
         self._hold(origin)  # of the workspace
         self._release(below)
         workspace.origin = origin
@@ -188,7 +188,7 @@ class NamespaceWorkspaces(Workspaces):
     def _refill(self) -> None:
         """Prepare boxes for the next ones that are opened from an image."""
         with contextlib.suppress(SandboxError):  # the next one that is opened meets it, too, and reports it
-            while not self._closed and self._server.alive and len(self._spares) < self._most_spares:
+            while not self._is_closed and self._server.alive and len(self._spares) < self._most_spares:
                 family = next(self._numbers)
                 self._spares.append((family, self._prepare(family)))
 
@@ -263,7 +263,7 @@ class ServedBox:
     end_s = 10.0
 
     def __init__(self, server: Server, number: int, end: asyncio.Future[BoxEnd]) -> None:
-        self.ended = end
+        self.end = end
         self._server, self._number = server, number
 
     def kill(self, *, keep: int = 0) -> None:

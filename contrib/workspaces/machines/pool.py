@@ -25,14 +25,14 @@ class Pool:
             raise UserError(f"starts_per_s is {starts_per_s:g}; it must be above 0.")
         self._start = start
         self._pace = _Pace(starts_per_s, burst=max(1, warm))
-        self._used: set[Workspace] = set()
+        self._in_use: set[Workspace] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(most)
         self._slots: WarmSlots[Workspace] = WarmSlots(
             "workspace",
             start=self._start_one,
             end=self._end,
-            is_warm=lambda w: w not in self._used and w.alive,
+            is_warm=lambda w: w not in self._in_use and w.alive,
             warm=warm,
             most=most,
         )
@@ -55,7 +55,7 @@ class Pool:
             await self._places.acquire()
         try:
             workspace = await self._slots.take()
-            self._used.add(workspace)
+            self._in_use.add(workspace)
             try:
                 yield workspace
             finally:
@@ -77,7 +77,7 @@ class Pool:
         return await self._start()
 
     def _end(self, workspace: Workspace) -> None:
-        self._used.discard(workspace)
+        self._in_use.discard(workspace)
         task = asyncio.create_task(workspace.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -133,7 +133,7 @@ class Service(ABC):
     """Serves one port of a workspace. Use: construct, `await start(listener)`, and `await close()` at the end."""
 
     def __init__(self) -> None:
-        self.unreached: list[str] = []
+        self.unreachable: list[str] = []
         """What was asked for in vain, a sentence for each."""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -164,8 +164,8 @@ class Service(ABC):
             writer.close()
 
     def _note(self, reason: str) -> None:
-        if reason not in self.unreached and len(self.unreached) < _MOST_UNREACHED:
-            self.unreached.append(reason)
+        if reason not in self.unreachable and len(self.unreachable) < _MOST_UNREACHED:
+            self.unreachable.append(reason)
 
     @abstractmethod
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -324,9 +324,9 @@ def read_mirrors(text: str) -> tuple[tuple[str, str], ...]:
     for entry in filter(None, map(str.strip, text.split(","))):
         kind, _, url = entry.partition("=")
         if kind not in _VARIABLES or not _is_plain(url) or (kind == APT and not url.startswith("http://")):
-            shown = f"{kind}=..." if "@" in url else entry
+            label = f"{kind}=..." if "@" in url else entry
             raise UserError(
-                f"mirrors has {shown!r}; an entry is pypi=URL or npm=URL, of an index, or apt=http://HOST:PORT, of a "
+                f"mirrors has {label!r}; an entry is pypi=URL or npm=URL, of an index, or apt=http://HOST:PORT, of a "
                 "caching proxy; the URL has no password, since every program of the workspace reads it"
             )
         mirrors[kind] = url

@@ -62,7 +62,7 @@ def look():
 """
 _ALLOWED_CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 31))
 
-_passed: dict[str, WorkspaceCapabilities] = {}
+_capabilities: dict[str, WorkspaceCapabilities] = {}
 
 
 async def check_workspaces(workspaces: Workspaces, groups: Groups | str) -> WorkspaceCapabilities:
@@ -71,13 +71,13 @@ async def check_workspaces(workspaces: Workspaces, groups: Groups | str) -> Work
     A success is cached for the life of this process.
     """
     kind = groups if isinstance(groups, str) else groups.version
-    if kind not in _passed:
+    if kind not in _capabilities:
         workspace = await workspaces.open(IMAGE, limits=LIMITS)
         try:
-            _passed[kind] = await _measure(workspace, groups)
+            _capabilities[kind] = await _measure(workspace, groups)
         finally:
             await workspace.close()
-    return _passed[kind]
+    return _capabilities[kind]
 
 
 async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapabilities:
@@ -92,7 +92,7 @@ async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapab
         missing = (f"memory and processes are limited per process only, as there is no control group: {groups}",)
     if os.geteuid() != 0:
         missing += ("commands run only as root of the workspace, who is the user of forge_env outside; run as root",)
-    return measured(
+    return capabilities_of(
         view,
         backend="namespace",
         users=os.geteuid() == 0,
@@ -105,7 +105,7 @@ async def _measure(workspace: Workspace, groups: Groups | str) -> WorkspaceCapab
     )
 
 
-def measured(view: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
+def capabilities_of(view: dict[str, Any], **fields: Any) -> WorkspaceCapabilities:
     """Return the capabilities of a backend from which no canary got out."""
     return WorkspaceCapabilities(
         root_is_unprivileged=root_is_unprivileged(view),
@@ -139,8 +139,8 @@ def root_is_unprivileged(view: dict[str, Any]) -> bool:
 
 async def _canary(workspace: Workspace, code: str, arguments: list[Any]) -> Any:
     request = {"do": "look", "user": "", "facts": {"code": code, "arguments": arguments}}
-    launch = workspace.started
-    return await run_command(launch.box, request, b"", LIMITS.wall_s, LIMITS, launch.watched)
+    launch = workspace.launch
+    return await run_command(launch.box, request, b"", LIMITS.wall_s, LIMITS, launch.counters)
 
 
 def require_no_escape(view: dict[str, Any], *, disk: bool = True) -> None:

@@ -48,9 +48,9 @@ class Shell:
         on_output: OnOutput | None = None,
     ) -> None:
         self._request = request | {"argvs": SHELLS}
-        self._limits, self._watched, self._live_box, self._on_output = limits, counters, live_box, on_output
+        self._limits, self._counters, self._live_box, self._on_output = limits, counters, live_box, on_output
         self._process: _Process | None = None
-        self._started = self._closed = False
+        self._has_started = self._is_closed = False
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
@@ -60,7 +60,7 @@ class Shell:
             SandboxError: the workspace failed, or is closed.
         """
         async with self._one_at_a_time:
-            if self._closed:
+            if self._is_closed:
                 raise SandboxError("the shell is closed")
             try:
                 text = shlex.quote(command).encode("utf-8", "surrogateescape")
@@ -70,12 +70,12 @@ class Shell:
                 return CommandResult(status=ExecStatus.NONZERO, exit_code=126, stderr=error, stderr_bytes=size)
             is_new = await self._ensure_started()
             assert self._process is not None
-            result = await self._process.run(text, timeout_s or self._limits.wall_s, self._watched())
+            result = await self._process.run(text, timeout_s or self._limits.wall_s, self._counters())
             return replace(result, state_lost=True, in_new_shell=True) if is_new else result
 
     async def close(self) -> None:
         """End the shell and the processes of its session. Idempotent."""
-        self._closed = True
+        self._is_closed = True
         if self._process is not None:
             await self._process.close()
 
@@ -83,7 +83,7 @@ class Shell:
         """Raises UserError if the workspace refuses to start it."""
         await self._ensure_started()
         assert self._process is not None
-        result = await self._process.run(b":", self._limits.wall_s, self._watched())
+        result = await self._process.run(b":", self._limits.wall_s, self._counters())
         if not result.ok:
             raise SandboxError(f"a shell did not start: {result.stderr.strip() or result.status}")
 
@@ -96,7 +96,7 @@ class Shell:
         box = await self._live_box()
         with machine_faults():
             self._process = _Process(box, self._request, self._limits, self._on_output)
-        was_lost, self._started = self._started, True
+        was_lost, self._has_started = self._has_started, True
         return was_lost
 
 
@@ -118,18 +118,18 @@ class _Process:
             files.callback(os.close, guest_report)
             os.set_blocking(guest_report, True)
             fds = [guest_stdin.fileno(), self._outputs.stdout.write_fd, self._outputs.stderr.write_fd, guest_report]
-            self._number, self._answered = box.start(request, fds)
+            self._number, self._answer = box.start(request, fds)
             undo.pop_all()
         self._outputs.close_write_ends()
         self._text = b""
         self._nonce = b""
         self._code: asyncio.Future[int | None] = self._loop.create_future()
         self._loop.add_reader(self._report, self._read_report)
-        self._answered.add_done_callback(lambda _: self._on_end())
+        self._answer.add_done_callback(lambda _: self._on_end())
 
     @property
     def alive(self) -> bool:
-        return self._box.alive and not self._is_killed and not self._answered.done()
+        return self._box.alive and not self._is_killed and not self._answer.done()
 
     async def run(self, text: bytes, timeout_s: float, counters: Watched) -> CommandResult:
         begin, timed_out = time.monotonic(), False
@@ -157,7 +157,7 @@ class _Process:
         self._outputs.stderr.pause()
         wall_s = time.monotonic() - begin
         if exit_code is None:
-            answer = await self._box.bounded(self._answered, GRACE_S)
+            answer = await self._box.answer_within(self._answer, GRACE_S)
             failure, out = self._box.failure, self._outputs
             return result_of(
                 answer, out, counters, timed_out=timed_out, wall_s=wall_s, state_lost=True, failure=failure
@@ -168,7 +168,7 @@ class _Process:
 
     async def close(self) -> None:
         self._kill()
-        future = asyncio.shield(self._answered)
+        future = asyncio.shield(self._answer)
         try:
             async with asyncio.timeout(GRACE_S):
                 await future

@@ -48,7 +48,7 @@ class Snapshot:
         return self.origin.image
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._release is None
 
     @property
@@ -71,7 +71,7 @@ class Started:
         free: called once, when every process of the box has ended.
     """
 
-    watched: Watched
+    counters: Watched
     """Set when the box has got its order."""
 
     def __init__(self, box: Box, group: SlotGroup | None, free: Callable[[], None] = lambda: None) -> None:

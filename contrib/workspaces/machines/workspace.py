@@ -52,15 +52,15 @@ class Workspace:
 
     Args:
         origin: which the backend holds for it.
-        started: the box that runs.
-        freeze: ends all processes, keeps the files, and returns a snapshot; sets `started` to the box that goes on.
+        launch: the box that runs.
+        freeze: ends all processes, keeps the files, and returns a snapshot; sets `launch` to the box that goes on.
         on_close: called once, when every process has ended.
     """
 
     def __init__(
         self,
         origin: Origin,
-        started: Started,
+        launch: Started,
         *,
         limits: WorkspaceLimits,
         network: Network,
@@ -70,12 +70,12 @@ class Workspace:
         on_close: Callable[[Workspace], None],
     ) -> None:
         self.limits, self.network, self.capabilities = limits, network, capabilities
-        self.origin, self.started = origin, started
+        self.origin, self.launch = origin, launch
         self._environment = {"PATH": _PATH} | dict(origin.image.env) | dict(environment)
         self._freeze, self._on_close = freeze, on_close
         self._shells: list[Shell] = []
         self._one_at_a_time = asyncio.Lock()  # of what replaces the box
-        self._closed = False
+        self._is_closed = False
         self._opened_ns = time.time_ns()
 
     @property
@@ -84,12 +84,12 @@ class Workspace:
 
     @property
     def alive(self) -> bool:
-        return self.started.box.alive
+        return self.launch.box.alive
 
     @property
-    def unreached(self) -> tuple[str, ...]:
+    def unreachable(self) -> tuple[str, ...]:
         """What programs have asked the proxy of an allowlist for in vain, a sentence for each host."""
-        return tuple(reason for proxy in self.started.proxies for reason in proxy.unreached)
+        return tuple(reason for proxy in self.launch.proxies for reason in proxy.unreachable)
 
     async def exec(
         self,
@@ -128,7 +128,7 @@ class Workspace:
         request = {"argvs": [argv]} | self._surroundings(user, env, cwd)
         data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         seconds = self.limits.wall_s if timeout_s is None else timeout_s
-        box, counters = await self._live_box(), self.started.watched
+        box, counters = await self._live_box(), self.launch.counters
         with machine_faults():
             return await run_command(box, request, data, seconds, self.limits, counters, on_output, script)
 
@@ -142,7 +142,7 @@ class Workspace:
     ) -> Shell:
         """Open a shell: /bin/bash if the image has it, else /bin/sh. Arguments and exceptions as for `exec`."""
         request = self._surroundings(user, env, cwd)
-        shell = Shell(request, self.limits, lambda: self.started.watched, self._live_box, on_output)
+        shell = Shell(request, self.limits, lambda: self.launch.counters, self._live_box, on_output)
         self._shells.append(shell)
         await shell.start()
         return shell
@@ -288,15 +288,15 @@ class Workspace:
         async def work(workspace: Workspace, do: str, end: int, report: CappedPipe) -> None:
             ours = [end]
 
-            def started() -> None:
+            def on_start() -> None:
                 os.close(ours.pop())
                 report.close_write_end()
 
             try:
-                await workspace._on_files(do, "/", [end, report.write_fd], fields, None, started)
+                await workspace._on_files(do, "/", [end, report.write_fd], fields, None, on_start)
             finally:
                 if ours:
-                    started()
+                    on_start()
 
         try:
             sides = work(other, "send", writer, report_pipe), work(self, "take", reader, missing)
@@ -331,12 +331,12 @@ class Workspace:
             try:
                 return await asyncio.shield(freezing)
             except BaseException:
-                self._closed = True
+                self._is_closed = True
                 await asyncio.wait([freezing])  # a cancellation waits: what is half done can be neither used nor freed
                 if not freezing.exception():
                     await freezing.result().close()
                 try:
-                    await self.started.stop()
+                    await self.launch.stop()
                 finally:
                     self._on_close(self)
                 raise
@@ -353,7 +353,7 @@ class Workspace:
                 f"the workspace has no listener on port {port}; open it with Network(listeners=({port},)). "
                 f"It has {', '.join(map(str, ports)) or 'none'}."
             )
-        listeners = self.started.box.listeners
+        listeners = self.launch.box.listeners
         if not self.alive:
             raise SandboxError("the workspace has ended")
         return listeners[ports.index(port)]
@@ -361,11 +361,11 @@ class Workspace:
     async def close(self) -> None:
         """End every process and free every file of the workspace. Idempotent."""
         async with self._one_at_a_time:
-            if self._closed:
+            if self._is_closed:
                 return
-            self._closed = True
+            self._is_closed = True
             try:
-                await self.started.stop()
+                await self.launch.stop()
             finally:
                 self._on_close(self)
 
@@ -374,14 +374,14 @@ class Workspace:
         await self._on_files("settle", "/", [], {}, None)
 
     async def _live_box(self) -> Box:
-        if self._closed:
+        if self._is_closed:
             raise SandboxError("the workspace is closed")
         if not self.alive:
-            reason = self.started.box.failure
+            reason = self.launch.box.failure
             raise SandboxError(
                 f"the workspace has ended{reason and f', because {reason}'}; close it, and open another one"
             )
-        return self.started.box
+        return self.launch.box
 
     def _surroundings(self, user: str | int | None, env: Mapping[str, str] | None, cwd: str | None) -> dict[str, Any]:
         environment = self._environment | dict(env or {})
@@ -411,14 +411,14 @@ class Workspace:
             finally:
                 os.close(ours)
 
-        def started() -> None:
+        def on_start() -> None:
             nonlocal working
             os.close(theirs)
             working = asyncio.create_task(asyncio.to_thread(work_and_close))
             working.add_done_callback(lambda task: task.cancelled() or task.exception())
 
         try:
-            await self._on_files(do, path, [theirs], fields, user, started)
+            await self._on_files(do, path, [theirs], fields, user, on_start)
         except BaseException as error:
             if working is None:
                 os.close(reader)
@@ -438,15 +438,15 @@ class Workspace:
         fds: list[int],
         fields: dict[str, Any],
         user: str | int | None,
-        started: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """Work on files inside. Args: started: called when the workspace has the descriptors."""
+        """Work on files inside. Args: on_start: called when the workspace has the descriptors."""
         if not _is_path(path):
             raise WorkspaceFileError(f"{path[:_SHOWN]!r} is no path")
         box = await self._live_box()
         request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
         number, future = box.start(request, fds)
-        started()
+        on_start()
         answer = await answer_of(box, number, future, self.limits.wall_s, lambda: box.kill(number))
         _require_done(path, answer, box.failure)
 
@@ -464,17 +464,17 @@ def _require_done(path: str, answer: Answer | None, failure: str) -> None:
         raise SandboxError("the workspace ended while a file was copied" + (f": {failure}" if failure else ""))
     if len(path) > _SHOWN:
         path = f"{path[:_SHOWN]}..."
-    if answer.refused and answer.errno:
+    if answer.is_refused and answer.errno:
         reason = _REFUSALS.get(answer.errno) or os.strerror(answer.errno)
         is_named = not answer.reason or answer.reason.endswith(path) or len(answer.reason) > _SHOWN
         error = WorkspaceFileError(f"{path!r}: {reason}" + ("" if is_named else f" ({answer.reason})"))
         error.errno = answer.errno
         raise error
-    if answer.refused:
+    if answer.is_refused:
         raise UserError(f"{path!r}: {answer.reason}")
-    if answer.failed and answer.failed != errno.EAGAIN:
+    if answer.start_errno and answer.start_errno != errno.EAGAIN:
         raise SandboxError(no_room(answer))
-    if answer.failed:
+    if answer.start_errno:
         raise WorkspaceFileError(f"{path!r}: no room for another process in the workspace")
     if answer.status:
         raise WorkspaceFileError(f"{path!r}: the copy was killed, or took too long")

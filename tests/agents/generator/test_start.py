@@ -15,41 +15,36 @@ from agents.generator.start import KERNEL_SETTINGS, engine_arguments, import_vll
 GRAPHS = "cudagraph_capture_sizes"
 
 
-def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_plan_counts() -> None:
-    """vLLM's own default for an `LLMEngine` is 2,048, whatever the GPU."""
-    assert engine_arguments(EngineSettings(), on_gpu=True)["max_num_batched_tokens"] == 16384
-    assert engine_arguments(EngineSettings(step_tokens=4096), on_gpu=True)["max_num_batched_tokens"] == 4096
-    assert engine_arguments(EngineSettings(), on_gpu=False)["max_num_batched_tokens"] is None
-
-
-def test_a_block_of_the_cache_on_a_cpu_is_shorter_than_most_prompts() -> None:
-    """The prefix cache finds whole blocks: vLLM's own 128 tokens are more than a short prompt has."""
-    assert engine_arguments(EngineSettings(), on_gpu=False)["block_size"] == 32
-    assert engine_arguments(EngineSettings(), on_gpu=True)["block_size"] is None, "what the attention kernel asks for"
-
-
-def test_the_experts_of_an_engine_on_a_gpu_stay_as_the_trainer_has_them() -> None:
-    assert engine_arguments(EngineSettings(), on_gpu=True)["moe_backend"] == "triton"
-    assert engine_arguments(EngineSettings(), on_gpu=False)["moe_backend"] == "auto"
-
-
-def test_a_cache_of_given_size_asks_for_little_free_memory() -> None:
-    shared = engine_arguments(EngineSettings(kv_cache_gib=2.0), on_gpu=True)
-    assert (shared["gpu_memory_utilization"], shared["kv_cache_memory_bytes"]) == (0.05, 2 * 2**30)
-    capped = engine_arguments(EngineSettings(kv_cache_gib=0.0, gpu_memory_gib=40.0), on_gpu=True, gpu_bytes=80 * 2**30)
-    assert (capped["gpu_memory_utilization"], capped["kv_cache_memory_bytes"]) == (0.45, None)
-
-
-def test_only_an_engine_on_a_gpu_sleeps_in_vllm() -> None:
-    settings = EngineSettings(sleep=True)
-    assert engine_arguments(settings, on_gpu=True)["enable_sleep_mode"]
-    assert not engine_arguments(settings, on_gpu=False)["enable_sleep_mode"]
-
-
-def test_nothing_is_tuned_for_kernels_that_a_dense_model_in_bfloat16_has_not() -> None:
-    assert engine_arguments(EngineSettings(), on_gpu=True)["enable_flashinfer_autotune"] is False
-    quantized = EngineSettings(engine_args={"quantization": "fp8"})
-    assert engine_arguments(quantized, on_gpu=True)["enable_flashinfer_autotune"] is None, "vLLM's own choice"
+@pytest.mark.parametrize(
+    ("settings", "on_gpu", "arguments"),
+    [
+        # As the plan counts: vLLM's own default for an `LLMEngine` is 2,048, whatever the GPU.
+        (EngineSettings(), True, {"max_num_batched_tokens": 16384}),
+        (EngineSettings(step_tokens=4096), True, {"max_num_batched_tokens": 4096}),
+        (EngineSettings(), False, {"max_num_batched_tokens": None}),
+        # The prefix cache finds whole blocks: vLLM's own 128 tokens are more than a short prompt has.
+        (EngineSettings(), False, {"block_size": 32}),
+        (EngineSettings(), True, {"block_size": None}),  # what the attention kernel asks for
+        # The experts stay as the trainer has them.
+        (EngineSettings(), True, {"moe_backend": "triton"}),
+        (EngineSettings(), False, {"moe_backend": "auto"}),
+        # A cache of given size asks for little free memory.
+        (EngineSettings(kv_cache_gib=2.0), True, {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 2**31}),
+        (
+            EngineSettings(kv_cache_gib=0.0, gpu_memory_gib=40.0),
+            True,
+            {"gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": None},
+        ),
+        (EngineSettings(sleep=True), True, {"enable_sleep_mode": True}),
+        (EngineSettings(sleep=True), False, {"enable_sleep_mode": False}),
+        # Nothing is tuned for kernels that a dense model in bfloat16 has not; else it is vLLM's own choice.
+        (EngineSettings(), True, {"enable_flashinfer_autotune": False}),
+        (EngineSettings(engine_args={"quantization": "fp8"}), True, {"enable_flashinfer_autotune": None}),
+    ],
+)
+def test_settings_come_to_arguments_of_vllm(settings: EngineSettings, on_gpu: bool, arguments: dict[str, Any]) -> None:
+    made = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=80 * 2**30)
+    assert {name: made[name] for name in arguments} == arguments
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
-from tests.agents.renderer.test_qwen25 import make_qwen25
-from tests.agents.renderer.test_rendering_families import make_llama
 from tests.agents.renderer.test_served import INSTRUCT
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25
 from tests.helpers.turns import add_turn, next_prompt
 
 MODELS: list[tuple[str, Thinking]] = [
@@ -69,20 +69,7 @@ MESSAGES: list[Any] = [
     {"role": "assistant", "content": "ANSWER"},
     {"role": "user", "content": "AGAIN"},
 ]
-PLACES = [
-    "NAME",
-    "DESCRIPTION",
-    "TITLE",
-    "PARAMETER",
-    "PARAMETER'S",
-    "ENUM",
-    "DEFAULT",
-    "CALLED",
-    "KEY",
-    "VALUE",
-    "TEXT",
-]
-PLACES += ["SYSTEM", "USER", "CALLING", "RESULT", "TOOL", "ANOTHER", "ANSWER", "AGAIN"]
+PLACES = re.findall(r"[A-Z][A-Z']+", json.dumps([TOOL, MESSAGES]))
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda param: "-".join(param))

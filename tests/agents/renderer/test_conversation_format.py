@@ -19,8 +19,7 @@ from envs.math import Math
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
-from tests.agents.renderer.test_qwen25 import make_qwen25
-from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25
 from tests.helpers.turns import add_turn, next_prompt
 
 TOOLS = Math().tools

@@ -16,7 +16,7 @@ from agents.renderer.served import texts_of_export
 from agents.renderer.trial import trial
 from forge_env.core.errors import UserError
 from forge_env.core.types import ToolCall
-from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.tokenizer_folders import make_llama
 
 _NAMES = ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")
 SPECIAL = [f"<|{name}|>" for name in _NAMES]

@@ -22,37 +22,26 @@ from agents.renderer.rendering import Renderer
 from agents.renderer.served import GENERATION, difference, texts_of_export, with_template
 from agents.renderer.trial import prompts, trial
 from forge_env.core.types import Message, ToolSpec
+from tests.helpers.tokenizer_folders import (
+    LLAMA_SPECIAL,
+    LLAMA_TEMPLATE,
+    QWEN25_MARKS,
+    QWEN25_SPECIAL,
+    QWEN25_TEMPLATE,
+)
 
-HERE = Path(__file__).parent
 QWEN3, QWEN25, LLAMA = "Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"
 OWN = {
     # Qwen3's own template drops the empty thought of an answer that is history.
     QWEN3: QWEN3_TEMPLATE.read_text().replace(" or not (thinks or reasoning)", ""),
-    QWEN25: (HERE / "qwen25_chat_template.jinja").read_text(),
-    LLAMA: (HERE / "llama32_chat_template.jinja").read_text(),
+    QWEN25: QWEN25_TEMPLATE,
+    LLAMA: LLAMA_TEMPLATE,
 }
+QWEN_TOKENS = [*QWEN25_SPECIAL, *QWEN25_MARKS]
 SPECIAL = {
-    QWEN3: [
-        "<|im_end|>",
-        "<|im_start|>",
-        "<|endoftext|>",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-        "<think>",
-        "</think>",
-    ],
-    QWEN25: ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>"],
-    LLAMA: [
-        "<|eot_id|>",
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eom_id|>",
-        "<|python_tag|>",
-    ],
+    QWEN3: [*QWEN_TOKENS, "<tool_response>", "</tool_response>", "<think>", "</think>"],
+    QWEN25: QWEN_TOKENS,
+    LLAMA: LLAMA_SPECIAL,
 }
 ENDS = {
     QWEN3: ["<|im_end|>", "<|endoftext|>"],
@@ -63,11 +52,8 @@ DEFAULT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """How the tokenizers of Qwen and Llama split a text."""
 CASES: list[tuple[str, Thinking]] = [
-    (QWEN3, "off"),
-    (QWEN3, "on"),
-    (QWEN3, "template"),
-    (QWEN25, "off"),
-    (LLAMA, "off"),
+    *((QWEN3, "off"), (QWEN3, "on"), (QWEN3, "template")),
+    *((QWEN25, "off"), (LLAMA, "off")),
 ]
 TOOLS: tuple[ToolSpec, ...] = (
     {"type": "function", "function": {"name": "user", "description": "é\n", "parameters": {"type": "object"}}},
@@ -153,7 +139,8 @@ def make_folder(vocabulary: str, tmp_path: Path) -> Callable[[str], Path]:
         special = SPECIAL[architecture]
         tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
         tokenizer.save(str(tmp_path / "tokenizer.json"))
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[0], "bos_token": special[1]}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ENDS[architecture][0]}
+        settings["bos_token"] = special[0]
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         (tmp_path / GENERATION).write_text(json.dumps({"temperature": 0.6, "top_k": 20, "pad_token_id": 7}))
         ends = [tokenizer.token_to_id(token) for token in ENDS[architecture]]

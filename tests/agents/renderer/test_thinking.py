@@ -203,17 +203,6 @@ def test_a_template_without_thinking_refuses_on_and_ignores_the_rest(tiny_model:
     assert next_prompt(off, conversation, TOOLS) == next_prompt(template, conversation, TOOLS)
 
 
-def test_template_is_what_the_chat_template_does(
-    thinker: Renderer, tiny_model: Path, theirs: Callable[..., str]
-) -> None:
-    conversation = Conversation(request_id="c", observation=FIRST)
-    template = Renderer(tiny_model, thinking="template")
-    assert template.thinks
-    prompt, *_ = next_prompt(template, conversation, TOOLS)
-    assert prompt == next_prompt(thinker, conversation, TOOLS)[0]
-    assert template.decode(prompt) == theirs(True, FIRST, TOOLS, prompt=True)
-
-
 BEGUN = {
     "a line end that is escaped": r"{{- '<think>\n' }}",
     "a line end as it is": "{{- '<think>\n' }}",

@@ -106,18 +106,12 @@ SOLUTIONS = {
 ALL = [
     HUMAN_EVAL, HUMAN_EVAL_SORT, MBPP, MBPP_SANITIZED, APPS_PROGRAM, APPS_FUNCTION, LIVE_PROGRAM, LIVE_FUNCTION,
 ]  # fmt: skip
-LARGE = [HUMAN_EVAL | {"task_id": str(i), "prompt": HUMAN_EVAL["prompt"] + f"    # {i}\n"} for i in range(600)]
 
 
 def write(path: Path, rows: Rows) -> str:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode()))
-    elif path.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        import pyarrow.parquet as parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
     else:
         path.write_text(json.dumps(list(rows)) if path.suffix == ".json" else text)
     return str(path)
@@ -180,12 +174,6 @@ def test_what_the_model_is_asked() -> None:
 
 def tasks_of(*rows: Mapping[str, Any]) -> list[Task]:
     return [task_of(row) for row in rows]
-
-
-def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", [APPS_PROGRAM | {"difficulty": "interview"}])
-    [plain], [named] = (CodeExec.tasks("all", count=1, data=path, kind=kind) for kind in ("", "difficulty"))
-    assert (plain.kind, named.kind) == ("", "interview") and plain.id == named.id
 
 
 CALLS = {"type": "call", "function": "f", "args": "2", "accepted": ["3"], "compare": "equal"}
@@ -283,7 +271,6 @@ def test_what_is_more_than_calls_is_refused(check: str) -> None:
         HUMAN_EVAL | {"test": "def check(candidate):\n    assert candidate(len)(1) == 1\n"},
         MBPP | {"test_list": ["assert letters(Pair(1, 2)) == 3"] * 2, "code": "class Pair:\n    pass\n" + MBPP["code"]},
         MBPP | {"test_list": ["assert f(root) == 3", "assert f(root, 1) == 3"], "test_setup_code": "root = Node(1)"},
-        MBPP | {"test_list": ["async def g(): assert await f(1) == 3"] * 2},
     ],
 )
 def test_rows_whose_asserts_are_more_than_calls_are_counted_and_named(tmp_path: Path, row: Mapping[str, Any]) -> None:
@@ -312,40 +299,24 @@ async def test_every_canonical_solution_of_human_eval_earns_one() -> None:
             assert verdict.share == 1.0, (task.prompt, verdict)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".json", ".parquet"])
-def test_every_kind_of_file(tmp_path: Path, suffix: str) -> None:
-    rows = LARGE[:300]
-    path = write(tmp_path / f"rows{suffix}", rows)
-    tasks = load_tasks(path, split="all", count=300, seed=3)
-    assert sorted(questions(tasks)) == sorted(questions(tasks_of(*rows)))
-    assert load_tasks(path, split="all", count=50, seed=3) == tasks[:50]
-    assert load_tasks(path, split="all", count=300, seed=4) != tasks
-
-
-def test_a_file_is_split_by_content(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", LARGE)
-    train, test = (set(questions(load_tasks(path, split=s, count=n))) for s, n in (("train", 500), ("test", 40)))
-    assert not train & test
-    write(tmp_path / "rows-test.jsonl", [MBPP])
-    [task] = load_tasks(str(tmp_path / "rows-{split}.jsonl"), split="test", count=1)
+def test_files_are_data_of_forge_env(tmp_path: Path) -> None:
+    """The forms of files, the splits and what is left out have tests in test_data_tasks.py and test_rows.py."""
+    many = [HUMAN_EVAL | {"task_id": str(i), "prompt": HUMAN_EVAL["prompt"] + f"    # {i}\n"} for i in range(50)]
+    path = write(tmp_path / "rows-train.jsonl.gz", many)
+    tasks = load_tasks(path, split="all", count=50, seed=3)
+    assert sorted(questions(tasks)) == sorted(questions(tasks_of(*many)))
+    assert load_tasks(path, split="all", count=50, seed=4) != tasks
+    write(tmp_path / "rows-test.jsonl.gz", [MBPP])
+    [task] = load_tasks(str(tmp_path / "rows-{split}.jsonl.gz"), split="test", count=1)
     assert task.metadata["source"] == "MBPP"
-
-
-def test_a_broken_line_is_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", LARGE[:20])
-    Path(path).write_text(Path(path).read_text() + "broken\n" + json.dumps(MBPP) + "\n")
-    tasks = load_tasks(path, split="all", count=5)
-    assert len(tasks) == 5 and "22 rows, 1 left out (line 21: it is no JSON" in str(tasks.rows)
-
-
-PICKLE = base64.b64encode(zlib.compress(pickle.dumps("[]"))).decode()
+    with pytest.raises(UserError, match="there is no split 'valid'"):
+        load_tasks(path, split="valid", count=1)
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"a": 1, "b": 2}, "row 1: it has the fields a, b; the known shapes: HumanEval has prompt, entry_point, test;"),
-        (LIVE_PROGRAM | {"private_test_cases": PICKLE}, "LiveCodeBench.*private_test_cases is a compressed pickle"),
         (LIVE_PROGRAM | {"public_test_cases": "[{"}, "LiveCodeBench and cannot be read"),
         (LIVE_FUNCTION | {"metadata": "{}"}, "functional tests, and its metadata no func_name"),
         (LIVE_FUNCTION | {"metadata": json.dumps({"func_name": "f(); x"})}, r"has the name 'f\(\); x'"),
@@ -361,34 +332,12 @@ def test_rows_that_cannot_be_read(tmp_path: Path, row: Mapping[str, Any], words:
         load_tasks(write(tmp_path / "rows.json", [row]), split="all", count=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("rows.jsonl", b"", "is empty: it holds no row"),
-        ("rows.jsonl", b"[1]\n", r"line 1: it is \[1\], not an object"),
-        ("rows.jsonl", b"\xff\n", "line 1: byte 1 of the line is no UTF-8"),
-        ("rows.jsonl.gz", b"no gzip", "cannot be read: not a gzipped file"),
-        ("rows.jsonl.gz", gzip.compress(b"{}\n" * 1000, mtime=0)[:20], "cannot be read"),
-        ("rows.json", b"[{}", "is no JSON: .* line 1"),
-        ("rows.parquet", b"no parquet", "cannot be read"),
-    ],
-)
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    if name.endswith(".parquet"):
-        pytest.importorskip("pyarrow")
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=words):
-        load_tasks(str(tmp_path / name), split="all", count=1)
-    with pytest.raises(UserError, match="there is no split 'valid'"):
-        load_tasks(str(tmp_path / name), split="valid", count=1)
-
-
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
             return (Path.touch, (tmp_path / "exploded",))
 
     bomb = base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()
-    with pytest.raises(UserError, match="compressed pickle"):
+    with pytest.raises(UserError, match="LiveCodeBench.*private_test_cases is a compressed pickle"):
         load_tasks(write(tmp_path / "x.jsonl", [LIVE_PROGRAM | {"private_test_cases": bomb}]), split="all", count=1)
     assert not (tmp_path / "exploded").exists()

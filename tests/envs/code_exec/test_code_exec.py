@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -74,16 +72,6 @@ async def expert_plays(factory: EnvFactory, task: Task, seed: int = 0) -> Episod
 
 
 @shared_loop
-@pytest.mark.parametrize("split", ["train", "test"])
-async def test_the_expert_earns_the_full_reward(factory: EnvFactory, split: str) -> None:
-    for i, task in enumerate(CodeExec.tasks(split, count=10)):
-        result = await expert_plays(factory, task, seed=i)
-        assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.0, 2), result.messages
-        enforced = result.info["sandbox"]
-        assert enforced["seccomp"] is True and enforced["memory_limit"], "what the sandbox enforces is on record"
-
-
-@shared_loop
 async def test_without_its_tool_the_expert_earns_nothing(factory: EnvFactory) -> None:
     group = await run_group(
         factory,
@@ -104,37 +92,15 @@ def test_the_question_does_not_tell_the_value() -> None:
 
 
 @shared_loop
-@pytest.mark.parametrize("level", [2, 3, 4])
-@pytest.mark.parametrize("split", ["train", "test"])
-async def test_the_expert_solves_every_level(factory: EnvFactory, level: int, split: str) -> None:
-    tasks = CodeExec.tasks(split, count=8, level=level)
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+async def test_the_expert_solves_every_level(factory: EnvFactory, level: int) -> None:
+    tasks = [task for split in ("train", "test") for task in CodeExec.tasks(split, count=5, level=level)]
     for i, task in enumerate(tasks):
         result = await expert_plays(factory, task, seed=i)
         assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0), result.messages
+        enforced = result.info["sandbox"]
+        assert enforced["seccomp"] is True and enforced["memory_limit"], "what the sandbox enforces is on record"
     assert len({task.metadata["operation"] for task in tasks}) >= 2
-
-
-@shared_loop
-async def test_the_expert_of_level_4_prints_each_column_with_its_number(factory: EnvFactory) -> None:
-    [task] = CodeExec.tasks("train", count=1, level=4)
-    result = await expert_plays(factory, task)
-    head, columns, _ = [message["content"] for message in result.messages if message["role"] == "tool"]
-    names = re.split(r"[,;|\t]", head.splitlines()[0])
-    assert len(names) == 4 and ast.literal_eval(columns) == {name: number for number, name in enumerate(names)}
-
-
-@pytest.mark.parametrize("level", [2, 3, 4])
-def test_the_tasks_of_a_level(level: int) -> None:
-    """Many, repeatable, and disjoint by content from those of the test split."""
-    train = CodeExec.tasks("train", count=400, seed=1, level=level)
-    test = CodeExec.tasks("test", count=60, seed=2, level=level)
-    asked = [{task.prompt[0]["content"] for task in tasks} for tasks in (train, test)]
-    assert (len(asked[0]), len(asked[1]), asked[0] & asked[1]) == (400, 60, set())
-    known = {(task.metadata["operation"], task.metadata["constant"]) for task in train}
-    unseen = [task for task in test if (task.metadata["operation"], task.metadata["constant"]) not in known]
-    assert len(unseen) >= 20
-    assert CodeExec.tasks("train", count=400, seed=1, level=level) == train
-    json.dumps([task.target for task in train])
 
 
 async def test_level_4_needs_the_session() -> None:
@@ -155,7 +121,6 @@ def test_the_expert_says_what_it_cannot_solve() -> None:
     [
         ({"level": 5}, "no level 5; the levels are 1, 2, 3 and 4"),
         ({"level": "two"}, "'two'"),
-        ({"data": "rows.txt"}, "rows.txt is no hub id|rows.txt, and it is no hub id"),
         ({"data": "nowhere.jsonl"}, "there is no file nowhere.jsonl"),
     ],
 )
@@ -217,21 +182,11 @@ CHEATS = {
 
 
 @shared_loop
-async def test_right_answers_earn_one(factory: EnvFactory) -> None:
-    rewards = await score(factory, *(text.format(solution(TASK)) for text in RIGHT.values()))
-    assert dict(zip(RIGHT, rewards, strict=True)) == dict.fromkeys(RIGHT, 1.0)
-
-
-@shared_loop
-async def test_wrong_answers_earn_nothing(factory: EnvFactory) -> None:
-    rewards = await score(factory, *(text.format(solution(TASK)) for text in WRONG.values()))
-    assert dict(zip(WRONG, rewards, strict=True)) == dict.fromkeys(WRONG, 0.0)
-
-
-@shared_loop
-async def test_cheats_earn_nothing(factory: EnvFactory) -> None:
-    rewards = await score(factory, *CHEATS.values())
-    assert dict(zip(CHEATS, rewards, strict=True)) == dict.fromkeys(CHEATS, 0.0)
+@pytest.mark.parametrize(("answers", "reward"), [(RIGHT, 1.0), (WRONG, 0.0), (CHEATS, 0.0)])
+async def test_answers_have_their_reward(factory: EnvFactory, answers: dict[str, str], reward: float) -> None:
+    texts = answers if answers is CHEATS else {k: text.format(solution(TASK)) for k, text in answers.items()}
+    rewards = await score(factory, *texts.values())
+    assert dict(zip(answers, rewards, strict=True)) == dict.fromkeys(answers, reward)
 
 
 @shared_loop
@@ -377,8 +332,9 @@ async def test_code_that_stalls_is_the_models_own_doing(factory: EnvFactory, lim
 @shared_loop
 async def test_what_the_model_is_told(factory: EnvFactory) -> None:
     table = TASK.metadata["table"]
-    value, nothing, error, end, unreadable = await run_tool(
-        factory, "print(t[10], t[11])", "pass", "print('so far')\nt[1000]", "import sys; sys.exit(3)", "def f(:\n  pass"
+    value, nothing, error, end, unreadable, surrogate = await run_tool(
+        *(factory, "print(t[10], t[11])", "pass", "print('so far')\nt[1000]", "import sys; sys.exit(3)"),
+        *("def f(:\n  pass", "print('\ud800')"),
     )
     assert value == f"{table[10]} {table[11]}"
     assert nothing == ""
@@ -386,14 +342,21 @@ async def test_what_the_model_is_told(factory: EnvFactory) -> None:
     assert error.endswith("[exit code 1]")
     assert end == "[exit code 3]"
     assert "SyntaxError: invalid syntax" in unreadable and "def f(:" in unreadable
+    assert "surrogate" in surrogate.lower()
 
 
 STATE = ("a = 1; open('note.txt', 'w').write('kept')", "print(a, open('note.txt').read(), len(t))")
 
 
 @shared_loop
-async def test_variables_and_files_last_for_the_episode(factory: EnvFactory) -> None:
-    assert (await run_tool(factory, *STATE))[1] == "1 kept 100"
+async def test_variables_and_files_last_for_the_episode_or_until_the_interpreter_ends(factory: EnvFactory) -> None:
+    """A cell that ends it takes what earlier cells built; what the task provides is there again."""
+    _, kept, killed, after = await run_tool(
+        factory, *STATE, "import os; os._exit(7)", "print('a' in globals(), len(t))"
+    )
+    assert kept == "1 kept 100"
+    assert killed == "[exit code 7]\n[variables and files are gone]"
+    assert after == "False 100"
     assert "NameError: name 'a' is not defined" in (await run_tool(factory, *STATE, stateful=False))[1]
 
 
@@ -414,14 +377,6 @@ async def test_episodes_share_nothing(factory: EnvFactory) -> None:
 
 
 @shared_loop
-async def test_lost_state_is_told(factory: EnvFactory) -> None:
-    """A cell that ends the interpreter takes what earlier cells built; what the task provides is there again."""
-    _, killed, after = await run_tool(factory, "a = 1", "import os; os._exit(7)", "print('a' in globals(), len(t))")
-    assert killed == "[exit code 7]\n[variables and files are gone]"
-    assert after == "False 100"
-
-
-@shared_loop
 async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end(factory: EnvFactory) -> None:
     env = factory.make()
     await env.reset(seed=0, options={"task": TASK})
@@ -436,12 +391,6 @@ async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end(
     [message], *_ = await env.step(says(code="print('a' in globals())"))
     assert message["content"] == "False\n[variables and files are gone]"
     await env.close()
-
-
-@shared_loop
-async def test_a_surrogate_in_the_code_is_told_to_the_model(factory: EnvFactory) -> None:
-    [text] = await run_tool(factory, "print('\ud800')")
-    assert "surrogate" in text.lower()
 
 
 # The tool tells the answer what only it knows, one bit by each file that both may read: locked or not.
@@ -487,16 +436,8 @@ async def test_nothing_of_the_tool_lives_while_its_answer_is_graded(factory: Env
 class BrokenSandbox:
     """A sandbox that cannot run anything."""
 
-    capabilities = Capabilities(
-        backend="broken",
-        pid_namespace=False,
-        mount_namespace=False,
-        network_namespace=False,
-        ipc_namespace=False,
-        seccomp=False,
-        uid_drop=False,
-        memory_limit="none",
-    )
+    missing = ("pid_namespace", "mount_namespace", "network_namespace", "ipc_namespace", "seccomp", "uid_drop")
+    capabilities = Capabilities(backend="broken", memory_limit="none", **dict.fromkeys(missing, False))
 
     async def run(self, request: ExecRequest) -> ExecResult:
         return ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="broken", error="no more processes")

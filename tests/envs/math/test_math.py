@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,19 @@ from agents.scripted import ScriptedAgent
 from envs.math import Math, calculate
 from envs.math.answers import same_answer
 from envs.math.story_tasks import STORIES
+from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall
-from forge_env.evaluation.evaluate import Evaluation
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 
 
-async def run(agent: ScriptedAgent, tasks: list[Task], **options: Any) -> Evaluation:
+async def run(agent: ScriptedAgent, tasks: list[Task], **options: Any) -> list[Episode]:
+    common: dict[str, Any] = {"limits": EpisodeLimits(), "env_options": options}
     async with EnvFactory(Math) as factory:
-        return Evaluation(
-            episodes=tuple(
-                [
-                    await run_episode(
-                        factory, agent, task, seed=i, episode_id=str(i), limits=EpisodeLimits(), env_options=options
-                    )
-                    for i, task in enumerate(tasks)
-                ]
-            )
-        )
+        return [
+            await run_episode(factory, agent, task, seed=i, episode_id=str(i), **common) for i, task in enumerate(tasks)
+        ]
 
 
 async def score(answer: str, target: str = "893") -> float:
@@ -45,50 +40,17 @@ async def score(answer: str, target: str = "893") -> float:
     return reward
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-async def test_the_expert_earns_the_full_reward(split: str) -> None:
-    result = await run(ScriptedAgent(Math.expert), list(Math.tasks(split, count=20)))
-    assert [e.reward for e in result.episodes] == [1.0] * 20
-    assert {len(e.turns) for e in result.episodes} == {2}
-
-
 async def test_without_its_tool_the_expert_earns_nothing() -> None:
-    result = await run(ScriptedAgent(Math.expert), list(Math.tasks(count=20)), use_tools=False)
-    assert [e.reward for e in result.episodes] == [0.0] * 20
+    result = await run(ScriptedAgent(Math.expert), list(Math.tasks(count=5)), use_tools=False)
+    assert [e.reward for e in result] == [0.0] * 5
 
 
-def test_targets_are_right() -> None:
-    for task in Math.tasks(count=200):
-        question = task.prompt[0]["content"]
-        a, b, c = (int(word) for word in question.split() if word.isdigit())
-        right = a * b + c if "added" in question else a * b - c if "lost" in question else (a + b) * c
-        assert task.target == str(right)
-
-
-@pytest.mark.parametrize("answer", ["893", "893.0", "There are 893 pens.", "37 * 24 + 5 = 893.", " 893\n"])
-async def test_a_right_answer(answer: str) -> None:
-    assert await score(answer) == 1.0
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "",
-        "I do not know.",
-        "894",
-        "-893",
-        "893 or 894",
-        "8930",
-        "0893.5",
-        "37 * 24 + 5",
-        "eight hundred ninety-three",
-        "nan",
-        "inf",
-        "9" * 5000,
-    ],
-)
-async def test_a_wrong_answer(answer: str) -> None:
-    assert await score(answer) == 0.0
+async def test_answers_are_scored() -> None:
+    for answer in ("893", "893.0", "There are 893 pens.", "37 * 24 + 5 = 893.", " 893\n"):
+        assert await score(answer) == 1.0, answer
+    wrong = ("", "I do not know.", "894", "-893", "893 or 894", "8930", "0893.5", "37 * 24 + 5", "nan", "9" * 5000)
+    for answer in wrong:
+        assert await score(answer) == 0.0, answer
 
 
 async def test_level_1_reads_as_it_always_did() -> None:
@@ -113,34 +75,28 @@ async def test_level_1_reads_as_it_always_did() -> None:
     ]
 
 
-async def test_without_the_calculator_the_expert_still_solves_it() -> None:
-    tasks = list(Math.tasks(count=5))
-    env = Math(calculator=False)
-    messages, _ = await env.reset(seed=0, options={"task": tasks[0]})
-    assert (list(env.tools), messages[0]["content"]) == ([], "Answer with a number.")
-    result = await run(ScriptedAgent(Math.expert), tasks, calculator=False)
-    assert [(e.reward, len(e.turns)) for e in result.episodes] == [(1.0, 1)] * 5
-
-
-async def test_a_calculator_that_was_taken_away_cannot_be_called() -> None:
-    env = Math(calculator=False)
-    await env.reset(seed=0, options={"task": Math.tasks(count=1)[0]})
+async def test_the_calculator_is_a_tool_and_one_that_was_taken_away_cannot_be_called() -> None:
     call = ToolCall(id="call_0", name="calculator", arguments={"expression": "6 * 7"})
-    messages, *_ = await env.step(Action(message={"role": "assistant", "content": ""}, tool_calls=(call,)))
+    action = Action(message={"role": "assistant", "content": ""}, tool_calls=(call,))
+    env = Math()
+    await env.reset(seed=0, options={"task": Math.tasks(count=1)[0]})
+    messages, reward, terminated, _, _ = await env.step(action)
+    assert ([m["content"] for m in messages], reward, terminated) == (["42"], 0.0, False)
+    env = Math(calculator=False)
+    messages, _ = await env.reset(seed=0, options={"task": Math.tasks(count=1)[0]})
+    assert (list(env.tools), messages[0]["content"]) == ([], "Answer with a number.")
+    messages, *_ = await env.step(action)
     assert messages[0]["content"].startswith("Error: there is no tool 'calculator'")
 
 
-LEVELS = [2, 3, 4]
-
-
-@pytest.mark.parametrize("level", [0, *LEVELS])
+@pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("options", [{}, {"calculator": False}])
 async def test_the_expert_solves_every_level(level: int, options: dict[str, bool]) -> None:
-    tasks = [*Math.tasks("train", count=45, level=level), *Math.tasks("test", count=5, level=level)]
+    tasks = [*Math.tasks("train", count=20, level=level), *Math.tasks("test", count=5, level=level)]
     result = await run(ScriptedAgent(Math.expert), tasks, **options)
-    assert [e.reward for e in result.episodes] == [1.0] * 50
-    turns = {} if options else {0: {2, 3, 4}, 2: {3}}
-    assert {len(e.turns) for e in result.episodes} == turns.get(level, {1})
+    assert [e.reward for e in result] == [1.0] * 25
+    turns = {} if options else {0: {2, 3, 4}, 1: {2}, 2: {3}}
+    assert {len(e.turns) for e in result} == turns.get(level, {1})
 
 
 def test_held_out_stories_of_level_0_have_numbers_that_are_not_in_training() -> None:
@@ -151,8 +107,12 @@ def test_held_out_stories_of_level_0_have_numbers_that_are_not_in_training() -> 
         assert all(sum(task.kind == kind for task in tasks) > len(tasks) / 16 for kind in STORIES[0])
 
 
-def test_targets_of_level_0_are_right() -> None:
-    right = {
+def numbers(task: Task) -> list[int]:
+    return [int(text) for text in re.findall(r"-?\d+", task.prompt[0]["content"].replace("x^2", ""))]
+
+
+RIGHT: dict[int, dict[str, Callable[..., float]]] = {
+    0: {
         "find": lambda a, b: a + b,
         "give": lambda a, b: a - b,
         "packs": lambda a, b: a * b,
@@ -161,53 +121,37 @@ def test_targets_of_level_0_are_right() -> None:
         "gift": lambda a, b, c: a * b + c,
         "both": lambda a, b: 2 * a + b,
         "sell": lambda a, b, c, d: a * b + c - d,
-    }
-    for task in Math.tasks(count=400, level=0):
-        assert int(task.target) == right[task.kind](*numbers(task)) > 0
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_there_are_enough_tasks_and_the_test_split_is_new(level: int) -> None:
-    train = Math.tasks("train", count=2000, level=level)
-    test = Math.tasks("test", count=200, level=level, seed=3)
-    asked = [{task.prompt[0]["content"] for task in tasks} for tasks in (train, test)]
-    assert (len(asked[0]), len(asked[1]), len(asked[0] & asked[1])) == (2000, 200, 0)
-    pairs = {(task.metadata["operation"], task.metadata["constant"]) for task in train}
-    unseen = sum((task.metadata["operation"], task.metadata["constant"]) not in pairs for task in test)
-    assert 60 <= unseen < 200
-    assert Math.tasks("train", count=20, level=level, seed=1) != list(train[:20])
-
-
-def numbers(task: Task) -> list[int]:
-    return [int(text) for text in re.findall(r"-?\d+", task.prompt[0]["content"].replace("x^2", ""))]
-
-
-def test_targets_of_level_2_are_right() -> None:
-    right = {
+    },
+    1: {
+        "plus": lambda a, b, c: a * b + c,
+        "minus": lambda a, b, c: a * b - c,
+        "times": lambda a, b, c: (a + b) * c,
+    },
+    2: {
         "stock": lambda a, b, c, d: a * b + c - d,
         "rows": lambda a, b, c, d: (a * b - c) * d,
         "shares": lambda a, b, c, d: a * b / c + d,
         "bags": lambda a, b, c, d: (a + b) * c - d,
-    }
-    tasks = Math.tasks(count=200, level=2)
-    assert {task.metadata["operation"] for task in tasks} == right.keys()
-    for task in tasks:
-        assert float(task.target) == right[task.metadata["operation"]](*numbers(task))
-
-
-def test_targets_of_level_3_are_right() -> None:
-    right = {
+    },
+    3: {
         "price": lambda a, b, c: a * (1 + b / 100) * (1 - c / 100),
         "pump": lambda a, b, c: a / b * c,
         "rest": lambda a, b, c, d, e: (a - a * b / c) - (a - a * b / c) * d / e,
         "together": lambda a, b: 1 / (1 / a + 1 / b),
         "speed": lambda a, b: 2 / (1 / a + 1 / b),
-    }
-    tasks = Math.tasks(count=200, level=3)
-    assert {task.metadata["operation"] for task in tasks} == right.keys()
-    assert sum(Fraction(task.target).denominator > 1 for task in tasks) > 100
+    },
+}
+
+
+@pytest.mark.parametrize("level", RIGHT)
+def test_targets_are_right(level: int) -> None:
+    tasks = Math.tasks(count=200, level=level)
+    assert {task.kind for task in tasks} == RIGHT[level].keys()
     for task in tasks:
-        assert float(Fraction(task.target)) == pytest.approx(right[task.metadata["operation"]](*numbers(task)))
+        value = Fraction(task.target)
+        assert float(value) == pytest.approx(RIGHT[level][task.kind](*numbers(task))) and value > 0
+    has_fractions = sum(Fraction(task.target).denominator > 1 for task in tasks)
+    assert has_fractions > 100 if level == 3 else not has_fractions
 
 
 def test_targets_of_level_4_are_right() -> None:
@@ -250,25 +194,23 @@ async def test_level_4_asks_for_a_box() -> None:
     assert messages[0]["content"] == "Use the calculator. Put the final answer in \\boxed{}."
 
 
-@pytest.mark.parametrize("answer", ["[2, 3]", "(2, 4)", "\\{2, 3\\}", "x", "(-\\infty, \\infty)", "(x-2)(x-3) < 0"])
-async def test_a_wrong_interval(answer: str) -> None:
-    assert await score("\\boxed{(2, 3)}", target="(2, 3)") == 1.0
-    assert await score(f"\\boxed{{{answer}}}", target="(2, 3)") == 0.0
-
-
 async def test_the_graders_process_ends_with_the_factory() -> None:
     async with EnvFactory(Math) as factory:
         env = factory.make()
-        await env.reset(seed=0, options={"task": Task(prompt=(), target="x+1")})
-        _, reward, *_ = await env.step(Action(message={"role": "assistant", "content": "\\boxed{1+x}"}))
+        for target, answers in {
+            "x+1": {"1+x": 1.0},
+            "(2, 3)": {"(2, 3)": 1.0, "[2, 3]": 0.0, "(2, 4)": 0.0, "(x-2)(x-3) < 0": 0.0},
+        }.items():
+            await env.reset(seed=0, options={"task": Task(prompt=(), target=target)})
+            assert {answer: env.correct(f"\\boxed{{{answer}}}") for answer in answers} == answers
         pid = env.verifier.pid  # type: ignore[attr-defined]
-        assert (reward, Path(f"/proc/{pid}").exists()) == (1.0, True)
+        assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 async def test_no_cheat_scores_where_the_answer_is_a_number(level: int) -> None:
-    for task in Math.tasks(count=30, level=level):
+    for task in Math.tasks(count=10, level=level):
         env = Math()
         await env.reset(seed=0, options={"task": task})
         cheats = Math.cheats(task)
@@ -307,9 +249,7 @@ async def test_partial_credit_is_an_option() -> None:
     ("expression", "value"),
     [
         ("37 * 24 + 5", "893"),
-        ("(1 + 2) * 3", "9"),
         ("7 / 2", "3.5"),
-        ("7 // 2", "3"),
         ("-7 % 3", "2"),
         ("+1 - -1", "2"),
         (" 2 ", "2"),
@@ -333,7 +273,7 @@ def test_nothing_is_run(expression: str) -> None:
     assert calculate(expression) == "Error: only numbers, + - * / // % and parentheses are allowed"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=250) | st.text("0123456789+-*/%(). e_jx'\"[]", max_size=250))
 @example("-" * 199 + "1")
 @example("(" * 100 + ")" * 100)
@@ -354,7 +294,7 @@ arithmetic = st.recursive(
 ).filter(lambda text: len(text) <= 200)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(text=arithmetic)
 def test_values_are_pythons(text: str) -> None:
     try:
@@ -363,13 +303,3 @@ def test_values_are_pythons(text: str) -> None:
         assert calculate(text).startswith("Error: ")
     else:
         assert calculate(text) == expected
-
-
-async def test_the_model_calls_it_as_a_tool() -> None:
-    env = Math()
-    await env.reset(seed=0, options={"task": Math.tasks(count=1)[0]})
-    call = ToolCall(id="call_0", name="calculator", arguments={"expression": "6 * 7"})
-    messages, reward, terminated, _, _ = await env.step(
-        Action(message={"role": "assistant", "content": ""}, tool_calls=(call,))
-    )
-    assert ([m["content"] for m in messages], reward, terminated) == (["42"], 0.0, False)

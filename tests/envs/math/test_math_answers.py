@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import importlib
+import importlib.util
 import math
 import os
 import re
@@ -163,11 +163,6 @@ def test_math_verify_differs_where_the_table_says_why() -> None:
     assert [row for row, verdict in zip(table, verdicts, strict=True) if (verdict != row[2]) != bool(row[3])] == []
 
 
-def test_the_table_of_pairs_has_no_pair_twice() -> None:
-    pairs = [pair[:2] for pairs in PAIRS.values() for pair in pairs]
-    assert len(pairs) == len(set(pairs)) >= 300
-
-
 @pytest.mark.usefixtures("algebra")
 @given(digits=st.integers(3, 15), target=st.sampled_from([("\\pi", math.pi), ("\\sqrt{2}", math.sqrt(2))]))
 @settings(max_examples=8, deadline=None)
@@ -265,12 +260,9 @@ def test_only_the_formats_asked_for_count() -> None:
         extract_answer("2", ["box"])
 
 
-def test_thinking_is_not_searched() -> None:
+def test_thinking_is_not_searched_and_what_follows_its_first_end_is_content() -> None:
     assert after_thinking("<think>a</think> b") == after_thinking("a</think> b") == " b"
     assert after_thinking("\n<think>a") == ""
-
-
-def test_what_follows_the_first_end_of_thinking_is_content() -> None:
     assert after_thinking("<think>a</think> b <think>c</think> d") == " b <think>c</think> d"
     assert after_thinking("a</think>b<think>c") == "b<think>c"
     for response in (
@@ -284,27 +276,8 @@ def test_what_follows_the_first_end_of_thinking_is_content() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "9",
-        "\n",
-        "(",
-        "\\(",
-        "$",
-        "{",
-        "\\boxed{",
-        "<answer>",
-        "</answer",
-        "1 ",
-        "1,",
-        "1/",
-        "#### ",
-        "answer is ",
-        "٣",
-        "|",
-        "|1",
-        "<",
-        "5 to ",
-        "between 1 ",
-        "from 1 ",
+        *("9", "\n", "(", "\\(", "$", "{", "\\boxed{", "<answer>", "</answer", "1 ", "1,", "1/", "#### ", "answer is "),
+        *("٣", "|", "|1", "<", "5 to ", "between 1 ", "from 1 "),
     ],
 )
 def test_a_hundred_thousand_characters_are_read_at_once(text: str) -> None:
@@ -400,18 +373,24 @@ async def test_a_cancelled_comparison_leaves_the_helper_usable(verifier: Verifie
     assert verifier.pid == pid
 
 
-def test_a_killed_helper_is_a_fault_of_ours_and_another_one_starts(verifier: Verifier) -> None:
+def test_a_helper_that_dies_is_a_fault_of_ours_if_it_works_and_another_one_starts(verifier: Verifier) -> None:
     assert verifier.compare("x", "x", 0.0)
     first = verifier.pid
     assert first is not None
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not is_alive(first))
+    assert verifier.compare("x", "x", 0.0), "one that died while idle harms nothing"
+    second = verifier.pid
+    assert second is not None and second != first
     with ThreadPoolExecutor(1) as pool:
         comparison = pool.submit(verifier.compare, "(x+y)^2", ENDLESS, 0.0)
-        wait_until(lambda: bool(Path(f"/proc/{first}/task/{first}/children").read_text().strip()))
-        os.killpg(first, signal.SIGKILL)
+        wait_until(lambda: bool(Path(f"/proc/{second}/task/{second}/children").read_text().strip()))
+        os.killpg(second, signal.SIGKILL)
         with pytest.raises(ServiceError, match=r"ended in the middle of its work: it died of SIGKILL \(signal 9\)"):
             comparison.result(timeout=60)
-    assert verifier.compare("x", "x", 0.0)
-    assert verifier.pid != first
+    with pytest.raises(EnvError, match="the target .* takes the math grader too long to read"):
+        verifier.compare(HARD_TO_READ, "x", 0.0)  # of a target that takes too long: no fault of the answer
+    assert verifier.pid != second
 
 
 def test_only_the_limit_of_processor_time_is_the_answers_doing() -> None:
@@ -426,40 +405,17 @@ def test_only_the_limit_of_processor_time_is_the_answers_doing() -> None:
         _verdict({"written": [], "exit_code": -signal.SIGPROF}, "x")
 
 
-def test_a_helper_that_died_while_idle_harms_nothing(verifier: Verifier) -> None:
-    assert verifier.compare("x", "x", 0.0)
-    first = verifier.pid
-    assert first is not None
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not is_alive(first))
-    assert verifier.compare("x", "x", 0.0)
-
-
-def test_a_target_that_takes_too_long_is_no_fault_of_the_answer(verifier: Verifier) -> None:
-    with pytest.raises(EnvError, match="the target .* takes the math grader too long to read"):
-        verifier.compare(HARD_TO_READ, "x", 0.0)
-
-
 @pytest.mark.parametrize("target", [r"x\equiv 2 \pmod 5", r"A \Rightarrow B", "(x-1)^2 (x+3"])
 def test_an_answer_to_a_target_that_no_grammar_reads_is_right_or_wrong_by_its_text(target: str) -> None:
     assert same_answer(target, target) and not same_answer(r"x\equiv 3 \pmod 5", target)
 
 
-def test_without_math_verify_numbers_work_and_the_rest_says_what_is_missing() -> None:
-    """In a Python that does not find math-verify, as without the extra."""
-    code = (
-        "import importlib.util, sys\n"
-        "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *a: None if name == 'math_verify' else find(name, *a)\n"
-        "from envs.math.rewards import MathReward\n"
-        "print(MathReward()('', '1/2', 0.5))\n"
-        "try: MathReward()('', 'x', 'x+1')\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[0] == "1.0", done.stderr
-    assert done.stdout.splitlines()[1].startswith("UserError math-verify is not installed")
-    assert "pip install 'forge-env[math]'" in done.stdout
+def test_without_math_verify_numbers_work_and_the_rest_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "math_verify" else find(name, *a))
+    assert MathReward()("", "1/2", 0.5) == 1.0
+    with pytest.raises(UserError, match=r"^math-verify is not installed.* pip install 'forge-env\[math\]'"):
+        Verifier().compare("x+1", "x", 0.0)
 
 
 def test_the_helper_ends_with_a_killed_owner_and_belongs_to_no_fork() -> None:

@@ -48,8 +48,6 @@ def write(path: Path, rows: Rows) -> Path:
         table.to_parquet(str(path))
     elif path.suffix == ".csv":
         table.to_csv(str(path), index=False)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(list(rows)))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -59,9 +57,8 @@ def questions(tasks: Sequence[Task]) -> list[str]:
     return [message["content"] for task in tasks for message in task.prompt]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".json"])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_gsm8k_from_every_kind_of_file(tmp_path: Path, suffix: str, streaming: bool) -> None:
+@pytest.mark.parametrize(("suffix", "streaming"), [(".jsonl", True), (".parquet", False), (".csv", False)])
+def test_gsm8k_from_files(tmp_path: Path, suffix: str, streaming: bool) -> None:
     path = write(tmp_path / f"gsm8k{suffix}", GSM8K)
     tasks = load_tasks(str(path), split="all", count=300, streaming=streaming)
     assert sorted(questions(tasks)) == sorted(row["question"] for row in GSM8K)
@@ -69,22 +66,6 @@ def test_gsm8k_from_every_kind_of_file(tmp_path: Path, suffix: str, streaming: b
         number = int(task.prompt[0]["content"].split()[2])
         assert task.target == f"{number + 1000:,}"
         assert MathReward()("", f"It is \\boxed{{{number + 1000}}}.", task.target) == 1.0
-
-
-def test_math_takes_the_last_box(tmp_path: Path) -> None:
-    path = write(tmp_path / "math.parquet", MATH)
-    tasks = load_tasks(str(path), split="all", count=len(MATH))
-    assert {task.target for task in tasks} == {f"\\frac{{{i}}}{{2}}" for i in range(1, 40, 2)}
-
-
-def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
-    path = str(write(tmp_path / "math.jsonl", [row | {"type": f"Algebra {i % 2}"} for i, row in enumerate(MATH)]))
-    plain = load_tasks(path, split="all", count=len(MATH))
-    named = Math.tasks("all", count=len(MATH), data=path, kind="type")
-    assert {task.kind for task in plain} == {""} and {task.kind for task in named} == {"Algebra 0", "Algebra 1"}
-    assert [task.id for task in plain] == [task.id for task in named]
-    with pytest.raises(UserError, match="has no column 'typ' for the kind. Did you mean type"):
-        Math.tasks("all", count=1, data=path, kind="typ")
 
 
 def test_aime_has_capital_columns_and_whole_numbers(tmp_path: Path) -> None:
@@ -99,13 +80,6 @@ def test_a_prompt_of_messages(tmp_path: Path) -> None:
         path = write(tmp_path / "chat.jsonl", [{"prompt": prompt, "target": 2.0}])
         [task] = load_tasks(str(path), split="all", count=1)
         assert (list(task.prompt), task.target) == (messages, "2.0")
-
-
-def test_named_columns(tmp_path: Path) -> None:
-    rows = [{"question": "no", "answer": "no", "text": f"What is {i}?", "value": str(i)} for i in range(5)]
-    path = write(tmp_path / "own.jsonl", rows)
-    tasks = load_tasks(str(path), split="all", count=5, question="text", answer="value")
-    assert {(task.prompt[0]["content"], task.target) for task in tasks} == {(f"What is {i}?", str(i)) for i in range(5)}
 
 
 @pytest.mark.parametrize(
@@ -150,21 +124,12 @@ def test_an_answer_inside_of_a_column_counts_if_no_column_holds_one(
     assert [task.target for task in load_tasks(str(path), split="all", count=1)] == [target]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_seed_decides_which_and_in_which_order(tmp_path: Path, streaming: bool) -> None:
+def test_the_seed_decides_which_and_in_which_order_of_a_stream(tmp_path: Path) -> None:
     source = str(write(tmp_path / "gsm8k.jsonl", GSM8K))
-    first = load_tasks(source, count=20, seed=1, streaming=streaming)
-    assert load_tasks(source, count=20, seed=1, streaming=streaming) == first
-    assert load_tasks(source, count=20, seed=2, streaming=streaming) != first
-    assert load_tasks(source, count=10, seed=1, streaming=streaming) == first[:10]
-
-
-def test_one_file_is_split_by_content(tmp_path: Path) -> None:
-    source = str(write(tmp_path / "gsm8k.jsonl", [*GSM8K, *GSM8K[:50]]))
-    train = load_tasks(source, split="train", count=250)
-    test = load_tasks(source, split="test", count=20, seed=3)
-    assert not set(questions(train)) & set(questions(test))
-    assert len(set(questions(train))) == 250, "a row that stands there twice is one task"
+    first = load_tasks(source, count=20, seed=1, streaming=True)
+    assert load_tasks(source, count=20, seed=1, streaming=True) == first
+    assert load_tasks(source, count=20, seed=2, streaming=True) != first
+    assert load_tasks(source, count=10, seed=1, streaming=True) == first[:10]
 
 
 def test_a_file_per_split(tmp_path: Path) -> None:
@@ -188,24 +153,10 @@ def test_streaming_reads_no_more_than_it_needs(tmp_path: Path) -> None:
         load_tasks(str(path), count=10)
 
 
-def test_a_file_that_does_not_exist() -> None:
-    with pytest.raises(UserError, match=r"there is no file nowhere/problems\.jsonl"):
-        load_tasks("nowhere/problems.jsonl", count=1)
-
-
-@pytest.mark.parametrize("source", ["problems", "problems.txt", "./a/b", "a b/c"])
+@pytest.mark.parametrize("source", ["problems.txt", "./a/b", "a b/c"])
 def test_what_is_no_source(source: str) -> None:
     with pytest.raises(UserError, match="there is no file .*, and it is no hub id like openai/gsm8k:main"):
         load_tasks(source, count=1)
-
-
-@pytest.mark.parametrize(("name", "text"), [("a.parquet", "no parquet"), ("a.jsonl", "{no json\n"), ("a.jsonl", "")])
-def test_a_broken_file(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(UserError, match=rf"{name}") as raised:
-        load_tasks(str(path), count=1)
-    assert "\n" not in str(raised.value)
 
 
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
@@ -218,10 +169,8 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
         load_tasks(source, split="all", count=1, question="text", answer="values")
 
 
-def test_more_than_there_are(tmp_path: Path) -> None:
+def test_a_split_that_there_is_not(tmp_path: Path) -> None:
     source = str(write(tmp_path / "gsm8k.jsonl", GSM8K))
-    with pytest.raises(UserError, match="301 all tasks were asked for, .* has 300: ask for fewer"):
-        load_tasks(source, split="all", count=301)
     with pytest.raises(UserError, match="there is no split 'valid' of gsm8k.jsonl. Available: all, test, train"):
         load_tasks(source, split="valid", count=1)
 
@@ -265,21 +214,17 @@ def test_a_hub_that_cannot_be_reached() -> None:
     assert line.startswith("UserError the dataset openai/gsm8k:main cannot be loaded: "), done.stderr
 
 
-def test_without_datasets_it_says_what_is_missing() -> None:
-    code = (
-        "import sys; sys.modules['datasets'] = None\n"
-        "from envs.math.dataset_tasks import load_tasks\n"
-        "try: load_tasks('openai/gsm8k:main', count=1)\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("UserError datasets are read by the package datasets: pip install 'forge-env[data]'")
+def test_without_datasets_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"^datasets are read by the package datasets: pip install 'forge-env\[data\]'"):
+        load_tasks("openai/gsm8k:main", count=1)
 
 
 async def test_the_math_environment_asks_for_a_box(tmp_path: Path) -> None:
     source = str(write(tmp_path / "math.parquet", MATH))
-    [task] = Math.tasks("all", count=1, data=source)
+    tasks = Math.tasks("all", count=len(MATH), data=source)
+    assert {task.target for task in tasks} == {f"\\frac{{{i}}}{{2}}" for i in range(1, 40, 2)}, "of the last box"
     env = Math(calculator=False)
-    messages, _ = await env.reset(seed=0, options={"task": task})
+    messages, _ = await env.reset(seed=0, options={"task": tasks[0]})
     assert [m["role"] for m in messages] == ["system", "user"]
     assert messages[0]["content"] == "Put the final answer in \\boxed{}."

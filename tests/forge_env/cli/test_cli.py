@@ -115,6 +115,9 @@ def test_a_class_of_tools_is_registered_under_another_name(run: Run) -> None:
     assert data["tools"][0]["parameters"]["required"] == ["what"]
     assert data["tools"][0]["options"]["timeout"] == 3
     assert [tool.name for tool in tools_of("corner-shop")] == ["buy"]
+    again = ("register", "tools.py:add", "--name", "corner-shop")
+    assert "the name 'corner-shop' is taken by" in (error := run(*again)[2]) and "--replace" in error
+    assert data_of(run(*again, "--replace", "--json"))["tools"][0]["name"] == "corner-shop"
 
 
 def test_an_environment_is_registered_and_looked_at(run: Run, project: Path) -> None:
@@ -147,17 +150,6 @@ def test_the_list_says_where_each_name_comes_from(run: Run, project: Path) -> No
     assert "[b]Sum" in out
 
 
-def test_a_name_is_taken_once_unless_it_is_replaced(run: Run) -> None:
-    assert data_of(run("register", "tools.py:add", "--json"))["notes"] == []
-    code, out, err = run("register", "tools.py:Shop", "--name", "add")
-    assert (code, out) == (2, "")
-    assert "the name 'add' is taken by" in err
-    assert "--replace" in err
-    assert "'math' is taken by envs.math:Math (built-in)" in run("register", "tools.py:CityQuiz", "--name", "math")[2]
-    data_of(run("register", "tools.py:Shop", "--name", "add", "--replace", "--json"))
-    assert [tool.name for tool in tools_of("add")] == ["buy"]
-
-
 def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> None:
     wrong = {
         ("tools.py:bare",): f"'{project}/tools.py:bare' cannot be registered: the tool bare has no docstring",
@@ -187,7 +179,6 @@ def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> N
         (["list", "--jsonn"], ["--jsonn", "see forge-env list --help"]),
         (["lisst"], ["lisst", "see forge-env --help"]),
         (["new", "My-Env"], ["'My-Env'", "small letters"]),
-        (["new", "random"], ["a module of the standard library"]),
         (["new", "math"], ["a module of the standard library"]),
         (["new", "code_exec"], ["'code_exec' is taken"]),
     ],
@@ -276,15 +267,11 @@ EVAL = "forge_env eval --env math --agent scripted:null --tasks 2 --out"
         ("forge_env list --json >&-", 0, ""),
         ("forge_env list --json 2>&-", 0, None),
         ("forge_env list >&- 2>&- <&-", 0, ""),
-        ("forge_env infoo 2>&-", 2, ""),
         ("forge_env infoo 2> /dev/full", 2, ""),
-        ("forge_env info mathh --json >&-", 2, None),
         (f"{EVAL} one 2>&-", 0, None),
-        (f"{EVAL} two >&-", 0, None),
         ("forge_env list --json > /dev/full", 1, "error: the output cannot be written: No space left on device\n"),
         ("forge_env infoo 2>&1 |", 2, ""),
-        ("trainers.grpo --help >&-", 0, ""),
-        ("trainers.grpo --stepps 2>&-", 2, None),
+        ("forge_env list --json |", 1, ""),
         ("trainers.grpo --help 2>&1 |", 0, ""),
     ],
 )
@@ -307,13 +294,3 @@ def changes_only_what_is_read(command: str, code: int, output: str | None, tmp_p
     assert done.returncode == code, shown
     assert "Traceback" not in shown and "Exception ignored" not in shown
     assert output is None or shown == output
-
-
-def test_a_reader_that_goes_away_is_no_stack_trace() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "forge_env", "list", "--json"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=env, timeout=60)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (1, b"")

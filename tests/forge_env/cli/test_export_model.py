@@ -38,9 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("run",), 60, "last"),
         (("run", "--step", "best"), 20, "of 20"),
-        (("run@best",), 20, "of 20"),
         (("run/checkpoints/step_000020",), 20, "of 20"),
-        (("run", "--step", "60"), 60, "last"),
     ],
 )
 def test_a_whole_folder(

@@ -50,17 +50,9 @@ def test_a_sum_reaches_itself_in_any_order(terms: list[float], data: st.DataObje
 @pytest.mark.parametrize(
     ("rewards", "same"),
     [
-        ([1.0 - 0.1 - 0.1 - 0.1, 0.7], True),
-        ([0.3 - 0.1 - 0.1 - 0.1, 0.0], True),
-        ([1e6, 1e6 + 1e-5], True),
-        ([-0.7, -1.0 + 0.1 + 0.1 + 0.1], True),
-        ([], True),
-        ([5.0], True),
-        ([0.0, 0.0], True),
-        ([1e6, 1e6 + 1.0], False),
-        ([0.0, 1e-6], False),
-        ([1e-8, 2e-8], False),
-        ([-1.0, 1.0], False),
+        *(([0.3 - 0.1 - 0.1 - 0.1, 0.0], True), ([1e6, 1e6 + 1e-5], True), ([-0.7, -1.0 + 0.1 + 0.1 + 0.1], True)),
+        *(([], True), ([5.0], True), ([0.0, 0.0], True)),
+        *(([1e6, 1e6 + 1.0], False), ([0.0, 1e-6], False), ([1e-8, 2e-8], False), ([-1.0, 1.0], False)),
     ],
 )
 def test_rewards_are_the_same_if_they_differ_by_rounding_alone(rewards: list[float], same: bool) -> None:

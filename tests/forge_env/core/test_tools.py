@@ -87,10 +87,7 @@ def test_every_kind_of_parameter_has_a_schema_and_is_coerced() -> None:
     assert values["maybe"] == 3 and values["colour"] is Colour.BLUE and values["numbers"] == [1.0, 2.0]
     assert values["table"] == {"a": 1} and values["point"] == Point(1.0) and values["place"]["street"] == "Main"
     assert values["order"] == Order(sku="b", count=2) and values["mode"] == "fast" and values["untyped"] is None
-
-
-def test_what_is_left_out_has_the_functions_own_default() -> None:
-    values = make_tool(everything).validate(call({"text": "a"}))
+    values = made.validate(call({"text": "a"}))  # what is left out has the function's own default
     assert values["colour"] is Colour.RED and values["point"] == Point(1.0) and values["order"] == Order(sku="a")
 
 
@@ -172,9 +169,6 @@ def test_a_refusal_says_what_is_wrong_and_shows_the_schema(arguments: Any, words
     text = str(refused.value)
     assert text.startswith("Error: ") and [word for word in words if word not in text] == []
     assert json.loads(text.partition("Schema: ")[2]) == dict(made.parameters)
-
-
-def test_the_refusal_of_a_nested_argument_names_its_place() -> None:
     with pytest.raises(BadCall, match=r"order\.count: .*greater than or equal to 1"):
         make_tool(everything).validate(call({"text": "a", "order": {"sku": "b", "count": 0}}))
 
@@ -239,12 +233,8 @@ def test_a_signature_that_no_model_can_call_is_refused(function: Any, words: str
 @pytest.mark.parametrize(
     "settings",
     [
-        {"timeout": 0},
-        {"timeout": -1.0},
-        {"concurrency": 0},
-        {"max_output": 0},
+        *({"timeout": 0}, {"timeout": -1.0}, {"concurrency": 0}, {"max_output": 0}, {"retries": 2}),
         {"retries": -1, "idempotent": True},
-        {"retries": 2},
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
@@ -393,7 +383,7 @@ def test_json_text_is_the_data_where_the_schema_wants_data_and_no_text(arguments
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [*(("tags", text) for text in ("a", '{"a": 1}', "[1, {}]", "[NaN]", "1", "")), ("table", '{"a": [1], "a": [2]}')],
+    [*(("tags", text) for text in ("a", '{"a": 1}', "[NaN]", "")), ("table", '{"a": [1], "a": [2]}')],
 )
 def test_other_text_is_refused_where_data_is_wanted(name: str, text: str) -> None:
     with pytest.raises(BadCall, match=f"bad arguments for data: {name}"):
@@ -419,18 +409,12 @@ class Size(TypedDict):
     [
         (float, "nan", "number"),
         (float, "1e999", "number"),
-        (float, "-Infinity", "number"),
         (float, float("nan"), "number"),
-        (float, json.loads("1e999"), "number"),
         (float | None, "inf", "number"),
-        (int | float, "1e999", "number"),
-        (dict[str, float], {"a": "Infinity"}, "number.a"),
         (dict[str, float], '{"a": 1e999}', "number.a"),
         (list[float], [1, "NaN"], "number.1"),
-        (tuple[float, float], [1, "inf"], "number.1"),
         (set[float], ["nan"], "number.0"),
         (list[dict[str, list[float]]], [{"a": [1, "inf"]}], "number.0.a.1"),
-        (Spot, {"x": "nan"}, "number.x"),
         (list[Spot], [{"x": 1}, {"x": "inf"}], "number.1.x"),
         (Span, {"low": "-inf"}, "number.low"),
         (Size, {"width": "1e999"}, "number.width"),
@@ -444,15 +428,14 @@ def test_a_number_that_json_has_not_is_refused_for_the_model(kind: Any, value: A
 
     measure.__annotations__["number"] = kind
     with pytest.raises(BadCall, match=rf"^Error: bad arguments for measure: {place}: .*finite number.* Schema: "):
-        make_tool(measure).validate(ToolCall(id="call_0", name="measure", arguments={"number": value}))
+        make_tool(measure).validate(call({"number": value}))
 
 
 def test_a_default_and_a_text_may_be_what_they_are() -> None:
     def measure(number: float | str, limit: float = math.inf) -> str:
         return ""
 
-    arguments = make_tool(measure).validate(ToolCall(id="call_0", name="measure", arguments={"number": "nan"}))
-    assert arguments == {"number": "nan", "limit": math.inf}
+    assert make_tool(measure).validate(call({"number": "nan"})) == {"number": "nan", "limit": math.inf}
 
 
 def test_functions_are_given_plain_numbers() -> None:

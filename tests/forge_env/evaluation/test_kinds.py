@@ -170,23 +170,12 @@ def test_the_changes_name_every_kind_of_both_evaluations() -> None:
         "buy": "0.000 to -; mean reward 0.000 to -",
         "cancel": "- to 1.000; mean reward - to 1.000",
     }
-    assert changes["buy"].summary() == {
-        "tasks": 8,
-        "success_before": 0.0,
-        "success_before_ci95": before.interval,
-        "success_before_without_timeouts": 0.0,
-        "reward_before": 0.0,
-        "rewards_before": {},
-        "success_after": None,
-        "success_after_ci95": None,
-        "success_after_without_timeouts": None,
-        "reward_after": None,
-        "rewards_after": {},
-        "difference": None,
-        "difference_ci95": None,
-        "p_value": None,
-        "verdict": "",
-    }
+    summary = changes["buy"].summary()
+    assert (summary["tasks"], summary["verdict"], summary["rewards_before"]) == (8, "", {})
+    assert summary["success_before"] == summary["reward_before"] == summary["success_before_without_timeouts"] == 0.0
+    assert summary["success_before_ci95"] == before.interval
+    none = [name for name in summary if name.endswith("_after") or "difference" in name or name == "p_value"]
+    assert {name: summary[name] for name in none} == dict.fromkeys(none) | {"rewards_after": {}} and len(none) == 6
 
 
 def test_each_of_several_environments_has_figures_and_its_kinds_have_its_name() -> None:

@@ -24,7 +24,7 @@ SET = """
 defaults: {tasks: 4, samples: 2}
 envs:
   - math
-  - {name: hard, env: math, options: {level: 4}, tasks: 3}
+  - {name: hard, env: math, options: {level: 3}, tasks: 3}
 agents:
   - scripted:null
   - {name: best, agent: scripted:expert}
@@ -66,7 +66,7 @@ def test_a_set_measures_every_pair_and_compares_the_agents(capfd: pytest.Capture
 
     again = run(SET, code=0, capfd=capfd)
     assert sum(row["figures"]["episodes_run"] for row in again["rows"]) == 0
-    single = ["--env", "math", "--option", "level=4", "--agent", "scripted:expert", "-n", "2", "--tasks", "3"]
+    single = ["--env", "math", "--option", "level=3", "--agent", "scripted:expert", "-n", "2", "--tasks", "3"]
     assert main(["eval", *single, "--out", "out/hard/best", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["episodes_run"] == 0, "the folder is one of the single command"
 
@@ -123,7 +123,7 @@ def test_rows_with_one_engine_share_it(tiny_model: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Local, "opened", [])
     Path("set.yaml").write_text(f"""
 defaults: {{tasks: 2, greedy: false}}
-envs: [math, {{name: hard, env: math, options: {{level: 4}}}}]
+envs: [math, {{name: hard, env: math, options: {{level: 3}}}}]
 agents:
   - {{name: cold, agent: "vllm:{tiny_model}", temperature: 0.5}}
   - {{name: hot, agent: "vllm:{tiny_model}", temperature: 1.0}}

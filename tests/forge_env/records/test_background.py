@@ -65,7 +65,7 @@ def test_going_back_reaches_a_sink_that_can_and_no_other() -> None:
         assert [record.step for record in sink.records] == expected and output == []
 
 
-def test_a_sink_that_raises_is_switched_off_with_one_line() -> None:
+def test_a_sink_that_raises_or_cannot_be_made_is_switched_off_with_one_line() -> None:
     sink = Kept(bad=2)
     front, output = background(sink)
     for step in range(5):
@@ -75,8 +75,6 @@ def test_a_sink_that_raises_is_switched_off_with_one_line() -> None:
     assert output == ["warning: the sink is switched off: OSError: [Errno 28] No space left on device"]
     front.log("train", 9, {})  # and is not asked again
 
-
-def test_a_sink_that_cannot_be_made_is_switched_off() -> None:
     def make() -> Kept:
         raise ConnectionError("no route\nto host")
 

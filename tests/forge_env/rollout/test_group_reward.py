@@ -87,18 +87,12 @@ async def test_each_sibling_gets_its_number_as_a_part_of_its_reward() -> None:
     assert [(e.reward, dict(e.rewards)) for e in alone] == [(r, {"right": r}) for r in (1.0, 1.0, 0.0)]
 
 
-async def test_one_sibling_alone_is_not_compared() -> None:
+async def test_valid_siblings_are_compared_if_there_are_several() -> None:
     (episode,) = (await play("aaa")).episodes
     assert dict(episode.rewards) == {"right": 1.0}
-
-
-async def test_a_sibling_with_a_fault_is_left_out() -> None:
     group = await play("aaa", "broken", "b")
     assert [e.outcome.is_valid for e in group.episodes] == [True, False, True]
     assert group.rewards == (1.5, 0.0) and "no verdict" in group.episodes[1].error
-
-
-async def test_a_sibling_whose_siblings_all_have_faults_has_no_reward() -> None:
     group = await play("aaa", "broken")
     assert group.valid == ()
     assert group.episodes[0].error == "longest: no sibling with a reward is left to compare the episode with"

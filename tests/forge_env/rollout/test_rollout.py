@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from agents.scripted import ScriptedAgent
 from benchmarks.simulated_time import World
 from benchmarks.simulated_time import run as simulated
 from forge_env.core.env import Env
-from forge_env.core.episode import Episode, Turn
+from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import InvariantError, PolicyError, SandboxError, TemplateError, UserError
 from forge_env.core.protocols import ContextFull, Conversation, EndpointFull, NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
@@ -71,13 +71,15 @@ def agent(answer: str | Callable[[list[Message]], str] = "hi") -> ScriptedAgent:
 class Raises:
     """An agent whose policy breaks at its second turn."""
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(self, error: BaseException | Callable[[], Awaitable[None]], *, after: int = 1) -> None:
+        self._error, self._after = error, after
         self._first = agent()
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        if conversation.turns:
-            raise self._error
+        if len(conversation.turns) >= self._after:
+            if isinstance(self._error, BaseException):
+                raise self._error
+            await self._error()
         return await self._first.act(conversation, tools)
 
 
@@ -121,6 +123,12 @@ async def play(env_class: type[Env], who: Any = None, *, limits: EpisodeLimits =
         )
 
 
+async def play_group(env_class: type[Env], who: Any = None, *, count: int, seed: int = 0, **options: Any) -> Group:
+    async with EnvFactory(env_class, **options) as factory:
+        spec = GroupSpec(task=TASK, count=count, seed=seed, group_id="g")
+        return await run_group(factory, who or agent(), spec, limits=LIMITS)
+
+
 def step_that(result: Any) -> type[Env]:
     """An environment whose step returns `result`, or raises it."""
 
@@ -133,6 +141,11 @@ def step_that(result: Any) -> type[Env]:
     return Env_
 
 
+def ends(reward: Any = 0.0, terminated: bool = True, truncated: bool = False, **info: Any) -> type[Env]:
+    """An environment that ends at its first step."""
+    return step_that(((), reward, terminated, truncated, info))
+
+
 def reset_that(result: Any) -> type[Env]:
     class Env_(Counter):
         async def reset(self, **_: Any) -> Any:
@@ -141,6 +154,28 @@ def reset_that(result: Any) -> type[Env]:
             return result
 
     return Env_
+
+
+def constructor_that(error: Exception) -> type[Env]:
+    class Env_(Counter):
+        def __init__(self, closed: Any) -> None:
+            raise error
+
+    return Env_
+
+
+class Slow(Counter):
+    """A step of it does not end."""
+
+    async def step(self, action: Action) -> Any:
+        await asyncio.Event().wait()
+
+
+class SlowReset(Counter):
+    time_spent_by = "model"
+
+    async def reset(self, **_: Any) -> Any:
+        await asyncio.Event().wait()
 
 
 class StallsAtTheSecondTurn(Counter):
@@ -168,17 +203,6 @@ async def test_an_episode_that_ends_is_scored_with_the_sum_of_its_steps() -> Non
     assert result.rewards == {"turn 1": 1.0, "turn 2": 1.0, "turn 3": 1.0}
     assert [m["content"] for m in result.messages] == ["go", "hi", "after 1", "hi", "after 2", "hi", "after 3"]
     assert (result.id, result.group_id, result.seed, result.env, result.task) == ("g/0", "g", 7, "Counter", TASK)
-
-
-async def test_out_of_turns_is_truncated_with_the_environments_penalty() -> None:
-    result = await play(Counter, limits=EpisodeLimits(max_turns=2))
-    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.5 - 1.0, 2)
-
-
-async def test_out_of_context_is_truncated_and_keeps_what_was_said() -> None:
-    result = await play(Counter, Raises(ContextFull()))
-    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 1)
-    assert result.messages[-1]["content"] == "after 1"
 
 
 class FullOnce(Raises):
@@ -214,19 +238,15 @@ class GoesOn(Counter):
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_an_environment_may_go_on_after_a_prompt_that_leaves_no_room(at: int) -> None:
+async def test_an_environment_may_go_on_or_end_at_a_prompt_that_leaves_no_room(at: int) -> None:
     result = await play(GoesOn, FullOnce(at), limits=EpisodeLimits(max_turns=3))
     assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.5, 3), "it is no turn"
     assert result.info["told"] == [["max_tokens", "the prompt has 9 tokens"]]
     assert result.info["shortened"] and result.info["full_contexts"] == [at]
-
-
-@pytest.mark.parametrize("at", [0, 1])
-async def test_an_environment_may_end_at_a_prompt_that_leaves_no_room(at: int) -> None:
-    result = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
-    assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
-    assert (len(result.turns), result.rewards["part"]) == (at, 0.5)
-    assert Episode.from_json(result.to_json()) == result
+    end = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
+    assert (end.outcome, end.reward, end.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
+    assert (len(end.turns), end.rewards["part"]) == (at, 0.5)
+    assert Episode.from_json(end.to_json()) == end
 
 
 async def test_an_environment_that_only_asks_what_has_no_room_comes_to_an_end() -> None:
@@ -257,121 +277,32 @@ async def test_an_environment_that_breaks_as_it_is_told_of_its_end_keeps_what_it
     assert full.outcome is Outcome.ENV_FAULT, "here its answer decides how the episode goes on"
 
 
-def test_out_of_time_by_the_models_own_doing_is_truncated() -> None:
-    """In simulated time, as what follows: on a busy machine, the first turn may take as long as any limit."""
-    limits = EpisodeLimits(episode_seconds=0.05)
-    result = simulated(World(), play(StallsAtTheSecondTurn, limits=limits, by="model"))
-    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 2)
-    assert (result.ended_by, result.error) == ("episode_seconds", "")
-
-
-def test_a_step_that_the_model_stalls_is_no_fault() -> None:
-    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=30.0)
-    result = simulated(World(), play(StallsAtTheSecondTurn, limits=limits, by="model"))
-    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.25 - 1.0, "step_seconds")
-
-
-async def test_an_environment_may_truncate() -> None:
-    result = await play(step_that(((), 0.5, False, True, {})))
-    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
-
-
-async def test_an_environment_that_truncates_what_it_also_ends_has_truncated_it() -> None:
-    result = await play(step_that(((), 0.5, True, True, {})))
-    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
-
-
-async def test_a_last_answer_that_was_cut_off_is_truncated() -> None:
-    result = await play(step_that(((), 0.0, True, False, {})), CutOff(512))
-    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, -1.0)
-
-
-async def test_an_environment_may_call_it_the_models_fault() -> None:
-    result = await play(step_that(((), -0.5, True, False, {"outcome": "model_fault"})))
-    assert (result.outcome, result.reward) == (Outcome.MODEL_FAULT, -0.5)
-
-
-# ---- ours: there is no reward, never a zero ----
-
-
-async def test_a_constructor_that_raises_is_a_fault_of_the_environment() -> None:
-    class Broken(Counter):
-        def __init__(self) -> None:
-            raise ValueError("no board")
-
-    result = await play(Broken)
-    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
-    assert "ValueError: no board" in result.error
-
-
-FAULTS = {
-    "reset raises": (reset_that(ValueError("odd")), "ValueError: odd"),
-    "step raises": (step_that(KeyError("odd")), "KeyError: 'odd'"),
-    "reward is NaN": (step_that(((), math.nan, True, False, {})), "nan"),
-    "reward is infinite": (step_that(((), math.inf, True, False, {})), "inf"),
-    "it says so": (step_that(((), 0.0, False, True, {"outcome": "env_fault"})), ""),
-}
-
-
-@pytest.mark.parametrize("case", FAULTS)
-async def test_an_environment_that_breaks_gets_no_reward(case: str) -> None:
-    env_class, words = FAULTS[case]
-    closed: list[Env] = []
-    result = await play(env_class, closed=closed)
-    assert (result.outcome, result.reward, len(closed)) == (Outcome.ENV_FAULT, None, 1)
-    assert words in result.error
-
-
-MALFORMED = {
-    "no five-tuple": step_that(((), 1.0, True)),
-    "reward is None": step_that(((), None, True, False, {})),
-    "reward is a text": step_that(((), "1.0", True, False, {})),
-    "info is None": step_that(((), 1.0, True, False, None)),
-    "no such outcome": step_that(((), 1.0, True, False, {"outcome": "fine"})),
-    "reset without info": reset_that(TASK.prompt),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-async def test_an_environment_that_breaks_the_contract_is_a_fault_and_no_crash(case: str) -> None:
-    assert (await play(MALFORMED[case])).outcome is Outcome.ENV_FAULT
+@pytest.mark.parametrize(
+    ("env", "limits", "options", "ending", "error"),
+    [
+        (StallsAtTheSecondTurn, {"episode_seconds": 0.05}, {"by": "model"}, ("TRUNCATED", -0.75, 2), ""),
+        (StallsAtTheSecondTurn, {"step_seconds": 0.05}, {"by": "model"}, ("TRUNCATED", -0.75, 2), ""),
+        (StallsAtTheSecondTurn, {"episode_seconds": 0.05}, {"by": "service"}, ("TIMEOUT", None, 2), "StallsAtThe"),
+        (Slow, {"step_seconds": 0.05}, {}, ("ENV_FAULT", None, 1), "longer than 0.05 s"),
+        # Nothing is the model's doing before its first turn.
+        (SlowReset, {"episode_seconds": 0.05}, {}, ("TIMEOUT", None, 0), "0.05 s of episode_seconds"),
+        (SlowReset, {"step_seconds": 0.05}, {}, ("ENV_FAULT", None, 0), ""),
+    ],
+)
+def test_an_episode_out_of_time_has_a_reward_if_it_is_the_models_doing(
+    env: type[Env], limits: Any, options: Any, ending: tuple[str, float | None, int], error: str
+) -> None:
+    """In simulated time: on a busy machine, the first turn may take as long as any limit."""
+    result = simulated(World(), play(env, limits=EpisodeLimits(**limits), **options))
+    assert (result.outcome.name, result.reward, len(result.turns)) == ending
+    assert result.ended_by == ("" if ending[0] == "ENV_FAULT" else next(iter(limits)))
+    assert error in result.error and bool(result.error) == (ending[1] is None)
 
 
 async def test_what_the_model_said_is_kept_when_the_environment_breaks_on_it() -> None:
     result = await play(step_that(ValueError("odd")))
     assert [turn.message["content"] for turn in result.turns] == ["hi"]
     assert [message["content"] for message in result.messages] == ["go", "hi"]
-
-
-def test_a_step_that_hangs_is_given_up() -> None:
-    class Slow(Counter):
-        async def step(self, action: Action) -> Any:
-            await asyncio.Event().wait()
-
-    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=30.0)
-    result = simulated(World(), play(Slow, limits=limits))
-    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
-    assert "longer than 0.05 s" in result.error
-
-
-def test_out_of_time_by_what_is_not_the_models_doing_has_no_reward() -> None:
-    limits = EpisodeLimits(episode_seconds=0.05)
-    result = simulated(World(), play(StallsAtTheSecondTurn, limits=limits, by="service"))
-    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TIMEOUT, None, "episode_seconds")
-    assert "StallsAtTheSecondTurn" in result.error and "0.05 s of episode_seconds" in result.error
-
-
-async def test_nothing_is_the_models_doing_before_its_first_turn() -> None:
-    class Slow(Counter):
-        time_spent_by = "model"
-
-        async def reset(self, **_: Any) -> Any:
-            await asyncio.Event().wait()
-
-    result = await play(Slow, limits=EpisodeLimits(episode_seconds=0.05))
-    assert (result.outcome, result.reward, result.turns) == (Outcome.TIMEOUT, None, ())
-    result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05))
-    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
 
 
 async def test_time_that_an_environment_blocks_the_loop_for_counts() -> None:
@@ -391,33 +322,6 @@ def test_whose_time_it_is_is_one_of_two_words() -> None:
 
         class Odd(Env):
             time_spent_by = "agent"  # type: ignore[assignment]
-
-
-def test_the_clock_of_an_episode_stands_still_while_the_policy_generates() -> None:
-    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.05)
-
-    async def slow(messages: list[Message]) -> Message:
-        await asyncio.sleep(1000.0)
-        return {"role": "assistant", "content": "hi"}
-
-    result = simulated(World(), play(Counter, ScriptedAgent(slow), limits=limits))
-    assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 1.5, "environment")
-
-
-def test_the_clock_of_an_episode_counts_all_of_its_steps() -> None:
-    class Slow(Counter):
-        async def step(self, action: Action) -> Result:
-            await asyncio.sleep(30.0)
-            return await super().step(action)
-
-    result = simulated(World(), play(Slow, limits=EpisodeLimits(step_seconds=60.0, episode_seconds=70.0)))
-    assert (result.outcome, len(result.turns)) == (Outcome.TIMEOUT, 3)
-
-
-async def test_an_agent_that_never_answers_is_given_up() -> None:
-    result = await play(Counter, Hangs())
-    assert (result.outcome, result.reward) == (Outcome.INFRA_FAULT, None)
-    assert result.error == "PolicyError: Hangs did not answer within 0.05 s"
 
 
 @given(
@@ -469,75 +373,71 @@ class AsksForTokens(Counter):
         return (), 0.0, True, False, {}
 
 
-ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "environment": (Counter, {}),
-    "max_turns": (Counter, {"limits": EpisodeLimits(max_turns=2)}),
-    "max_tokens": (Counter, {"who": Raises(ContextFull())}),
-    "max_turn_tokens": (step_that(((), 0.0, True, False, {})), {"who": CutOff(512)}),
-    "max_tokens of a row": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20)}),
-    "context": (Counter, {"who": ShortContext()}),
-    "full context of an endpoint": (Counter, {"who": Raises(EndpointFull())}),
-    "full context of an endpoint, as an environment tells it": (
-        *(GoesOn, {"who": Raises(EndpointFull()), "end": ((), 0.0, False, True, {"ended_by": "max_tokens"})}),
+OVER = {"ended_by": "max_tokens"}
+ENDINGS: dict[str, tuple[Any, dict[str, Any], str, float | None, str]] = {
+    "out of turns": (Counter, {"limits": EpisodeLimits(max_turns=2)}, "TRUNCATED", 0.5 - 1.0, "max_turns"),
+    "out of context": (Counter, {"who": Raises(ContextFull())}, "TRUNCATED", 0.25 - 1.0, "max_tokens"),
+    "cut off": (ends(), {"who": CutOff(512)}, "TRUNCATED", -1.0, "max_turn_tokens"),
+    "max_tokens of a row": (ends(), {"who": CutOff(20)}, "TRUNCATED", -1.0, "max_tokens"),
+    "own context": (Counter, {"who": ShortContext()}, "TRUNCATED", -0.75, "context"),
+    "full endpoint": (Counter, {"who": Raises(EndpointFull())}, "TRUNCATED", -0.75, "context"),
+    "full endpoint, told": (
+        *(GoesOn, {"who": Raises(EndpointFull()), "end": ((), 0.0, False, True, OVER)}, "TRUNCATED", -0.75, "context"),
     ),
-    "context of an endpoint": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20, prompt_tokens=80)}),
-    "context, as an environment tells it": (
-        *(GoesOn, {"who": ShortContext(), "end": ((), 0.0, False, True, {"ended_by": "max_tokens"})}),
+    "context of an endpoint": (ends(), {"who": CutOff(20, prompt_tokens=80)}, "TRUNCATED", -1.0, "context"),
+    "own context, told": (
+        *(GoesOn, {"who": ShortContext(), "end": ((), 0.0, False, True, OVER)}, "TRUNCATED", -0.75, "context"),
     ),
-    "tokens that the environment asked for": (AsksForTokens, {"who": CutOff(20, prompt_tokens=80)}),
-    "environment that truncates": (step_that(((), 0.0, False, True, {})), {}),
-    "environment with a limit": (step_that(((), 0.0, False, True, {"ended_by": "step_seconds"})), {}),
-    "environment with a word of its own": (step_that(((), 0.0, True, False, {"ended_by": ["a fall"]})), {}),
-    "environment with an outcome": (step_that(((), 0.0, True, False, {"outcome": "model_fault"})), {}),
-    "environment with a fault": (step_that(((), 0.0, True, False, {"outcome": "infra_fault"})), {}),
-    "fault": (step_that(ValueError("odd")), {}),
-}
-TOLD = {
-    "max_tokens of a row": "max_tokens",
-    "full context of an endpoint": "context",
-    "full context of an endpoint, as an environment tells it": "context",
-    "context of an endpoint": "context",
-    "context, as an environment tells it": "context",
-    "tokens that the environment asked for": "environment",
-    "environment that truncates": "environment",
-    "environment with a limit": "step_seconds",
-    "environment with a word of its own": "environment",
-    "environment with an outcome": "environment",
-    "environment with a fault": "",
-    "fault": "",
+    "tokens asked for": (AsksForTokens, {"who": CutOff(20, prompt_tokens=80)}, "TRUNCATED", -1.0, "environment"),
+    "truncation": (ends(0.5, False, True), {}, "TRUNCATED", 0.5 - 1.0, "environment"),
+    "truncation and end": (ends(0.5, True, True), {}, "TRUNCATED", 0.5 - 1.0, "environment"),
+    "limit of its own": (ends(0.0, False, True, ended_by="step_seconds"), {}, "TRUNCATED", -1.0, "step_seconds"),
+    "word of its own": (ends(ended_by=["a fall"]), {}, "SCORED", 0.0, "environment"),
+    "the model's fault": (ends(-0.5, outcome="model_fault"), {}, "MODEL_FAULT", -0.5, "environment"),
+    "fault underneath": (ends(outcome="infra_fault"), {}, "INFRA_FAULT", None, ""),
+    "fault": (ends(0.0, False, True, outcome="env_fault"), {}, "ENV_FAULT", None, ""),
 }
 
 
 @pytest.mark.parametrize("case", ENDINGS)
-async def test_an_episode_says_what_ended_it(case: str) -> None:
-    env, options = ENDINGS[case]
-    result = await play(env, **options)
-    assert result.ended_by == TOLD.get(case, case)
+async def test_an_episode_has_an_outcome_and_says_what_ended_it(case: str) -> None:
+    env, options, outcome, reward, ended_by = ENDINGS[case]
+    closed: list[Env] = []
+    result = await play(env, **options | ({} if env is GoesOn else {"closed": closed}))
+    assert (result.outcome.name, result.reward, result.ended_by) == (outcome, reward, ended_by)
     is_known = result.ended_by == "context" and not case.startswith("full")  # an endpoint does not say its length
     assert ("context_tokens" in result.info) == is_known
     assert Episode.from_json(result.to_json()) == result
+    assert env is GoesOn or len(closed) == 1
 
 
-async def test_a_policy_that_does_not_answer_is_a_fault_underneath() -> None:
+FAULTS: dict[str, tuple[type[Env], Any, str, str]] = {
+    "constructor raises": (constructor_that(ValueError("no board")), None, "ENV_FAULT", "ValueError: no board"),
+    "reset raises": (reset_that(ValueError("odd")), None, "ENV_FAULT", "ValueError: odd"),
+    "step raises": (step_that(KeyError("odd")), None, "ENV_FAULT", "KeyError: 'odd'"),
+    "reward is NaN": (ends(math.nan), None, "ENV_FAULT", "nan"),
+    "reward is infinite": (ends(math.inf), None, "ENV_FAULT", "inf"),
+    "no five-tuple": (step_that(((), 1.0, True)), None, "ENV_FAULT", ""),
+    "reward is None": (ends(None), None, "ENV_FAULT", ""),
+    "reward is a text": (ends("1.0"), None, "ENV_FAULT", ""),
+    "info is None": (step_that(((), 1.0, True, False, None)), None, "ENV_FAULT", ""),
+    "no such outcome": (ends(1.0, outcome="fine"), None, "ENV_FAULT", ""),
+    "reset without info": (reset_that(TASK.prompt), None, "ENV_FAULT", ""),
+    "sandbox fails in the constructor": (constructor_that(SandboxError("gone")), None, "INFRA_FAULT", "gone"),
+    "sandbox fails in reset": (reset_that(SandboxError("gone")), None, "INFRA_FAULT", "SandboxError: gone"),
+    "sandbox fails in step": (step_that(SandboxError("gone")), None, "INFRA_FAULT", "SandboxError: gone"),
+    "policy fails": (Counter, Raises(PolicyError("engine died")), "INFRA_FAULT", "PolicyError: engine died"),
+    "policy hangs": (Counter, Hangs(), "INFRA_FAULT", "PolicyError: Hangs did not answer within 0.05 s"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+async def test_a_fault_has_no_reward(case: str) -> None:
+    env_class, who, outcome, words = FAULTS[case]
     closed: list[Env] = []
-    result = await play(Counter, Raises(PolicyError("engine died")), closed=closed)
-    assert (result.outcome, result.reward, len(closed)) == (Outcome.INFRA_FAULT, None, 1)
-    assert result.error == "PolicyError: engine died"
-    assert len(result.turns) == 1
-
-
-@pytest.mark.parametrize("broken", [reset_that, step_that])
-async def test_a_sandbox_that_fails_is_a_fault_underneath(broken: Callable[[Any], type[Env]]) -> None:
-    result = await play(broken(SandboxError("gone")))
-    assert (result.outcome, result.reward, result.error) == (Outcome.INFRA_FAULT, None, "SandboxError: gone")
-
-
-async def test_a_sandbox_that_fails_in_the_constructor_is_a_fault_underneath() -> None:
-    class Broken(Counter):
-        def __init__(self) -> None:
-            raise SandboxError("gone")
-
-    assert (await play(Broken)).outcome is Outcome.INFRA_FAULT
+    result = await play(env_class, who, closed=closed)
+    assert (result.outcome.name, result.reward) == (outcome, None)
+    assert words in result.error and len(closed) == (0 if "constructor" in case else 1)
 
 
 # ---- agents that break: a fault of that episode alone ----
@@ -550,11 +450,21 @@ async def cancelled() -> None:
     await task
 
 
+async def broken_tasks() -> None:
+    async def fail() -> None:
+        raise ConnectionError("refused")
+
+    async with asyncio.TaskGroup() as running:
+        running.create_task(fail())
+
+
 AGENT_ERRORS = {
     "an exception": (ConnectionError("refused"), "ConnectionError: refused"),
     "a time-out of its own": (TimeoutError("the connection timed out"), "TimeoutError: the connection timed out"),
     "the end of the process": (SystemExit(3), "SystemExit: 3"),
     "Ctrl-C that nobody pressed": (KeyboardInterrupt(), "KeyboardInterrupt"),
+    "a task that fails": (broken_tasks, "ConnectionError: refused"),
+    "a task that was cancelled": (cancelled, "CancelledError"),
 }
 
 
@@ -565,49 +475,6 @@ async def test_an_agent_that_raises_is_a_fault_with_its_place(case: str) -> None
     result = await play(Counter, Raises(error), closed=closed)
     assert (result.outcome, result.reward, len(result.turns), len(closed)) == (Outcome.INFRA_FAULT, None, 1, 1)
     assert result.error.startswith("PolicyError: agent (") and result.error.endswith(words)
-
-
-async def test_the_siblings_of_an_agent_that_raises_go_on() -> None:
-    first = agent()
-
-    class Sometimes:
-        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-            if conversation.request_id.endswith("/1"):
-                raise SystemExit("no more")
-            return await first.act(conversation, tools)
-
-    async with EnvFactory(Counter) as factory:
-        group = await run_group(
-            factory, Sometimes(), GroupSpec(task=TASK, count=3, seed=0, group_id="g"), limits=LIMITS
-        )
-    outcomes = [episode.outcome for episode in group.episodes]
-    assert outcomes == [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.SCORED]
-    assert "test_rollout.py:" in group.episodes[1].error and "SystemExit: no more" in group.episodes[1].error
-
-
-async def test_a_task_of_the_agent_that_fails_is_its_fault() -> None:
-    async def fail() -> None:
-        raise ConnectionError("refused")
-
-    class Tasks:
-        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-            async with asyncio.TaskGroup() as running:
-                running.create_task(fail())
-            raise AssertionError("unreachable")
-
-    result = await play(Counter, Tasks())
-    assert result.outcome is Outcome.INFRA_FAULT
-    assert result.error.startswith("PolicyError: agent (") and result.error.endswith("ConnectionError: refused")
-
-
-async def test_a_task_of_the_agent_that_was_cancelled_is_its_fault() -> None:
-    class Waits:
-        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-            await cancelled()
-            raise AssertionError("unreachable")
-
-    result = await play(Counter, Waits())
-    assert result.outcome is Outcome.INFRA_FAULT and "CancelledError" in result.error
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("of tasks", [error])])
@@ -653,13 +520,6 @@ async def test_a_bug_of_ours_raises_and_still_closes() -> None:
 # ---- closing ----
 
 
-@pytest.mark.parametrize("who", [agent(), Hangs(), Raises(ContextFull())], ids=["scored", "late", "full"])
-async def test_the_environment_is_closed_once(who: Any) -> None:
-    closed: list[Env] = []
-    await play(Counter, who, limits=EpisodeLimits(episode_seconds=0.1), closed=closed)
-    assert len(closed) == 1
-
-
 async def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
     closed: list[Env] = []
     running = asyncio.create_task(play(Counter, Hangs(), closed=closed))
@@ -671,34 +531,21 @@ async def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
     assert len(closed) == 1
 
 
-async def test_a_close_that_raises_is_no_crash() -> None:
+async def test_a_close_that_raises_or_hangs_is_no_crash() -> None:
     class Sticky(Counter):
         async def close(self) -> None:
             raise OSError("still busy")
 
-    assert isinstance(await play(Sticky), Episode)
-
-
-async def test_a_close_that_hangs_is_given_up() -> None:
     class Stuck(Counter):
         async def close(self) -> None:
             await asyncio.Event().wait()
 
     limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.2)
-    assert isinstance(await asyncio.wait_for(play(Stuck, limits=limits), 60.0), Episode)
+    for env in (Sticky, Stuck):
+        assert isinstance(await asyncio.wait_for(play(env, limits=limits), 60.0), Episode)
 
 
 # ---- groups ----
-
-
-async def test_siblings_have_their_own_seed_and_id() -> None:
-    async with EnvFactory(Counter) as factory:
-        group = await run_group(
-            factory, agent(), GroupSpec(task=TASK, count=4, seed=100, group_id="train/3"), limits=LIMITS
-        )
-    assert [e.seed for e in group.episodes] == [100, 101, 102, 103]
-    assert [e.id for e in group.episodes] == [f"train/3/{i}" for i in range(4)]
-    assert {e.group_id for e in group.episodes} == {group.id} == {"train/3"}
 
 
 async def test_a_group_that_raises_leaves_nothing_running() -> None:
@@ -710,9 +557,8 @@ async def test_a_group_that_raises_leaves_nothing_running() -> None:
                 raise InvariantError("a bug")
             return await super().act(conversation, tools)
 
-    async with EnvFactory(Counter, closed=closed) as factory:
-        with pytest.raises(BaseException, match="a bug"):
-            await run_group(factory, FirstRaises(), GroupSpec(task=TASK, count=3, seed=0, group_id="g"), limits=LIMITS)
+    with pytest.raises(BaseException, match="a bug"):
+        await play_group(Counter, FirstRaises(), count=3, closed=closed)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -742,33 +588,35 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
     def without_times(result: Episode) -> Episode:
         return replace(result, turns=tuple(replace(turn, policy_seconds=0.0, env_seconds=0.0) for turn in result.turns))
 
+    crowd = await play_group(Dice, agent(script), count=64, seed=5)
     async with EnvFactory(Dice) as factory:
-        crowd = await run_group(
-            factory, agent(script), GroupSpec(task=TASK, count=64, seed=5, group_id="g"), limits=LIMITS
-        )
         for i in (0, 20, 63):
             alone = await run_episode(
                 factory, agent(script), TASK, seed=5 + i, episode_id=f"g/{i}", group_id="g", limits=LIMITS
             )
             assert without_times(alone) == without_times(crowd.episodes[i])
     assert len({e.messages[0]["content"] for e in crowd.episodes}) == 64
+    assert [(e.seed, e.id) for e in crowd.episodes] == [(5 + i, f"g/{i}") for i in range(64)]
+    assert {e.group_id for e in crowd.episodes} == {crowd.id} == {"g"}
 
 
 # ---- plain methods ----
 
 
 class Meets(Env):
-    """A blocking environment: its `part` returns when some instances are in it at once."""
+    """A blocking environment: its `part` returns when some instances are in it at once, or never."""
 
-    barrier: threading.Barrier
+    barrier: threading.Barrier | None = None
     part: str
 
     def __init__(self) -> None:
         self.meet("constructor")
 
     def meet(self, part: str) -> None:
-        if part == self.part:
+        if part == self.part and self.barrier is not None:
             self.barrier.wait(60.0)
+        while part == self.part and self.barrier is None:
+            time.sleep(0.001)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return TASK.prompt, {}
@@ -786,44 +634,19 @@ class Meets(Env):
         return {"met": True}
 
 
-@pytest.mark.parametrize(
-    ("part", "parties"), [("constructor", 4), ("step", 4), ("step", 40), ("success", 4), ("final_info", 4)]
-)
+@pytest.mark.parametrize(("part", "parties"), [("constructor", 4), ("step", 40), ("success", 4), ("final_info", 4)])
 async def test_blocking_environments_do_not_stall_each_other(part: str, parties: int) -> None:
-    class Meets_(Meets):
-        barrier = threading.Barrier(parties)
-
-    Meets_.part = part
-    async with EnvFactory(Meets_) as factory:
-        group = await run_group(
-            factory, agent(), GroupSpec(task=TASK, count=parties, seed=0, group_id="g"), limits=LIMITS
-        )
+    group = await play_group(
+        type("Met", (Meets,), {"part": part, "barrier": threading.Barrier(parties)}), count=parties
+    )
     assert group.rewards == (1.0,) * parties
     assert all(episode.success and episode.info["met"] for episode in group.episodes)
 
 
-class Endless(Meets):
-    """Its `part` does not end."""
-
-    def meet(self, part: str) -> None:
-        while part == self.part:
-            time.sleep(0.001)
-
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return TASK.prompt, {}
-
-    async def step(self, action: Action) -> Result:  # type: ignore[override]
-        return (), 1.0, True, False, {}
-
-
-@pytest.mark.parametrize("part", ["constructor", "success", "final_info"])
-async def test_the_limit_of_a_step_ends_the_constructor_and_the_verdict(part: str) -> None:
-    class Endless_(Endless):
-        pass
-
-    Endless_.part = part
-    result = await play(Endless_, limits=EpisodeLimits(step_seconds=0.1))
-    message = f"{'Endless_()' if part == 'constructor' else part} took longer than 0.1 s"
+@pytest.mark.parametrize("part", ["constructor", "step", "success", "final_info"])
+async def test_the_limit_of_a_step_ends_all_parts(part: str) -> None:
+    result = await play(type("Endless", (Meets,), {"part": part}), limits=EpisodeLimits(step_seconds=0.1))
+    message = f"{'Endless()' if part == 'constructor' else part} took longer than 0.1 s"
     if part == "final_info":
         assert (result.outcome, result.info["final_info_error"]) == (Outcome.SCORED, message)
     else:
@@ -899,14 +722,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     who = Watches()
     result = await play(Interleaved, who, limits=EpisodeLimits(max_turns=9))
     assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0)
-    assert [turn.message["content"] for turn in result.turns] == [
-        "1 messages, first 'turn 3 of 2'",
-        "1 messages, first 'turn 1 of 1'",
-        "3 messages, first 'turn 1 of 1'",
-        "1 messages, first 'turn 0 of 0'",
-        "3 messages, first 'turn 0 of 0'",
-        "5 messages, first 'turn 0 of 0'",
-    ], "one after another, the one at hand last"
+    turns = ((1, "3 of 2"), (1, "1 of 1"), (3, "1 of 1"), (1, "0 of 0"), (3, "0 of 0"), (5, "0 of 0"))
+    expected = [f"{count} messages, first 'turn {turn}'" for count, turn in turns]
+    assert [turn.message["content"] for turn in result.turns] == expected, "one after another, the one at hand last"
     assert [request_id for request_id, _, _ in who.shown] == [
         "g/0", "g/0/context1", "g/0", "g/0/context2", "g/0/context1", "g/0",
     ]  # fmt: skip
@@ -917,12 +735,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     assert result.info == {"seen": 0}, "what is asked is no part of the record"
     began = [(row.turn, row.kind) for row in result.lineage]
     assert began == [(0, "environment"), (1, "environment"), (3, "")]
-
-
-async def test_an_episode_that_is_cut_shows_the_conversation_at_hand_last() -> None:
-    result = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
-    assert (result.outcome, len(result.turns)) == (Outcome.TRUNCATED, 3)
-    assert [m["content"] for m in result.tail] == ["turn 3 of 2"]
+    short = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
+    assert (short.outcome, len(short.turns)) == (Outcome.TRUNCATED, 3)
+    assert [m["content"] for m in short.tail] == ["turn 3 of 2"]
 
 
 async def test_what_was_asked_holds_for_one_turn() -> None:
@@ -946,13 +761,8 @@ async def test_messages_from_outside_that_no_template_takes_are_a_fault_and_our_
     error = TemplateError("no place for it")
     with pytest.raises(TemplateError):
         await play(Counter, Raises(error))
-    result = await play(Interleaved, RaisesAtOnce(error))
+    result = await play(Interleaved, Raises(error, after=0))
     assert (result.outcome, result.reward, result.error) == (Outcome.ENV_FAULT, None, "no place for it")
-
-
-class RaisesAtOnce(Raises):
-    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        raise self._error
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,30 +101,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def by_eval(name: str, capfd: pytest.CaptureFixture[str]) -> str:
-    command = ["eval", "--env", name, "--agent", "scripted:null", "--tasks", "1", "--out", "out", "--json"]
+@pytest.mark.parametrize("name", SENTENCES)
+def test_the_sentence_says_what_the_tasks_lack(name: str) -> None:
+    with pytest.raises(UserError) as raised:
+        make(f"bad.py:{name}").tasks("test", count=1)  # as training draws them
+    assert str(raised.value) == SENTENCES[name]
+
+
+@pytest.mark.parametrize("name", ["Raises", "Exits", "Pair", "Base"])
+def test_the_sentence_of_an_evaluation_is_the_same(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "--env", f"bad.py:{name}", "--agent", "scripted:null", "--tasks", "1", "--out", "out", "--json"]
     assert main(command) == 2
     out, err = capfd.readouterr()
-    assert "Traceback" not in err
-    return json.loads(out)["error"]
+    assert json.loads(out)["error"] == SENTENCES[name] and "Traceback" not in err
 
 
-def by_factory(name: str, capfd: pytest.CaptureFixture[str]) -> str:
-    """As training draws them."""
-    with pytest.raises(UserError) as raised:
-        make(name).tasks("test", count=1)
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("name", SENTENCES)
-@pytest.mark.parametrize("draw", [by_eval, by_factory])
-def test_the_sentence_is_the_same_everywhere(
-    name: str, draw: Callable[[str, pytest.CaptureFixture[str]], str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert draw(f"bad.py:{name}", capfd) == SENTENCES[name]
-
-
-def test_ids_that_come_up_twice_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ids_that_come_up_twice_are_refused() -> None:
     with pytest.raises(BadTasks, match=r"^tasks\('test'\) holds the id 'same' more than once: draw without repetition"):
         make("bad.py:Twice").tasks("test", count=2)
 

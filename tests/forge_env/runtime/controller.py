@@ -74,11 +74,7 @@ async def one_run(ending: str, logs: Path) -> None:
         tell(pids=children())
         if ending == "error":
             raise UserError("a mistake inside")
-        if ending == "cancelled":
-            inner = asyncio.current_task()
-            assert inner is not None
-            asyncio.get_running_loop().call_soon(inner.cancel)
-        if ending in ("cancelled", "wait", "slow"):
+        if ending in ("wait", "slow"):
             await launcher.guard(within(600.0, worker.hold.call_one(), "the worker"))
 
 
@@ -99,8 +95,6 @@ def main(ending: str, logs: Path) -> int:
         return 130
     except UserError:
         return 2
-    except asyncio.CancelledError:
-        return 4
     return 0
 
 

@@ -32,15 +32,12 @@ async def test_calls_of_one_moment_are_one_message_and_each_has_its_own_end(laun
     with pytest.raises(asyncio.CancelledError):
         await calls[4]
     assert await asyncio.gather(*(sing(service, number) for number in (7, 8))) == [(7, 2), (8, 2)]
-
-
-@pytest.mark.parametrize("args", [(5,), (6,), (7, threading.Lock())], ids=["answer", "reading", "argument"])
-async def test_what_cannot_travel_ends_its_call_and_no_later_one(launcher: Launcher, args: tuple[Any, ...]) -> None:
-    service = await Choir.options().as_service()
-    for _ in range(2):
-        with pytest.raises(ServiceError, match=r"^choir.sing failed: "):
-            await service.route(Choir.sing, *args)
-    assert (await service.route(Choir.sing, 1))[0] == 1
+    # What cannot travel ends its call, and no later one.
+    for args in ((5,), (6,), (7, threading.Lock())):  # the answer, reading it, and an argument
+        for _ in range(2):
+            with pytest.raises(ServiceError, match=r"^choir.sing failed: "):
+                await service.route(Choir.sing, *args)
+        assert (await service.route(Choir.sing, 1))[0] == 1
     assert service.deaths == []
 
 

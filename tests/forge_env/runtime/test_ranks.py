@@ -18,7 +18,7 @@ pytest.importorskip("monarch")
 from runtime_actors import Team, Worker
 
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
+from forge_env.runtime.process.ranks import AllRanks, RankRendezvous
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
@@ -60,18 +60,14 @@ async def test_calls_reach_all_ranks_in_order_until_one_is_killed_inside_a_colle
             os.kill(pid, 0)
 
 
-async def test_a_deadline_and_an_error_of_one_rank_are_raised_while_others_never_answer(launcher: Launcher) -> None:
-    actor, _ = await start_two(launcher, Worker)
+async def test_what_befalls_one_rank_is_raised_while_others_never_answer(launcher: Launcher) -> None:
+    """The rank that is left often notices a death first, with a sentence that names no process."""
+    actor, pids = await start_two(launcher, Worker)
     with pytest.raises(ServiceError, match=r"^the team did not answer within 0\.05 s$"):
         await AllRanks(actor).deadline(0.05, "the team").call_one(Worker.hold, failing_rank=-1)
     call = AllRanks(actor).hold.call_one(failing_rank=1)
     with pytest.raises(UserError, match="^rank 1 cannot take part$"):
         await asyncio.wait_for(launcher.guard(within(10 * DEADLINE_S, call, "the team")), DEADLINE_S)
-
-
-async def test_a_broken_call_and_a_death_are_told_as_the_death(launcher: Launcher) -> None:
-    """The rank that is left often notices first, with a sentence that names no process."""
-    _, pids = await start_two(launcher, Worker)
 
     async def notice() -> None:
         pidfd = os.pidfd_open(pids[1])
@@ -84,46 +80,15 @@ async def test_a_broken_call_and_a_death_are_told_as_the_death(launcher: Launche
         await launcher.guard(notice())
 
 
-@pytest.mark.usefixtures("no_grace")
-async def test_a_broken_call_alone_is_told_as_it_is(launcher: Launcher) -> None:
-    async def fail() -> None:
-        raise ServiceError("the store has no version 3")
-
-    with pytest.raises(ServiceError, match="^the store has no version 3$"):
-        await launcher.guard(fail())
-
-
 def test_a_meeting_point_listens_to_this_machine_only_and_goes_without_a_trace() -> None:
     point = RankRendezvous(2)
     place = f"0100007F:{int(point.environ(1)['MASTER_PORT']):04X}"
-    assert [local for local, state, _ in sockets_at(place) if state == "0A"] == [place]  # 0A: it listens
-    inodes = {inode for _, _, inode in sockets_at(place)} - {"0"}  # 0: of no process any more
-    assert inodes & open_sockets()
+    assert listeners(place) == [place]
     del point
-    wait_until(lambda: not inodes & open_sockets(), "torch closes them")
-    assert not [local for local, state, _ in sockets_at(place) if state == "0A"]
+    wait_until(lambda: not listeners(place), "torch closes it")
 
 
-def sockets_at(place: str) -> list[tuple[str, str, str]]:
-    """Address, state and inode of every socket of this machine with the port of `place`, at either end."""
+def listeners(place: str) -> list[str]:
+    """Addresses of this machine where somebody listens to the port of `place`."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    port = place.rpartition(":")[2]
-    return [(line[1], line[3], line[9]) for line in lines if port in (line[1][-4:], line[2][-4:])]
-
-
-def open_sockets() -> set[str]:
-    """The inodes of this process's sockets."""
-    inodes = set()
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            kind, _, inode = os.readlink(link).partition(":[")
-        except FileNotFoundError:  # another thread has just closed it
-            continue
-        if kind == "socket":
-            inodes.add(inode.rstrip("]"))
-    return inodes
-
-
-def test_the_first_rank_keeps_the_name_of_the_log() -> None:
-    assert log_of_rank(Path("logs/trainer.log"), 0) == Path("logs/trainer.log")
-    assert log_of_rank(Path("logs/trainer.log"), 3) == Path("logs/trainer-3.log")
+    return [line[1] for line in lines if line[3] == "0A" and line[1][-4:] == place[-4:]]  # 0A: it listens

@@ -30,7 +30,7 @@ async def pids(service: Service[Counting]) -> list[int]:
     return sorted(await service.fanout(Counting.pid))
 
 
-async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launcher) -> None:
+async def test_calls_go_to_the_replica_with_the_fewest_in_flight_or_of_their_session(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     both = await pids(service)
     assert len(set(both)) == 2 and os.getpid() not in both
@@ -46,10 +46,7 @@ async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launc
     await asyncio.gather(*held, return_exceptions=True)
     answers = await asyncio.gather(*(service.route(Counting.pid) for _ in range(20)))
     assert set(Counter(answers)) == set(both)
-
-
-async def test_a_session_stays_with_its_replica(launcher: Launcher) -> None:
-    service = await Counting.options(num_replicas=2).as_service(name="sticky")
+    # A session stays with its replica.
     homes = {name: await service.session(name).route(Counting.pid) for name in ("one", "two")}
     for name, home in homes.items():
         assert {await service.session(name).route(Counting.pid) for _ in range(5)} == {home}
@@ -71,10 +68,13 @@ async def test_a_group_stays_together_unless_its_replica_is_much_busier(launcher
     await asyncio.gather(*held, return_exceptions=True)
 
 
-async def test_an_idempotent_call_survives_the_death_of_its_replica(launcher: Launcher, tmp_path: Path) -> None:
+async def test_a_call_survives_the_death_of_its_replica_if_it_is_idempotent_and_is_not_repeated_otherwise(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     service = await Counting.options(num_replicas=2).as_service()
-    marks = tmp_path / "marks"
+    marks, others = tmp_path / "marks", tmp_path / "others"
     marks.mkdir()
+    others.mkdir()
     call = asyncio.create_task(service.route(Counting.answer_when, str(tmp_path / "go"), str(marks)))
     await until(lambda: list(marks.iterdir()), "the call's arrival")
     first = int(next(marks.iterdir()).name)
@@ -87,22 +87,19 @@ async def test_an_idempotent_call_survives_the_death_of_its_replica(launcher: La
     assert first not in await pids(service) and len(set(await pids(service))) == 2
     assert [death.recovered_at is not None for death in service.deaths] == [True]
 
-
-async def test_a_call_with_effects_is_not_repeated(launcher: Launcher, tmp_path: Path) -> None:
-    service = await Counting.options(num_replicas=2).as_service()
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    call = asyncio.create_task(service.route(Counting.mark_and_hold, str(marks)))
-    await until(lambda: list(marks.iterdir()), "the call's arrival")
-    os.kill(int(next(marks.iterdir()).name), signal.SIGKILL)
+    call = asyncio.create_task(service.route(Counting.mark_and_hold, str(others)))
+    await until(lambda: list(others.iterdir()), "the call's arrival")
+    os.kill(int(next(others.iterdir()).name), signal.SIGKILL)
     with pytest.raises(
         ReplicaDied, match=r"the counting_\d process died of SIGKILL \(signal 9\); the end of .*counting_\d\.log"
     ):
         await call
-    assert len(list(marks.iterdir())) == 1
+    assert len(list(others.iterdir())) == 1
 
 
-async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launcher: Launcher) -> None:
+async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered_also_those_of_other_processes(
+    launcher: Launcher,
+) -> None:
     ready = []
 
     async def on_ready(replica: Spawned) -> None:
@@ -110,10 +107,15 @@ async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launc
 
     service = Service(actor_class=Counting, arguments={}, name="alone", on_ready=on_ready)
     await service.start()
+    caller = launcher.spawn("caller", Caller, client=service.client)
+    await launcher.start("caller")
     (first,) = await pids(service)
+    assert await caller.ask.call_one() == first
     os.kill(first, signal.SIGKILL)
     await until(lambda: service.client.up == 0, "the death")
-    assert await service.route(Counting.pid) != first
+    async with asyncio.timeout(DEADLINE_S):
+        second = await service.route(Counting.pid)
+        assert await caller.ask.call_one() == second != first
     assert ready == [3, 3]
 
 
@@ -127,23 +129,23 @@ async def test_a_replica_that_is_being_replaced_ends_with_the_launcher(tmp_path:
     assert processes_with(mark) == [] and not Path(launcher._temp).exists()
 
 
-async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) -> None:
+@pytest.mark.usefixtures("no_grace")
+async def test_a_replica_that_hangs_is_broken_or_fails_its_ping_is_replaced(launcher: Launcher) -> None:
     service = await Counting.options(ping_seconds=2.0).as_service()
     (first,) = await pids(service)
     os.kill(first, signal.SIGSTOP)
     await until(lambda: is_stopped(first), "all threads stop")
-    assert await service.route(Counting.pid) != first
-    assert service.deaths[0].reason == "the counting process did not answer a ping within 2 s, and was ended"
+    assert (second := await service.route(Counting.pid)) != first
     await until(lambda: not Path(f"/proc/{first}").exists(), "it is not left behind, stopped")
-
-
-@pytest.mark.usefixtures("no_grace")
-async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
-    service = await Counting.options().as_service()
-    (first,) = await pids(service)
     # It breaks during a call that may be made again: the caller sees nothing of it.
-    assert await service.route(Counting.break_down, first) != first
-    assert service.deaths[0].reason == "the counting process was ended: it has no more numbers"
+    assert await service.route(Counting.break_down, second) != second
+    await service.route(Counting.fail_pings)
+    await until(lambda: len(service.deaths) == 3, "the death")
+    assert [death.reason for death in service.deaths] == [
+        "the counting process did not answer a ping within 2 s, and was ended",
+        "the counting process was ended: it has no more numbers",
+        "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime",
+    ]
 
 
 async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
@@ -153,18 +155,6 @@ async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) ->
     assert service.client.retries == 2
     await until(lambda: service.client.up == 2, "the replacements")
     assert len(service.deaths) == 3 and len(set(await pids(service))) == 2
-
-
-async def test_a_client_in_another_process_learns_of_the_replacement(launcher: Launcher) -> None:
-    service = await Counting.options(num_replicas=1).as_service()
-    caller = launcher.spawn("caller", Caller, client=service.client)
-    await launcher.start("caller")
-    (first,) = await pids(service)
-    assert await caller.ask.call_one() == first
-    os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(DEADLINE_S):
-        second = await caller.ask.call_one()
-        assert second != first and second == (await pids(service))[0]
 
 
 async def test_a_long_call_ends_with_its_caller(launcher: Launcher, tmp_path: Path) -> None:
@@ -217,16 +207,6 @@ async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> 
         await asyncio.wait_for(calling, DEADLINE_S)
 
 
-@pytest.mark.usefixtures("no_grace")
-async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
-    service = await Counting.options().as_service()
-    await service.route(Counting.fail_pings)
-    await until(lambda: service.deaths, "the death")
-    assert service.deaths[0].reason == (
-        "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
-    )
-
-
 async def test_scaling_up_and_down(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
@@ -241,12 +221,15 @@ async def test_scaling_up_and_down(launcher: Launcher) -> None:
 
 
 @pytest.mark.usefixtures("no_grace")
-async def test_errors_of_the_actor_arrive_as_themselves(launcher: Launcher) -> None:
+async def test_both_forms_of_a_call_mean_the_same_and_errors_arrive_as_themselves(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
-    with pytest.raises(PolicyError, match="^just this$"):
-        await service.route(Counting.fail, "PolicyError", "just this")
-    with pytest.raises(PolicyError, match="^just this$"):
-        await service.fanout(Counting.fail, "PolicyError", "just this")
+    assert await service.add.route(1, b=2) == await service.route(Counting.add, 1, b=2) == 3
+    assert set(await service.pid.fanout()) == set(await service.fanout(ForgeActor.pid)) and service.client.up == 2
+    assert await service.session("one").pid.route() == await service.session("one").route(Counting.pid)
+    assert await service.client.deadline(DEADLINE_S).add.route(1, 2) == 3
+    for way in (service.route, service.fanout):
+        with pytest.raises(PolicyError, match="^just this$"):
+            await way(Counting.fail, "PolicyError", "just this")
     with pytest.raises(ServiceError, match=r"counting.fail failed: ValueError: 7 is not prime"):
         await service.route(Counting.fail, "ValueError", "7 is not prime")
     with pytest.raises(ServiceError, match=r"counting.hold did not answer within 0.2 s"):
@@ -302,14 +285,6 @@ async def test_a_name_that_is_no_endpoint_is_an_error_before_the_call(launcher: 
             handle.fanout("pid")  # type: ignore[arg-type]
         with pytest.raises(UserError, match="is no endpoint of Counting"):
             handle.call_one(Counting.on_ping)  # type: ignore[arg-type]
-
-
-async def test_both_forms_of_a_call_mean_the_same(launcher: Launcher) -> None:
-    service = await Counting.options(num_replicas=2).as_service()
-    assert await service.add.route(1, b=2) == await service.route(Counting.add, 1, b=2) == 3
-    assert set(await service.pid.fanout()) == set(await service.fanout(ForgeActor.pid)) and service.client.up == 2
-    assert await service.session("one").pid.route() == await service.session("one").route(Counting.pid)
-    assert await service.client.deadline(DEADLINE_S).add.route(1, 2) == 3
 
 
 def test_idempotent_names_endpoints() -> None:

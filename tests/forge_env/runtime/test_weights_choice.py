@@ -15,14 +15,24 @@ MORE_THAN_THERE_IS = 2**50
 
 
 @pytest.mark.parametrize(
-    ("size", "all_on_gpus", "kind", "sentence"),
+    ("wanted", "size", "all_on_gpus", "kind", "sentence"),
     [
-        (4 * 2**20, False, SharedMemoryStore, "shared memory: one host, and /dev/shm has room for 3 of 4.0 MiB"),
-        (4, True, CudaIpcStore, "GPU memory (CUDA IPC): trainer and engine are on GPUs of one host"),
+        (
+            "auto",
+            4 * 2**20,
+            False,
+            SharedMemoryStore,
+            "shared memory: one host, and /dev/shm has room for 3 of 4.0 MiB",
+        ),
+        ("auto", 4, True, CudaIpcStore, "GPU memory (CUDA IPC): trainer and engine are on GPUs of one host"),
+        ("cuda_ipc", 4, True, CudaIpcStore, "GPU memory (CUDA IPC): as --weights.store says"),
+        ("shared_memory", 4, True, SharedMemoryStore, "shared memory: as --weights.store says"),
     ],
 )
-def test_the_fastest_that_can_be_had(size: int, all_on_gpus: bool, kind: type, sentence: str) -> None:
-    store, output = choose_store("auto", StoreRequest(size=size, all_on_gpus=all_on_gpus))
+def test_the_fastest_that_can_be_had_or_the_one_that_is_wanted(
+    wanted: str, size: int, all_on_gpus: bool, kind: type, sentence: str
+) -> None:
+    store, output = choose_store(wanted, StoreRequest(size=size, all_on_gpus=all_on_gpus))
     assert type(store) is kind
     assert output == f"through {sentence}"
 
@@ -34,13 +44,6 @@ def test_8b_in_bfloat16_goes_from_gpu_to_gpu_where_a_fifth_of_one_takes_it(card:
     if not fits and has_room(3 * request.size):
         about = "through shared memory: a snapshot of 15.26 GiB is much for a GPU, and /dev/shm has room for 3 of "
         assert choose_store("auto", request)[1].startswith(about)
-
-
-@pytest.mark.parametrize(("wanted", "kind"), [("cuda_ipc", CudaIpcStore), ("shared_memory", SharedMemoryStore)])
-def test_the_one_that_is_wanted(wanted: str, kind: type) -> None:
-    store, output = choose_store(wanted, StoreRequest(size=4, all_on_gpus=True))
-    assert type(store) is kind
-    assert output.endswith(": as --weights.store says")
 
 
 @pytest.mark.parametrize(

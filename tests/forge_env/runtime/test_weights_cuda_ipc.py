@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,61 +32,11 @@ gpu = pytest.mark.gpu
 needs_gpus = pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU")
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")
 
-READER = """
-import asyncio, json, sys
-from pathlib import Path
-from state_dicts import fingerprints
-from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights import CudaIpcStore
-
-async def main():
-    store = CudaIpcStore(Path(sys.argv[1]))
-    for line in sys.stdin:  # "fetch VERSION", or "hold VERSION" and then "release"
-        word, version = line.split()
-        try:
-            async with store.fetch(int(version)) as found:
-                if word == "hold":
-                    print(json.dumps("held"), flush=True)
-                    sys.stdin.readline()
-                where = sorted({tensor.device.type for tensor in found.values()})
-                prints = fingerprints({name: tensor.cpu() for name, tensor in found.items()})
-                told = {"devices": where, "fingerprints": prints}
-            print(json.dumps(told), flush=True)
-        except ServiceError as error:
-            print(json.dumps(str(error)), flush=True)
-
-asyncio.run(main())
-"""
-
 
 def _environ(gpu: int) -> dict[str, str]:
     """Of another process, which sees one GPU."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": names_of([gpu])[0]}
-
-
-class Reader:
-    """Another process, which sees one GPU."""
-
-    def __init__(self, store: CudaIpcStore, gpu: int) -> None:
-        command = [sys.executable, "-c", READER, str(store.folder)]
-        self.process = subprocess.Popen(
-            command, env=_environ(gpu), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-
-    async def answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), DEADLINE_S)
-        return json.loads(line)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest_asyncio.fixture
@@ -103,8 +52,22 @@ def on_gpu(seed: int) -> dict[str, torch.Tensor]:
     return {name: tensor.cuda() for name, tensor in make_state_dict(seed).items()}
 
 
-def told(seed: int) -> dict[str, Any]:
-    return {"devices": ["cuda"], "fingerprints": fingerprints(make_state_dict(seed))}
+@contextmanager
+def reader_on(store: CudaIpcStore, number: int) -> Iterator[WeightsProcess]:
+    """Another process, which sees one GPU."""
+    reader = WeightsProcess(store, gpu=number)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def told(answer: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    return answer["devices"], answer["fingerprints"]
+
+
+def of_gpu(seed: int) -> tuple[list[str], dict[str, str]]:
+    return ["cuda"], fingerprints(make_state_dict(seed))
 
 
 @gpu
@@ -112,42 +75,31 @@ def told(seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=needs_two)])
 async def test_another_process_reads_what_was_published(store: CudaIpcStore, number: int) -> None:
     """The reader's GPU may be another one than the trainer's, and is the first that it sees in any case."""
-    reader = Reader(store, number)
-    try:
+    with reader_on(store, number) as reader:
         for version in range(5):
             state_dict = on_gpu(version)
             taken = store.take(version, WeightStream.of(state_dict))
             for tensor in state_dict.values():  # the next step has begun
                 tensor.zero_()
             await store.commit(taken)
-            reader.tell(f"fetch {version}")
-            assert await reader.answer() == told(version)
+            assert told(await reader.ask(f"fetch {version}")) == of_gpu(version)
         assert len(list(store.folder.glob("*.segment"))) == 1
-        reader.tell("fetch 4")
-        assert await reader.answer() == told(4)
-        reader.tell("fetch 3")
-        assert await reader.answer() == "the weight store has no version 3; it has 4"
+        assert told(await reader.ask("fetch 4")) == of_gpu(4)
+        assert await reader.ask("fetch 3") == "the weight store has no version 3; it has 4"
         with pytest.raises(InvariantError, match="^version 4 of the weights was published already"):
             store.take(4, WeightStream.of(on_gpu(4)))
-    finally:
-        reader.close()
 
 
 @gpu
 @needs_gpus
 async def test_a_slow_reader_keeps_its_version(store: CudaIpcStore) -> None:
-    reader = Reader(store, 0)
-    try:
+    with reader_on(store, 0) as reader:
         await store.publish(0, on_gpu(0))
-        reader.tell("hold 0")
-        assert await reader.answer() == "held"
+        assert await reader.ask("hold 0") == "held"
         for version in range(1, 5):
             await store.publish(version, on_gpu(version))
         assert len(list(store.folder.glob("*.segment"))) == 2
-        reader.tell("release")
-        assert await reader.answer() == told(0)
-    finally:
-        reader.close()
+        assert told(await reader.ask("release")) == of_gpu(0)
 
 
 def shared_memory_files() -> set[str]:
@@ -184,10 +136,9 @@ async def test_nothing_is_left_in_shared_memory_of_a_trainer_that_is_killed() ->
     before = shared_memory_files()
     store = CudaIpcStore()
     await store.open()
-    trainer, reader = WeightsProcess(store, gpu=0), Reader(store, 0)
+    trainer, reader = (WeightsProcess(store, gpu=0) for _ in range(2))
     assert await trainer.ask("publish 0 0 0") == "published"
-    reader.tell("fetch 0")
-    assert await reader.answer() == told(0)
+    assert told(await reader.ask("fetch 0")) == of_gpu(0)
     trainer.close()
     reader.close()
     await store.close()

@@ -70,16 +70,6 @@ def said_by(function: Callable[..., None], *arguments: object) -> tuple[list[Any
         forked.close()
 
 
-async def test_every_dtype_and_shape_comes_back_bit_for_bit(store: SharedMemoryStore) -> None:
-    state_dict = make_state_dict(0)
-    await store.publish(0, state_dict)
-    async with reader_of(store).fetch(0) as found:
-        assert list(found) == list(state_dict)
-        assert fingerprints(found) == fingerprints(state_dict)
-        assert all(tensor.is_contiguous() for tensor in found.values())
-        assert all(tensor.data_ptr() % 64 == 0 for tensor in found.values() if tensor.numel())
-
-
 def fetch_and_write(connection: Connection, folder: Path) -> None:
     async def fetch() -> None:
         async with SharedMemoryStore(folder).fetch(3) as found:
@@ -90,8 +80,13 @@ def fetch_and_write(connection: Connection, folder: Path) -> None:
     asyncio.run(fetch())
 
 
-async def test_another_process_fetches_and_cannot_write(store: SharedMemoryStore) -> None:
-    await store.publish(3, make_state_dict(3))
+async def test_another_process_fetches_bit_for_bit_and_cannot_write(store: SharedMemoryStore) -> None:
+    state_dict = make_state_dict(3)
+    await store.publish(3, state_dict)
+    async with reader_of(store).fetch(3) as found:
+        assert list(found) == list(state_dict)
+        assert all(tensor.is_contiguous() for tensor in found.values())
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in found.values() if tensor.numel())
     said, code = await asyncio.to_thread(said_by, fetch_and_write, store.folder)
     assert said == [fingerprints(make_state_dict(3))]
     assert code == -signal.SIGSEGV
@@ -157,7 +152,7 @@ async def test_a_slow_reader_keeps_its_version_while_others_come_and_go(store: S
 
 async def test_a_folder_that_is_still_written_to_is_removed() -> None:
     """An actor may be in the middle of a publish."""
-    for _ in range(20):
+    for _ in range(6):
         store = SharedMemoryStore()
         await store.open()
         begun = threading.Event()
@@ -236,11 +231,8 @@ async def test_a_stream_that_fails_half_way_leaves_no_version_and_its_memory_fre
 @pytest.mark.parametrize(
     ("tensors", "sentence"),
     [
-        ({"a": torch.zeros(3)}, r"^1 weights did not come, b among them$"),
-        (
-            {"a": torch.zeros(3), "b": torch.zeros(1)},
-            r"^weight b came as \(1,\) torch.float32: the layout .*",
-        ),
+        ({"a": torch.zeros(3)}, "^1 weights did not come, b among them$"),
+        ({"a": torch.zeros(3), "b": torch.zeros(1)}, r"^weight b came as \(1,\) torch.float32: the layout .*"),
         ({"a": torch.zeros(3).half(), "b": torch.zeros(2)}, r"^weight a came as \(3,\) torch.float16: "),
         ({"c": torch.zeros(3)}, r"^weight c came as \(3,\) torch.float32: "),
     ],
@@ -277,7 +269,7 @@ async def test_readers_never_see_a_mixture(store: SharedMemoryStore) -> None:
 
     async def write() -> None:
         try:
-            for version in range(1, 150):
+            for version in range(1, 60):
                 state_dict = {str(i): torch.full(shape, float(version)) for i, shape in enumerate(shapes)}
                 taken = await asyncio.to_thread(store.take, version, WeightStream.of(state_dict))
                 await store.commit(taken)
@@ -307,22 +299,18 @@ async def test_no_room_is_one_sentence_and_the_last_version_stays(store: SharedM
     assert await fetched(store, 0) == fingerprints(make_state_dict(0))
 
 
-async def test_a_store_that_was_closed_meanwhile_says_so(store: SharedMemoryStore) -> None:
+async def test_a_store_that_was_closed_or_is_not_open_says_so(store: SharedMemoryStore) -> None:
     taken = store.take(0, WeightStream.of(make_state_dict(0)))
     await store.close()
-    with pytest.raises(
-        ServiceError, match="^version 0 of the weights was not published, .*: No such file or directory$"
-    ):
+    with pytest.raises(ServiceError, match="^version 0 of the weights was not published, .*: No such file or dir"):
         await store.commit(taken)
-
-
-async def test_a_store_that_is_not_open_says_so() -> None:
-    store = SharedMemoryStore()
+    unopened = SharedMemoryStore()
     with pytest.raises(ServiceError, match="^there is no weight store: it is not open, or its folder .* was removed$"):
-        store.take(0, WeightStream.of(make_state_dict(0)))
+        unopened.take(0, WeightStream.of(make_state_dict(0)))
     with pytest.raises(ServiceError, match="^the weight store has no version 0: it is not open"):
-        await fetched(store, 0)
-    await store.close()
+        await fetched(unopened, 0)
+    await unopened.close()
+    assert unopened.folder.parent == SHARED_MEMORY
 
 
 def publish_and_wait(connection: Connection, path: Path) -> None:
@@ -374,10 +362,6 @@ async def test_what_nobody_could_remove_the_next_run_removes(tmp_path: Path) -> 
     assert store.folder.is_dir() and following.folder.is_dir()  # their makers are alive
     for opened in (store, following):
         await opened.close()
-
-
-async def test_a_store_lies_in_shared_memory() -> None:
-    assert SharedMemoryStore().folder.parent == SHARED_MEMORY
 
 
 def left_behind(root: Path, victim: Path) -> Path:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError
@@ -20,7 +17,6 @@ from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
-from tests.helpers.waiting import DEADLINE_S
 
 TASK = Task(prompt=({"role": "user", "content": "?"},), target="42")
 
@@ -29,8 +25,6 @@ class Desk(ToolEnv):
     """One tool for each way in which a tool can behave."""
 
     system_prompt = "Be brief."
-    started: threading.Event
-    release: threading.Event
 
     @tool
     def repeat(self, word: str, times: int = 2, mode: Literal["up", "down"] = "down") -> str:
@@ -64,12 +58,6 @@ class Desk(ToolEnv):
         """Say much."""
         return "0123456789"
 
-    @tool(timeout=2 * DEADLINE_S)
-    def wait(self) -> str:
-        """Block a thread until somebody else has made progress."""
-        self.started.set()
-        return "released" if self.release.wait(DEADLINE_S) else "nobody came"
-
     def not_a_tool(self) -> str:
         return "secret"
 
@@ -102,7 +90,7 @@ async def told(tool_call: ToolCall, env: ToolEnv | None = None) -> str:
 
 def test_schema_comes_from_signature_and_docstring() -> None:
     specs = {spec["function"]["name"]: spec for spec in Desk().tools}
-    assert set(specs) == {"repeat", "total", "broken", "endless", "chatty", "wait"}
+    assert set(specs) == {"repeat", "total", "broken", "endless", "chatty"}
     assert specs["repeat"] == {
         "type": "function",
         "function": {
@@ -123,27 +111,17 @@ def test_schema_comes_from_signature_and_docstring() -> None:
     assert parameters["properties"] == {"numbers": {"type": "array", "items": {"type": "number"}}}
 
 
-def test_a_parameter_named_title_keeps_its_name() -> None:
-    class Shelf(ToolEnv):
-        @tool
-        def find(self, title: str) -> str:
-            """Find a book."""
-            return title
-
-    [spec] = Shelf().tools
-    assert spec["function"]["parameters"]["properties"] == {"title": {"type": "string"}}
-
-
 def test_subclasses_inherit_tools_and_may_replace_them() -> None:
     class Other(Desk):
         @tool
-        def repeat(self, word: str) -> str:
+        def repeat(self, title: str) -> str:
             """Say it once."""
-            return word
+            return title
 
-    names = [spec["function"]["name"] for spec in Other().tools]
-    assert sorted(names) == sorted(spec["function"]["name"] for spec in Desk().tools)
-    assert asyncio.run(told(call("repeat", {"word": "Ab"}), Other())) == "Ab"
+    specs = {spec["function"]["name"]: spec["function"]["parameters"] for spec in Other().tools}
+    assert sorted(specs) == sorted(spec["function"]["name"] for spec in Desk().tools)
+    assert specs["repeat"]["properties"] == {"title": {"type": "string"}}, "a parameter of this name keeps it"
+    assert asyncio.run(told(call("repeat", {"title": "Ab"}), Other())) == "Ab"
 
 
 async def test_reset_shows_the_system_prompt_and_the_task() -> None:
@@ -173,9 +151,7 @@ async def test_a_good_call_is_answered(name: str, arguments: dict[str, Any], ans
     ("tool_call", "words"),
     [
         (call("repeat", {}), ["repeat", "word", "required"]),
-        (call("repeat", {"word": "a", "times": "many"}), ["times", "integer"]),
         (call("repeat", {"word": "a", "mode": "left"}), ["mode", "'up'"]),
-        (call("repeat", {"word": "a", "loud": True}), ["loud", "not permitted"]),
         (call("repaet", {"word": "a"}), ["no tool 'repaet'", "repeat, "]),
         (call("not_a_tool", {}), ["no tool 'not_a_tool'"]),
         (call("__class__", {}), ["no tool"]),
@@ -192,46 +168,11 @@ async def test_a_mistake_is_told_to_the_model(tool_call: ToolCall, words: list[s
     assert [word for word in words if word not in text] == []
 
 
-async def test_calls_of_one_turn_are_answered_in_order() -> None:
-    env = await started(Desk())
-    calls = [ToolCall(id=f"call_{i}", name="repeat", arguments={"word": "x", "times": i}) for i in range(3)]
-    messages, *_ = await env.step(says("", *calls))
-    assert [(m["tool_call_id"], m["content"]) for m in messages] == [("call_0", ""), ("call_1", "x"), ("call_2", "xx")]
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(
-    name=st.sampled_from(["repeat", "total", "nothing"]),
-    arguments=st.none()
-    | st.dictionaries(st.sampled_from(["word", "times", "numbers", "mode", "?"]), anything, max_size=4),
-)
-def test_no_arguments_make_it_raise(name: str, arguments: dict[str, Any] | None) -> None:
-    assert isinstance(asyncio.run(told(call(name, arguments))), str)
-
-
 async def test_tools_switched_off_are_shown_and_answer_nothing() -> None:
     env = Desk(use_tools=False)
     assert env.tools == Desk().tools
     text = await told(call("repeat", {"word": "ab"}), env)
     assert "switched off" in text and "abab" not in text
-
-
-async def test_a_plain_method_does_not_stall_the_event_loop() -> None:
-    env = Desk()
-    env.started, env.release = threading.Event(), threading.Event()
-
-    async def another() -> None:
-        assert await asyncio.to_thread(env.started.wait, 10.0)
-        env.release.set()
-
-    answer, _ = await asyncio.gather(told(call("wait", {}), env), another())
-    assert answer == "released"
 
 
 # ---- rewards ----

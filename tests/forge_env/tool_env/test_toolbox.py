@@ -32,6 +32,19 @@ def box(*functions: Callable[..., Any]) -> Toolbox:
     return Toolbox({each.name: each for each in tools})
 
 
+def giving(value: Any, **options: Any) -> Toolbox:
+    """A box with the tool `give`, which returns the value or raises it."""
+
+    @tool(**options)
+    def give() -> Any:
+        """Give it."""
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return box(give)
+
+
 def calls(*names: str, **arguments: Any) -> list[ToolCall]:
     return [ToolCall(id=f"call_{i}", name=name, arguments=arguments) for i, name in enumerate(names)]
 
@@ -123,12 +136,11 @@ def test_places_are_shared_by_all_episodes_and_waiting_for_one_does_not_count() 
 
 def test_the_pause_before_a_further_attempt_does_not_count() -> None:
     @tool(retries=3, idempotent=True)
-    async def weak() -> None:
+    async def weak() -> None:  # a loop in simulated time waits for no thread
         """Fail."""
         raise ValueError("weak")
 
-    call = said(Toolbox({"weak": make_tool(weak)}), "weak")
-    assert simulated(World(), Deadline(0.01).run(call)) == ["Error: ValueError: weak"]
+    assert simulated(World(), Deadline(0.01).run(said(box(weak), "weak"))) == ["Error: ValueError: weak"]
 
 
 async def test_a_call_out_of_time_is_told_and_its_work_is_stopped() -> None:
@@ -163,15 +175,6 @@ async def test_a_call_out_of_time_is_told_and_its_work_is_stopped() -> None:
     assert not thread_began.is_set() or await asyncio.to_thread(thread_stopped.wait, DEADLINE_S)
 
 
-async def test_a_tools_own_timeout_error_is_an_error_like_any_other() -> None:
-    @tool
-    def impatient() -> None:
-        """Raise."""
-        raise TimeoutError("the other side")
-
-    assert await said(box(impatient), "impatient") == ["Error: TimeoutError: the other side"]
-
-
 async def test_an_idempotent_tool_is_tried_again() -> None:
     attempts: list[str] = []
 
@@ -191,21 +194,12 @@ async def test_an_idempotent_tool_is_tried_again() -> None:
 
 
 async def test_faults_are_not_told_to_the_model() -> None:
-    @tool(fatal=(KeyError,))
-    def fatal() -> None:
-        """Raise."""
-        raise KeyError("the table is gone")
-
-    @tool(parallel=True)
-    def underneath() -> None:
-        """Raise."""
-        raise SandboxError("the sandbox is gone")
-
-    with pytest.raises(EnvError, match=r"tool fatal \(.*test_toolbox.py:\d+\): KeyError: 'the table is gone'"):
-        await said(box(fatal), "fatal")
-    for names in (["underneath"], ["underneath", "underneath"]):
+    with pytest.raises(EnvError, match=r"tool give \(.*test_toolbox.py:\d+\): KeyError: 'the table is gone'"):
+        await said(giving(KeyError("the table is gone"), fatal=(KeyError,)), "give")
+    underneath = giving(SandboxError("the sandbox is gone"), parallel=True)
+    for names in (["give"], ["give", "give"]):
         with pytest.raises(SandboxError, match="the sandbox is gone"):
-            await said(box(underneath), *names)
+            await said(underneath, *names)
 
 
 @dataclass
@@ -224,48 +218,20 @@ class Colour(Enum):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("text", "text"),
-        (3, "3"),
-        (0.5, "0.5"),
-        (True, "true"),
-        (None, "null"),
-        ({"a": [1, None]}, '{"a":[1,null]}'),
-        (["ü", float("nan")], '["ü",NaN]'),
-        (Point(1.0), '{"x":1.0}'),
-        (Model(name="n"), '{"name":"n"}'),
-        ({"b", "a", "c"}, '["a","b","c"]'),
-        (
-            {"tags": frozenset({2, 1}), "seen": (date(2024, 3, 1), Path("/a"))},
-            '{"tags":[1,2],"seen":["2024-03-01","/a"]}',
-        ),
-        (b"plain", "plain"),
-        (b"\x89PNG\xff", "[5 bytes]"),
-        ([bytearray(b"\0")], '["[1 bytes]"]'),
-        (datetime(2024, 3, 1, 12), "2024-03-01T12:00:00"),
-        (Decimal("1.10"), "1.10"),
+        *(("text", "text"), (3, "3"), (0.5, "0.5"), (True, "true"), (None, "null"), (float("nan"), "nan")),
+        *((["ü", float("nan")], '["ü",NaN]'), ({"a": [1, None]}, '{"a":[1,null]}'), ("\ud800", "\ud800")),
+        *((Point(1.0), '{"x":1.0}'), (Model(name="n"), '{"name":"n"}'), ({"b", "a", "c"}, '["a","b","c"]')),
+        ({"tags": frozenset({2, 1}), "on": (date(2024, 3, 1), Path("/a"))}, '{"tags":[1,2],"on":["2024-03-01","/a"]}'),
+        *((b"plain", "plain"), (b"\x89PNG\xff", "[5 bytes]"), ([bytearray(b"\0")], '["[1 bytes]"]')),
+        *((datetime(2024, 3, 1, 12), "2024-03-01T12:00:00"), (Decimal("1.10"), "1.10"), (Colour.RED, "red")),
         ([Decimal("1.10"), Fraction(1, 3)], '["1.10","1/3"]'),
-        (Colour.RED, "red"),
-        (
-            {Colour.RED: Colour.RED, 1: 2, (1, "a"): None, None: True},
-            '{"red":"red","1":2,"[1,\\"a\\"]":null,"null":true}',
-        ),
-        (numpy.array([[1, 2]]), "[[1,2]]"),
-        (numpy.float32(0.5), "0.5"),
-        ({"n": numpy.int64(3), "b": numpy.bool_(True)}, '{"n":3,"b":true}'),
-        ({"a": 1}.values(), "[1]"),
-        (range(3), "[0,1,2]"),
-        (float("nan"), "nan"),
-        ("\ud800", "\ud800"),
-        (ValueError("said"), "said"),
+        ({Colour.RED: Colour.RED, 1: 2, (1, "a"): None}, '{"red":"red","1":2,"[1,\\"a\\"]":null}'),
+        *((numpy.array([[1, 2]]), "[[1,2]]"), (numpy.float32(0.5), "0.5"), ({"a": 1}.values(), "[1]")),
+        *(({"n": numpy.int64(3), "b": numpy.bool_(True)}, '{"n":3,"b":true}'), (range(3), "[0,1,2]")),
     ],
 )
 async def test_results_are_text_or_json(value: Any, text: str) -> None:
-    @tool
-    def give() -> Any:
-        """Give it."""
-        return value
-
-    assert await said(box(give), "give") == [text]
+    assert await said(giving(value), "give") == [text]
 
 
 class Nameless:
@@ -285,50 +251,24 @@ class Nameless:
     ],
 )
 async def test_a_result_that_is_no_text_is_one_sentence_for_the_author(value: Any, problem: str) -> None:
-    @tool
-    def give() -> Any:
-        """Give it."""
-        return value
-
     with pytest.raises(EnvError, match=f"the tool give returned {problem}: return a text, a number, a list or a dict"):
-        await said(box(give), "give")
+        await said(giving(value), "give")
 
 
 async def test_long_results_and_long_errors_are_cut() -> None:
-    @tool(max_output=10)
-    def long() -> str:
-        """Say much."""
-        return "0123456789abc"
-
-    @tool(max_output=10)
-    def wrong() -> str:
-        """Say much."""
-        raise ValueError("x" * 1000)
-
-    assert await said(box(long), "long") == ["0123456789\n[3 more characters]"]
-    assert [len(text) < 50 for text in await said(box(wrong), "wrong")] == [True]
+    assert await said(giving("0123456789abc", max_output=10), "give") == ["0123456789\n[3 more characters]"]
+    [error] = await said(giving(ValueError("x" * 1000), max_output=10), "give")
+    assert len(error) < 50
 
 
 async def test_what_became_of_each_call_is_recorded() -> None:
-    @tool
-    def fine() -> str:
-        """Do it."""
-        return "fine"
-
-    @tool
-    def broken() -> str:
-        """Raise."""
-        raise ValueError("no")
-
-    toolbox = box(fine, broken)
-    mixed = [*calls("fine", "broken", "nothing"), *calls("fine", depth=1)]
-    _, uses = await toolbox.answer(mixed)
-    assert [(use.name, use.error) for use in uses] == [
-        ("fine", ""),
-        ("broken", "raised"),
-        ("nothing", "unknown_tool"),
-        ("fine", "bad_arguments"),
-    ]
+    toolbox = giving(TimeoutError("the other side"))
+    messages, uses = await toolbox.answer([*calls("give", "nothing"), *calls("give", depth=1)])
+    names = [("give", "raised"), ("nothing", "unknown_tool"), ("give", "bad_arguments")]
+    assert [(use.name, use.error) for use in uses] == names
+    assert messages[0]["content"] == "Error: TimeoutError: the other side", "it is an error like any other"
+    _, [use] = await giving("fine").answer(calls("give"))
+    assert (use.name, use.error) == ("give", "")
 
 
 async def test_cancelling_a_turn_gives_the_places_back() -> None:

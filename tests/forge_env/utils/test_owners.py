@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from forge_env.cli.main import main
 from forge_env.registry import registry_file
 from forge_env.registry.registry import entries, load_entry
 from forge_env.registry.registry_file import FILE, RegistryFile, project_file
@@ -120,21 +120,21 @@ def test_a_link_that_leads_through_a_folder_of_another_user_is_not_followed(proj
 
 
 @needs_root
-def test_register_and_list_agree_on_a_folder_of_another_user(project: Path) -> None:
+def test_register_and_list_agree_on_a_folder_of_another_user(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (project / "sums.py").write_text("def add(a: int, b: int) -> int:\n    'Add.'\n    return a + b\n")
     os.chown(project, NOBODY, NOBODY)
-    command = [sys.executable, "-m", "forge_env"]
-    refused = subprocess.run([*command, "register", "sums.py:add"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert "cannot be made: " in refused.stderr and "belongs to the user" in refused.stderr
+    assert main(["register", "sums.py:add"]) == 2
+    refused = capfd.readouterr().err
+    assert "cannot be made: " in refused and "belongs to the user" in refused
     assert not (project / ".forge_env").exists()
-    allowed = {**os.environ, "FORGE_ENV_REGISTRY": str(project / FILE)}
-    subprocess.run([*command, "register", "sums.py:add"], env=allowed, capture_output=True, check=True)
-    shown = subprocess.run([*command, "list"], env=allowed, capture_output=True, text=True, check=True)
-    assert "add" in shown.stdout.split()
-    hidden = subprocess.run([*command, "list"], capture_output=True, text=True, check=True)
-    assert "add" not in hidden.stdout.split()
-    assert hidden.stderr.count("is not read") == 1
+    monkeypatch.setenv("FORGE_ENV_REGISTRY", str(project / FILE))
+    assert main(["register", "sums.py:add"]) == main(["list"]) == 0
+    assert "add" in capfd.readouterr().out.split()
+    monkeypatch.delenv("FORGE_ENV_REGISTRY")
+    assert main(["list"]) == 0
+    assert "add" not in capfd.readouterr().out.split()
 
 
 def test_the_search_ends_at_the_projects_root(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

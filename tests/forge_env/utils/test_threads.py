@@ -18,40 +18,22 @@ from tests.helpers.waiting import DEADLINE_S
 word: ContextVar[str] = ContextVar("word", default="none")
 
 
-async def test_both_kinds_of_functions_are_called() -> None:
+async def test_functions_of_every_kind_are_called_in_the_callers_context() -> None:
     async def slow(a: int, *, b: int) -> int:
         return a + b
 
     assert await invoke(slow, 1, b=2) == 3
     assert await invoke(lambda a, *, b: a * b, 3, b=4) == 12
-
-
-async def test_wrong_arguments_raise_where_the_call_is_awaited() -> None:
-    async def step(action: str) -> str:
-        return action
-
-    call = invoke(step)  # a caller makes the call before its guards begin
-    with pytest.raises(TypeError, match="action"):
+    assert await invoke(lambda: slow(1, b=2)) == 3, "an awaitable that a plain function returns is awaited"
+    word.set("mine")
+    assert await invoke(word.get) == "mine"
+    call = invoke(slow)  # a caller makes the call before its guards begin
+    with pytest.raises(TypeError, match="argument"):
         await call
-
-
-async def test_a_plain_function_that_returns_an_awaitable_is_awaited() -> None:
-    async def later() -> str:
-        return "later"
-
-    assert await invoke(lambda: later()) == "later"
-
-
-async def test_exceptions_come_through() -> None:
     with pytest.raises(ZeroDivisionError):
         await invoke(lambda: 1 / 0)
     with pytest.raises(RuntimeError, match="StopIteration"):
         await invoke(lambda: next(iter(())))
-
-
-async def test_context_variables_are_the_callers() -> None:
-    word.set("mine")
-    assert await invoke(word.get) == "mine"
 
 
 async def test_a_plain_function_may_run_a_loop_of_its_own_and_use_the_callers() -> None:

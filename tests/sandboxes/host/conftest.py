@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
-from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Sandbox
-from sandboxes import open_sandbox
 from sandboxes.host.namespace import NamespaceSandbox
+from tests.helpers.sandboxes import opened
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[NamespaceSandbox]:
-    try:
-        async with open_sandbox("namespace") as opened:
-            assert isinstance(opened, NamespaceSandbox)
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened() as sandbox:
+        yield sandbox
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,35 +17,30 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 from sandboxes.host.cgroup_slots import SlotGroupV1, SlotGroupV2
 from sandboxes.host.cgroups import CgroupFolders, Groups, find_groups, find_v1, find_v2, open_groups, reap
 from tests.helpers.processes import control_groups
+from tests.helpers.sandboxes import opened, owner_of, said_by
 
-ROOT = Path(__file__).parents[3]
 MEGABYTE = 2**20
 
 
 @pytest_asyncio.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
     """One that has groups."""
-    try:
-        async with open_sandbox("namespace", slots=1) as opened:
-            if not opened.capabilities.memory_limit.startswith("cgroup"):
-                pytest.skip("; ".join(opened.capabilities.missing))
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened(slots=1) as sandbox:
+        if not sandbox.capabilities.memory_limit.startswith("cgroup"):
+            pytest.skip("; ".join(sandbox.capabilities.missing))
+        yield sandbox
 
 
 def groups_of(pid: int) -> list[Path]:
     return [group for group in map(Path, control_groups(pid)) if group.name.startswith("forge_env-")]
 
 
-async def test_memory_of_all_processes_together_is_limited(sandbox: Sandbox) -> None:
-    code = """
+TOGETHER = """
 import os, signal
 for _ in range(8):
     if not os.fork():
@@ -55,40 +49,26 @@ for _ in range(8):
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 raise SystemExit(1)
 """
-    limits = Limits(memory_bytes=96 * MEGABYTE, wall_s=20, cpu_s=20)
-    result = await sandbox.run(ExecRequest(code=code, limits=limits))
-    assert (result.status, result.stdout) == (ExecStatus.MEMORY, "-9\n"), result
-    assert 90 * MEGABYTE < result.peak_memory_bytes < 120 * MEGABYTE
-    again = await sandbox.run(ExecRequest(code="print(1)", limits=limits))
-    assert (again.status, again.stdout) == (ExecStatus.OK, "1\n")
-
-
-async def test_code_that_copes_with_a_killed_child_is_fine(sandbox: Sandbox) -> None:
-    code = """
+COPES = """
 import mmap, os
 if not os.fork():
     x = mmap.mmap(-1, 1 << 30)
     for i in range(0, len(x), 4096): x[i] = 1
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
-    result = await sandbox.run(ExecRequest(code=code, limits=Limits(memory_bytes=64 * MEGABYTE, wall_s=20, cpu_s=20)))
-    assert (result.status, result.stdout) == (ExecStatus.OK, "-9\n"), result
-
-
-async def test_files_count_as_memory(sandbox: Sandbox) -> None:
-    code = "with open('x', 'wb') as f:\n    for _ in range(100): f.write(bytes(1 << 20))"
-    limits = Limits(memory_bytes=48 * MEGABYTE, file_bytes=2**28, tmp_bytes=2**28, wall_s=20, cpu_s=20)
-    assert (await sandbox.run(ExecRequest(code=code, limits=limits))).status is ExecStatus.MEMORY
-
-
-async def test_a_death_that_no_limit_explains_is_no_memory_death(sandbox: Sandbox) -> None:
-    result = await sandbox.run("import os; x = bytearray(1 << 26); os.kill(os.getpid(), 9)")
-    assert (result.status, result.signal) == (ExecStatus.SIGNALED, signal.SIGKILL)
-    assert result.peak_memory_bytes > 60 * MEGABYTE
-
-
-async def test_refused_processes_are_told_without_the_codes_word(sandbox: Sandbox) -> None:
-    code = """
+FILES = "with open('x', 'wb') as f:\n    for _ in range(100): f.write(bytes(1 << 20))"
+DIES = "import os; x = bytearray(1 << 26); os.kill(os.getpid(), 9)"
+# Address space is not what is counted: twenty threads reserve far more of it than the limit. Their stacks are counted.
+# From Python 3.13 on a thread that has ended keeps its stack until it is joined.
+THREADS = """
+import threading
+threading.stack_size(1 << 20)
+threads = [threading.Thread(target=lambda: None) for _ in range(20)]
+for t in threads: t.start()
+for t in threads: t.join()
+print('ok')
+"""
+REFUSED = """
 import os, signal
 try:
     while True:
@@ -96,11 +76,43 @@ try:
 except OSError:
     os._exit(3)
 """
-    result = await sandbox.run(ExecRequest(code=code, limits=Limits(processes=6)))
-    assert (result.status, result.exit_code) == (ExecStatus.PIDS, 3)
-    counted = "import os\nn = 0\ntry:\n  while os.fork(): n += 1\n  os.kill(os.getpid(), 19)\nexcept OSError: print(n)"
-    result = await sandbox.run(ExecRequest(code=counted, limits=Limits(processes=6)))
-    assert (result.status, result.stdout) == (ExecStatus.OK, "5\n")
+COUNTED = "import os\nn = 0\ntry:\n  while os.fork(): n += 1\n  os.kill(os.getpid(), 19)\nexcept OSError: print(n)"
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "status", "stdout", "peak"),
+    [
+        (TOGETHER, {"memory_bytes": 96 * MEGABYTE}, ExecStatus.MEMORY, "-9\n", (90, 120)),
+        (COPES, {"memory_bytes": 64 * MEGABYTE}, ExecStatus.OK, "-9\n", None),
+        (
+            FILES,
+            {"memory_bytes": 48 * MEGABYTE, "file_bytes": 2**28, "tmp_bytes": 2**28},
+            ExecStatus.MEMORY,
+            "",
+            None,
+        ),
+        (DIES, {}, ExecStatus.SIGNALED, "", (60, 1024)),  # a death that no limit explains
+        (THREADS, {"memory_bytes": 64 * MEGABYTE}, ExecStatus.OK, "ok\n", None),
+        (REFUSED, {"processes": 6}, ExecStatus.PIDS, "", None),  # without the code's word
+        (COUNTED, {"processes": 6}, ExecStatus.OK, "5\n", None),
+    ],
+    ids=["together", "copes", "files", "dies", "threads", "refused", "counted"],
+)
+async def test_how_code_ends(
+    sandbox: Sandbox,
+    code: str,
+    limits: dict[str, int],
+    status: ExecStatus,
+    stdout: str,
+    peak: tuple[int, int] | None,
+) -> None:
+    result = await sandbox.run(ExecRequest(code=code, limits=Limits(**limits, wall_s=20, cpu_s=20)))
+    assert (result.status, result.stdout) == (status, stdout), result
+    assert code is not DIES or result.signal == signal.SIGKILL
+    assert code is not REFUSED or result.exit_code == 3
+    assert peak is None or peak[0] * MEGABYTE < result.peak_memory_bytes < peak[1] * MEGABYTE
+    again = await sandbox.run(ExecRequest(code="print(1)", limits=Limits(**limits)))
+    assert (again.status, again.stdout) == (ExecStatus.OK, "1\n")
 
 
 async def test_a_slot_gets_one_cpu_however_many_processes_it_has(sandbox: Sandbox) -> None:
@@ -152,18 +164,6 @@ async def test_memory_death_of_a_session_is_told_and_it_starts_afresh(sandbox: S
         await session.close()
 
 
-async def test_numpy_and_many_threads_fit(sandbox: Sandbox) -> None:
-    """Address space is not what is counted: twenty threads reserve far more of it than the limit.
-
-    Their stacks are counted. From Python 3.13 on a thread that has ended keeps its stack until it is joined.
-    """
-    code = "import threading\nthreading.stack_size(1 << 20)\n"
-    code += "threads = [threading.Thread(target=lambda: None) for _ in range(20)]\n"
-    code += "for t in threads: t.start()\nfor t in threads: t.join()\nprint('ok')"
-    result = await sandbox.run(ExecRequest(code=code, limits=Limits(memory_bytes=64 * MEGABYTE)))
-    assert (result.status, result.stdout) == (ExecStatus.OK, "ok\n"), result
-
-
 async def test_groups_are_made_reused_and_removed(sandbox: Sandbox) -> None:
     mine = set(groups_of(os.getpid()))
     async with open_sandbox("namespace", slots=1) as other:
@@ -185,12 +185,8 @@ async def main():
         await asyncio.sleep(600)
 asyncio.run(main())
 """
-    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PATH": os.environ["PATH"]}
-    with subprocess.Popen([sys.executable, "-c", code], env=environ, text=True, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None and owner.stdout.readline() == "ready\n"
-        assert groups_of(owner.pid)
-        owner.kill()
-        owner.wait()
+    with owner_of(code) as owner:
+        assert said_by(owner) == "ready\n" and groups_of(owner.pid)
     deadline = time.monotonic() + 20
     while groups_of(owner.pid):  # its last processes may take a moment to end
         assert time.monotonic() < deadline

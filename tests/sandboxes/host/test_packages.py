@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.errors import UserError
 from forge_env.core.sandbox import ExecStatus
 from sandboxes import open_sandbox
 from sandboxes.host.find_packages import find_packages
+from tests.helpers.sandboxes import opened
 
 LOOK = "import json, os; print(json.dumps(sorted(os.listdir('/packages'))))"
 
@@ -39,11 +40,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def printed(code: str, *packages: str) -> str:
-    try:
-        async with open_sandbox("namespace", packages=packages, slots=1) as sandbox:
-            result = await sandbox.run(code)
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    async with opened(packages=packages, slots=1) as sandbox:
+        result = await sandbox.run(code)
     assert result.status is ExecStatus.OK, result
     return result.stdout
 

@@ -5,27 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits
 from sandboxes import open_sandbox
-from sandboxes.host.namespace import NamespaceSandbox
 from sandboxes.host.warm_slots import WarmSlots
 from tests.helpers.processes import control_groups, descendants
+from tests.helpers.sandboxes import opened, owner_of, said_by
 from tests.helpers.waiting import is_alive, until
 
 pytestmark = pytest.mark.asyncio
 
-ROOT = Path(__file__).parents[3]
-CLIENTS = 8
 LONG = Limits(wall_s=60)
 SPENDS_SLOT = "import socket\ntry: socket.create_connection(('192.0.2.1', 80))\nexcept OSError: pass"
 """A failed connection changes a counter of the slot's network, which is then discarded."""
@@ -189,42 +181,6 @@ async def test_closing_ends_idle_slots_and_those_that_are_being_started() -> Non
     assert made.slots.stats.idle == made.slots.stats.starting == made.slots.stats.busy == 0
 
 
-@asynccontextmanager
-async def opened(**settings: Any) -> AsyncIterator[NamespaceSandbox]:
-    try:
-        async with open_sandbox("namespace", **settings) as sandbox:
-            assert isinstance(sandbox, NamespaceSandbox)
-            yield sandbox
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-
-
-async def test_no_request_of_eight_clients_waits_for_a_start() -> None:
-    async with opened(slots=CLIENTS) as sandbox:
-        assert sandbox.slot_stats.idle == CLIENTS and sandbox.slot_stats.starting == 0
-        before = sandbox.slot_stats.waited_for_start
-
-        async def client() -> None:
-            for _ in range(5):
-                assert (await sandbox.run("pass")).status is ExecStatus.OK
-
-        await asyncio.gather(*(client() for _ in range(CLIENTS)))
-        assert sandbox.slot_stats.waited_for_start == before
-
-
-async def test_clients_take_turns_where_there_are_fewer_slots() -> None:
-    async with opened(slots=1) as sandbox:
-        order: list[int] = []
-
-        async def client(number: int) -> None:
-            for _ in range(3):
-                assert (await sandbox.run("pass")).status is ExecStatus.OK
-                order.append(number)
-
-        await asyncio.gather(*(client(number) for number in range(4)))
-        assert order == [*range(4)] * 3
-
-
 async def test_cells_of_sessions_and_runs_take_turns() -> None:
     async with opened(slots=1) as sandbox:
         session = await sandbox.open_session()
@@ -238,17 +194,6 @@ async def test_cells_of_sessions_and_runs_take_turns() -> None:
         await asyncio.gather(client("cell"), client("run"))
         assert order == ["cell", "run"] * 3
         await session.close()
-
-
-async def test_slots_grow_ahead_of_demand() -> None:
-    async with opened(slots=8, warm=1) as sandbox:
-        for count in (1, 2):
-            code = "import time; time.sleep(60)"
-            busy = [asyncio.create_task(sandbox.run(ExecRequest(code=code, limits=LONG))) for _ in range(count)]
-            await until(lambda count=count: sandbox.slot_stats.busy == sandbox.slot_stats.idle == count)  # type: ignore[misc]
-            for task in busy:
-                task.cancel()
-            await asyncio.wait(busy)
 
 
 async def test_a_slot_whose_network_was_touched_is_replaced_in_the_background() -> None:
@@ -317,11 +262,8 @@ asyncio.run(main())
 async def test_slots_that_are_being_started_do_not_outlive_a_killed_owner() -> None:
     async with opened(slots=1):
         pass  # skips where nothing isolates
-    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if "site-packages" in entry)])
-    environ = {"PYTHONPATH": path, "PATH": os.environ.get("PATH", "")}
-    command = [sys.executable, "-c", OWNER]
-    with subprocess.Popen(command, cwd="/", env=environ, text=True, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None and owner.stdout.readline() == "starting\n"
+    with owner_of(OWNER) as owner:
+        assert said_by(owner) == "starting\n"
         family = descendants(owner.pid)
         assert family
         owner.send_signal(signal.SIGKILL)

@@ -12,9 +12,8 @@ pytest.importorskip("torchtitan")
 pytest.importorskip("vllm")
 from agents.model_folder import weight_files
 from agents.model_weights import places
-from tests.agents.renderer.test_qwen25 import make_qwen25
-from tests.agents.renderer.test_rendering_families import make_llama
 from tests.helpers.family_proof import CLOSE, prove, two_steps_of_grpo, with_tokenizer, wrong
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25
 from tests.trainers.titan.folders import FAMILIES, MODULES, make_folder
 from trainers.families.table import family_of, read_config
 

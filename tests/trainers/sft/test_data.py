@@ -26,8 +26,8 @@ from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.settings import with_values
-from tests.agents.renderer.test_rendering_families import make_llama
 from tests.helpers.rows import rows
+from tests.helpers.tokenizer_folders import make_llama
 from trainers.batching.batch import Sample
 from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config

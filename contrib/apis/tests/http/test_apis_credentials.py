@@ -55,15 +55,27 @@ class Service:
         return {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": operations, **servers}
 
 
-def running() -> Iterator[Service]:
-    service = Service()
-    with serve(service.app) as url:
-        service.url = url
-        yield service
+@pytest.fixture(scope="module")
+def services() -> Iterator[tuple[Service, Service]]:
+    made = Service(), Service()
+    with serve(made[0].app) as made[0].url, serve(made[1].app) as made[1].url:
+        yield made
 
 
-theirs = pytest.fixture(running, name="theirs")
-other = pytest.fixture(running, name="other")
+def fresh(service: Service) -> Service:
+    service.keys.clear()
+    service.redirects_to = ""
+    return service
+
+
+@pytest.fixture
+def theirs(services: tuple[Service, Service]) -> Service:
+    return fresh(services[0])
+
+
+@pytest.fixture
+def other(services: tuple[Service, Service]) -> Service:
+    return fresh(services[1])
 
 
 @pytest.fixture(autouse=True)
@@ -123,18 +135,15 @@ async def test_a_security_scheme_of_a_file_does_not_get_the_credentials(theirs: 
     api = OpenApi({**theirs.document(), "components": schemes})
     with pytest.raises(UserError, match="credentials go only where you say"):
         api.connect(client, headers_from_env={"key": "THE_KEY"})
-    named = OpenApi({**theirs.document(), "components": schemes}, base_url=theirs.url)
-    await call(by_name(named.tools(named.connect(client, headers_from_env={"key": "THE_KEY"}))), "thing")
-    assert theirs.keys == [SECRET]
+    assert theirs.keys == []
 
 
 async def test_a_redirect_to_another_port_carries_no_header_along(
     theirs: Service, other: Service, client: ApiClient
 ) -> None:
     theirs.redirects_to = f"{other.url}/thing"
-    tools = await openapi_tools(
-        theirs.document(), client=client, base_url=theirs.url, headers_from_env={"X-Key": "THE_KEY"}
-    )
+    key = {"X-Key": "THE_KEY"}
+    tools = await openapi_tools(theirs.document(), client=client, base_url=theirs.url, headers_from_env=key)
     assert (await call(by_name(tools), "thing"))[1] == "http_307"
     assert theirs.keys == [SECRET] and other.keys == []
     # The control: httpx takes only Authorization away where a redirect leaves the host.
@@ -172,10 +181,8 @@ async def test_a_credential_that_is_for_no_source_is_an_error(theirs: Service, t
 
 async def test_the_usual_port_may_be_written_or_left_out(tmp_path: Path, client: ApiClient, theirs: Service) -> None:
     file = written(tmp_path, theirs.document(named=False))
-    for base, host in (
-        ("https://api.example.com", "api.example.com:443"),
-        ("http://Api.example.com:80", "API.example.com"),
-    ):
+    hosts = {"https://api.example.com": "api.example.com:443", "http://Api.example.com:80": "API.example.com"}
+    for base, host in hosts.items():
         async with open_sources([f"openapi:{file}#{base}"], auth=[f"{host}/X-Key=THE_KEY"]) as opened:
             assert list(opened.tools) == ["thing"]
 
@@ -194,6 +201,7 @@ async def test_the_header_of_one_service_stays_an_argument_of_another(theirs: Se
 
 async def test_a_document_without_servers_is_given_its_base_url(theirs: Service, tmp_path: Path) -> None:
     file = written(tmp_path, theirs.document(named=False))
+    Path(file).write_bytes(b"\xef\xbb\xbf" + Path(file).read_bytes())  # a byte order mark does no harm
     with pytest.raises(UserError, match="does not say where its service is: give base_url="):
         async with open_sources([f"openapi:{file}"]):
             pass
@@ -205,26 +213,11 @@ async def test_a_document_without_servers_is_given_its_base_url(theirs: Service,
                 pass
 
 
-async def test_an_answer_that_is_an_error_counts_as_one(theirs: Service, client: ApiClient) -> None:
-    tools = by_name(await openapi_tools(theirs.document(path="/missing"), client=client, base_url=theirs.url))
-    text, error = await call(tools, "thing")
-    assert text.startswith("Error: 404 Not Found") and error == "http_404"
-
-
-async def test_a_document_may_begin_with_a_byte_order_mark(theirs: Service, tmp_path: Path) -> None:
-    file = tmp_path / "api.json"
-    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(theirs.document()).encode())
-    async with open_sources([f"openapi:{file}"]) as opened:
-        assert list(opened.tools) == ["thing"]
-
-
 async def test_tools_of_one_name_are_called_at_their_own_services(
     theirs: Service, other: Service, tmp_path: Path
 ) -> None:
-    files = [
-        written(tmp_path, s.document("thing", f"only_{i}"), f"{n}.json")
-        for i, (n, s) in enumerate({"left": theirs, "right": other}.items())
-    ]
+    documents = {"left": theirs.document("thing", "only_0"), "right": other.document("thing", "only_1")}
+    files = [written(tmp_path, document, f"{name}.json") for name, document in documents.items()]
     cassette = str(tmp_path / "cassette.jsonl")
     for options in ({}, {"cassette": cassette}):
         async with open_sources([f"openapi:{file}" for file in files], **options) as opened:
@@ -243,7 +236,6 @@ async def test_tools_of_one_name_are_called_at_their_own_services(
         ("openapi:https://api.example.com:8443/openapi.json", "api_example_com"),
         ("mcp:python -m my.wiki --key hush", "wiki"),
         ("mcp:npx -y @scope/server-files /home/me", "server_files"),
-        ("mcp:/usr/bin/wiki", "wiki"),
         ("mcp:https://wiki.example.com/mcp", "wiki_example_com"),
         ("mcp:'", "other"),
         ("tools/add.py:plus", "add"),

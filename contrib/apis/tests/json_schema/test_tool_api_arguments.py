@@ -84,7 +84,7 @@ def test_they_are_small_and_what_is_optional_comes_and_goes() -> None:
 
     rng = random.Random(0)
     for level, largest in LARGEST.items():
-        drawn = [draw_arguments(make_tool(add).parameters, rng, level=level) for _ in range(300)]
+        drawn = [draw_arguments(make_tool(add).parameters, rng, level=level) for _ in range(100)]
         assert {len(arguments) for arguments in drawn} == {1, 2}
         assert largest // 2 < max(arguments["a"] for arguments in drawn) <= largest
         assert min(arguments["a"] for arguments in drawn) >= 0

@@ -140,12 +140,11 @@ def test_looking_up_changes_nothing(delivered: Session) -> None:
     assert delivered.state == delivered.start
 
 
-@pytest.mark.parametrize("number", range(len(PRODUCTS)))
-def test_a_name_finds_one_product_and_a_category_its_own(number: int) -> None:
-    name, category = PRODUCTS[number]
-    with memory_database(make_shop(str(number), Focus(product=number))) as db:
-        assert [product["name"] for product in OPERATIONS["search_products"](db, query=name)] == [name]
-        assert {product["category"] for product in OPERATIONS["search_products"](db, query=category)} == {category}
+def test_a_name_finds_one_product_and_a_category_its_own() -> None:
+    for number, (name, category) in enumerate(PRODUCTS):
+        with memory_database(make_shop(str(number), Focus(product=number))) as db:
+            assert [product["name"] for product in OPERATIONS["search_products"](db, query=name)] == [name]
+            assert {product["category"] for product in OPERATIONS["search_products"](db, query=category)} == {category}
 
 
 def test_an_order_takes_from_the_stock_and_its_cancellation_gives_back(placed: Session) -> None:
@@ -201,25 +200,20 @@ def test_item_by_item_is_the_same_as_all_at_once(shop_server: ShopServer, client
     [
         (Focus(status="delivered", days=31), "delivered 31 days ago; refunds end after 30 days"),
         (Focus(status="shipped"), "only a delivered order can be refunded"),
-        (Focus(status="placed"), "only a delivered order can be refunded"),
     ],
 )
 def test_what_cannot_be_refunded(shop_server: ShopServer, client: Client, focus: Focus, reason: str) -> None:
     session = Session(shop_server, client, make_shop("late", focus))
     status, detail = session.refused("refund_order", order_id=session.order)
     assert status == 409 and reason in detail
-
-
-def test_only_a_placed_order_is_cancelled(delivered: Session) -> None:
-    status, detail = delivered.refused("cancel_order", order_id=delivered.order)
-    assert (status, detail) == (409, f"Order {delivered.order} is delivered; only a placed order can be cancelled.")
+    status, detail = session.refused("cancel_order", order_id=session.order)
+    assert (status, detail) == (409, f"Order {session.order} is {focus.status}; only a placed order can be cancelled.")
 
 
 def test_restock_and_address(placed: Session) -> None:
     assert placed.call("restock_product", sku=placed.sku, quantity=1000)["stock"] == 1012
-    assert (
-        placed.call("update_address", customer_id=placed.customer, address="  1 New Road ")["address"] == "1 New Road"
-    )
+    moved = placed.call("update_address", customer_id=placed.customer, address="  1 New Road ")
+    assert moved["address"] == "1 New Road"
     changed = {table for table in placed.start if placed.state[table] != placed.start[table]}
     assert changed == {"products", "customers"}
 
@@ -249,16 +243,15 @@ def test_sessions_do_not_meet(shop_server: ShopServer, client: Client, placed: S
     assert other.state == other.start
 
 
-@pytest.mark.parametrize(
-    "authorization",
-    [None, "", "Bearer", "Bearer x", "Basic eDp5", "Bearer ../../etc/passwd", "Bearer é", "Bearer " + "a" * 4000],
-)
+HEADERS = [None, "", "Bearer", "Bearer x", "Basic eDp5", "Bearer ../../etc/passwd", "Bearer é", "Bearer " + "a" * 4000]
+
+
+@pytest.mark.parametrize("authorization", HEADERS)
 def test_without_a_token_there_is_nothing(client: Client, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode()}
     for method, path, _ in client.operations.values():
-        response = client.http.request(
-            method, path.format(order_id=1, customer_id=1, sku="a"), headers=headers, params={"email": "a"}, json={}
-        )
+        place = path.format(order_id=1, customer_id=1, sku="a")
+        response = client.http.request(method, place, headers=headers, params={"email": "a"}, json={})
         assert response.status_code == 401
         assert response.json() == {"detail": "A valid bearer token is needed."}
 
@@ -280,43 +273,35 @@ def test_a_token_is_written_nowhere(shop_server: ShopServer, placed: Session) ->
 INJECTIONS = ["' OR 1=1 --", "x'; DROP TABLE orders; --", '" OR ""="', "%", "_", "a\x00b", "🙂" * 30]
 
 
-@pytest.mark.parametrize("text", INJECTIONS)
-def test_sql_is_only_text(placed: Session, text: str) -> None:
-    assert placed.refused("find_customer", email=text)[0] == 404
-    assert placed.call("search_products", query=text) == []
-    items = [{"sku": text[:20], "quantity": 1}]
-    assert placed.refused("create_order", customer_id=placed.customer, items=items)[0] == 404
-    assert placed.call("update_address", customer_id=placed.customer, address=text.ljust(5, "."))
+def test_sql_is_only_text(placed: Session) -> None:
+    for text in INJECTIONS:
+        assert placed.refused("find_customer", email=text)[0] == 404
+        assert placed.call("search_products", query=text) == []
+        items = [{"sku": text[:20], "quantity": 1}]
+        assert placed.refused("create_order", customer_id=placed.customer, items=items)[0] == 404
+        assert placed.call("update_address", customer_id=placed.customer, address=text.ljust(5, "."))
     assert placed.state["orders"] == placed.start["orders"]
 
 
-@pytest.mark.parametrize("quantity", [0, -1, 101, 2**63, 10**400, 1.5, "many", None, [], {}])
-def test_quantities_that_are_none(placed: Session, quantity: Any) -> None:
-    items = [{"sku": placed.sku, "quantity": quantity}]
-    status, detail = placed.refused("create_order", customer_id=placed.customer, items=items)
-    assert status == 422 and detail.startswith("items.0.quantity: ") and len(detail) < 200
+def test_quantities_and_numbers_that_are_none(placed: Session) -> None:
+    for quantity in (0, -1, 101, 2**63, 10**400, 1.5, "many", None, [], {}):
+        items = [{"sku": placed.sku, "quantity": quantity}]
+        status, detail = placed.refused("create_order", customer_id=placed.customer, items=items)
+        assert status == 422 and detail.startswith("items.0.quantity: ") and len(detail) < 200
+    for number in (0, -1, 2**31, 2**63, 2**64, 10**100, "x", "1e3", "1;2"):
+        assert placed.refused("get_order", order_id=number)[0] == 422
+        assert placed.refused("cancel_order", order_id=number)[0] == 422
 
 
-@pytest.mark.parametrize("number", [0, -1, 2**31, 2**63, 2**64, 10**100, "x", "1e3", "1;2"])
-def test_numbers_that_are_none(placed: Session, number: Any) -> None:
-    assert placed.refused("get_order", order_id=number)[0] == 422
-    assert placed.refused("cancel_order", order_id=number)[0] == 422
-
-
-@pytest.mark.parametrize("body", ["", "{", "[]", "null", '{"quantity": NaN}', '{"quantity": 1, "more": 1}', "[" * 9999])
-def test_bodies_that_are_none(placed: Session, body: str) -> None:
+def test_bodies_and_addresses_that_are_none(placed: Session) -> None:
     headers = {"Authorization": f"Bearer {placed.token}", "Content-Type": "application/json"}
-    response = placed.client.http.post(f"/products/{placed.sku}/restock", content=body, headers=headers)
-    assert response.status_code in (400, 422) and isinstance(response.json()["detail"], str)
-    assert placed.state == placed.start
-
-
-@pytest.mark.parametrize("text", ["\ud800" * 6, " " * 50, "a", "a" * 201])
-def test_addresses_that_are_none(placed: Session, text: str) -> None:
-    headers = {"Authorization": f"Bearer {placed.token}", "Content-Type": "application/json"}
-    body = json.dumps({"address": text})
-    response = placed.client.http.put(f"/customers/{placed.customer}/address", content=body, headers=headers)
-    assert response.status_code == 422, response.text
+    for body in ("", "{", "[]", "null", '{"quantity": NaN}', '{"quantity": 1, "more": 1}', "[" * 9999):
+        response = placed.client.http.post(f"/products/{placed.sku}/restock", content=body, headers=headers)
+        assert response.status_code in (400, 422) and isinstance(response.json()["detail"], str)
+    for text in ("\ud800" * 6, " " * 50, "a", "a" * 201):
+        body = json.dumps({"address": text})
+        response = placed.client.http.put(f"/customers/{placed.customer}/address", content=body, headers=headers)
+        assert response.status_code == 422, response.text
     assert placed.state == placed.start
 
 
@@ -366,9 +351,9 @@ def solve(answer: Answer, task: Task) -> list[Message]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_expert_solves_200_tasks_and_others_do_not(level: int) -> None:
+def test_the_expert_solves_tasks_and_others_do_not(level: int) -> None:
     unchanged = 0
-    for task in shop_tasks(count=200, seed=level, levels=[level]):
+    for task in shop_tasks(count=60, seed=level, levels=[level]):
         with memory_database(shop_of(task)) as db:
             assert score(read_state(db), task) == float(task.target == []), "nothing was done"
             unchanged += task.target == []
@@ -378,7 +363,7 @@ def test_the_expert_solves_200_tasks_and_others_do_not(level: int) -> None:
             assert messages[-1]["content"] == "Done."
             perform(db, "restock_product", {"sku": next(iter(state["products"])), "quantity": 1})
             assert score(read_state(db), task) == 0.0, "something else was done too"
-    assert unchanged == 0 if level < 3 else 20 < unchanged < 80
+    assert unchanged == 0 if level < 3 else 5 < unchanged < 30
 
 
 def test_an_order_too_many_is_wrong_even_when_cancelled(shop_server: ShopServer, client: Client) -> None:
@@ -419,8 +404,8 @@ def test_tasks_are_many_distinct_and_repeatable(level: int) -> None:
 
 
 def test_no_kind_of_level_2_is_used_up_by_thousands_of_tasks() -> None:
-    kinds = Counter(task.kind for task in shop_tasks(count=5000, levels=[2])[-1000:])
-    assert kinds.keys() == {"buy", "cancel_latest", "refund_latest"} and min(kinds.values()) > 200
+    kinds = Counter(task.kind for task in shop_tasks(count=3000, levels=[2])[-600:])
+    assert kinds.keys() == {"buy", "cancel_latest", "refund_latest"} and min(kinds.values()) > 120
 
 
 def test_the_order_of_a_task_has_one_to_three_items() -> None:
@@ -437,9 +422,10 @@ def test_the_test_split_is_new_in_content() -> None:
 
 
 def test_mistaken_arguments() -> None:
-    with pytest.raises(UserError, match=r"levels \[4\].*\[1, 2, 3\]"):
-        shop_tasks(count=1, levels=[4])
-    with pytest.raises(UserError, match=r"levels \[\]"):
-        shop_tasks(count=1, levels=[])
-    with pytest.raises(UserError, match="'valid'"):
-        shop_tasks("valid", count=1)
+    for split, levels, problem in (
+        ("train", [4], r"levels \[4\].*\[1, 2, 3\]"),
+        ("train", [], r"levels \[\]"),
+        ("valid", [1], "'valid'"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            shop_tasks(split, count=1, levels=levels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import select
@@ -72,8 +73,7 @@ def pid_is_gone(pid: int) -> bool:
 
 async def test_it_stops_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    async with ShopServer():  # what asyncio opens once for subprocesses is open now
-        pass
+    await (await asyncio.create_subprocess_exec("true")).wait()  # what asyncio opens once for them is open now
     gc.collect()  # what earlier tests left to it is closed now, and not in between
     descriptors = len(os.listdir("/proc/self/fd"))
     async with ShopServer() as started:

@@ -58,6 +58,13 @@ class Served:
         return await self.client.post(url, json=body, headers={"Authorization": f"Bearer {session['api_key']}"})
 
 
+def error_of(response: httpx.Response) -> str:
+    """The one sentence of a refusal."""
+    message = str(response.json()["error"]["message"])
+    assert "\n" not in message
+    return message
+
+
 Open = Callable[..., AbstractAsyncContextManager[Served]]
 
 
@@ -71,7 +78,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Open:
         async with make("sessions", listen="127.0.0.1:0", **options) as factory:
             url = factory.shared["setup"].gateway.base_url.removesuffix("/v1")
             headers = {"Authorization": f"Bearer {TOKEN}"}
-            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=False) as client:
                 server = Served(factory, client)
                 try:
                     yield server

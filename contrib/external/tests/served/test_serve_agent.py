@@ -13,6 +13,7 @@ import anthropic
 import openai
 import pytest
 
+from contrib.external.tests.served.conftest import error_of
 from contrib.external.tests.served.serving import TOKEN, Server, marked, serving
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
@@ -32,12 +33,6 @@ chat = {"model": "policy", "messages": [{"role": "user", "content": "go"}]}
 post(session["base_url"] + "/chat/completions", session["api_key"], chat)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def error_of(response: Any) -> str:
-    message = response.json()["error"]["message"]
-    assert "\n" not in message
-    return message
 
 
 def check_clients(server: Server) -> None:

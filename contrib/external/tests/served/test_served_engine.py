@@ -14,7 +14,7 @@ import pytest
 
 from contrib.external.tests.served.serving import TOKEN, forge_env, serving
 from forge_env.core.episode import read_jsonl
-from tests.system.test_runs import SHORT, UNTRAINED, start  # noqa: F401
+from tests.helpers.runs import SHORT, UNTRAINED, start  # noqa: F401
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "contrib" / "external" / "examples" / "session_agent.py"
 

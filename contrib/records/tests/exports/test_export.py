@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ def test_sft_keeps_the_episodes_with_their_tokens(tmp_path: Path, export: Comman
 
 def test_an_atif_folder_has_a_file_for_each_episode(tmp_path: Path, export: Command) -> None:
     write_run(tmp_path, an_episode(0), an_episode(1, kind="text"))
+    (tmp_path / "trajectories").mkdir()  # an empty folder may be filled
     export("atif", "trajectories", "--tokens")
     files = sorted((tmp_path / "trajectories").iterdir())
     assert [file.name for file in files] == ["000000-train_0_0.json", "000001-train_1_0.json"]
@@ -168,6 +170,19 @@ def test_an_atif_folder_has_a_file_for_each_episode(tmp_path: Path, export: Comm
     assert found["final_metrics"] == {"total_prompt_tokens": 9, "total_completion_tokens": 3, "total_steps": 4}
     assert found["extra"]["forge_env"]["reward"] == 1.0
     assert "metrics" not in without["steps"][2]
+
+
+def test_ids_of_calls_in_atif_are_unique_though_each_turn_counts_anew(tmp_path: Path, export: Command) -> None:
+    """Harbor's own export of spans finds a result by the id of its call, in the trajectory as a whole."""
+    first, last = an_episode(0, kind="text").turns
+    again = replace(first, observation=last.observation)
+    write_run(tmp_path, an_episode(0, kind="text", turns=(first, again, last)))
+    export("atif", "trajectories")
+    (file,) = (tmp_path / "trajectories").iterdir()
+    steps = [step for step in json.loads(file.read_text())["steps"] if "tool_calls" in step]
+    ids = [step["tool_calls"][0]["tool_call_id"] for step in steps]
+    assert ids == ["call_0", "call_0_4"]
+    assert [step["observation"]["results"][0]["source_call_id"] for step in steps] == ids
 
 
 def test_conversations_of_one_episode_are_lines_of_their_own(tmp_path: Path, export: Command) -> None:
@@ -212,9 +227,8 @@ def test_conditions_select_episodes_of_all_phases(tmp_path: Path, export: Comman
     folder.mkdir(parents=True)
     write_jsonl(folder / "train.jsonl", [an_episode(0), an_episode(1, 0.0), an_episode(2, None), an_episode(3)])
     write_jsonl(folder / "evaluation_000002.jsonl", [an_episode(9, 0.5, id="evaluation/0/0")])
-    steps = [
-        {"step": step, "episode": f"train/{number}/0", "advantages": []} for number, step in enumerate((1, 1, 2, 3))
-    ]
+    trained_in = enumerate((1, 1, 2, 3))
+    steps = [{"step": step, "episode": f"train/{number}/0", "advantages": []} for number, step in trained_in]
     (tmp_path / "run" / "trained.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
 
     def ids(name: str, *options: str) -> list[str]:
@@ -223,11 +237,8 @@ def test_conditions_select_episodes_of_all_phases(tmp_path: Path, export: Comman
 
     everything = ["evaluation/0/0", *(f"train/{number}/0" for number in range(4))]
     assert ids("all") == everything
-    assert ids("phase", "--where", "phase=train", "--where", "outcome=scored") == [
-        "train/0/0",
-        "train/1/0",
-        "train/3/0",
-    ]
+    scored = ["train/0/0", "train/1/0", "train/3/0"]
+    assert ids("phase", "--where", "phase=train", "--where", "outcome=scored") == scored
     assert ids("either", "--where", "outcome=infra_fault,truncated") == ["train/2/0"]
     assert ids("success", "--where", "success=true") == ["train/0/0", "train/3/0"]
     assert ids("reward", "--min-reward", "0.5") == ["evaluation/0/0", "train/0/0", "train/3/0"]
@@ -261,9 +272,8 @@ def test_a_half_written_end_is_said(tmp_path: Path, export: Command) -> None:
 @pytest.mark.parametrize("to", ["hf", "atif", "openai", "sft"])
 def test_hostile_text_becomes_valid_unicode(to: str, tmp_path: Path, export: Command) -> None:
     text = "half \ud83d pair \x00 " + "x" * 1_000_000
-    turn = Turn(
-        kind="text", observation=({"role": "user", "content": text},), message={"role": "assistant", "content": text}
-    )
+    asked, said = {"role": "user", "content": text}, {"role": "assistant", "content": text}
+    turn = Turn(kind="text", observation=(asked,), message=said)  # type: ignore[arg-type]
     write_run(tmp_path, an_episode(0), an_episode(1, turns=(turn,), info={"value": float("inf")}))
     name = "out" if to == "hf" else "out.jsonl"
     result = export(to, name)
@@ -327,14 +337,6 @@ def test_an_empty_run_is_refused(tmp_path: Path, export: Command) -> None:
     assert "it holds no episode" in export("hf", "x", code=2)["error"]
 
 
-def test_an_empty_folder_may_be_filled_and_parents_are_made(tmp_path: Path, export: Command) -> None:
-    write_run(tmp_path, an_episode(0))
-    (tmp_path / "empty").mkdir()
-    export("atif", "empty")
-    export("sft", "new/parents/x.jsonl")
-    assert len(list((tmp_path / "empty").iterdir())) == 1 and len(lines(tmp_path / "new/parents/x.jsonl")) == 1
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_cancelled_export_leaves_nothing(number: signal.Signals, tmp_path: Path, export: Command) -> None:
     """The run is a pipe, so that the export is under way as long as we like."""
@@ -363,8 +365,8 @@ def test_a_cancelled_export_leaves_nothing(number: signal.Signals, tmp_path: Pat
 def test_info_of_an_environment_is_no_list_of_tools(tmp_path: Path, export: Command) -> None:
     """Only what an import has kept is read as tools: an environment may record anything under that name."""
     write_run(tmp_path, an_episode(0, info={"tools": 3, "model": 5}))
-    export("sft", "x.jsonl")
-    assert lines(tmp_path / "x.jsonl")[0]["tools"][0]["function"]["name"] == "calculator"
+    export("sft", "new/parents/x.jsonl")
+    assert lines(tmp_path / "new/parents/x.jsonl")[0]["tools"][0]["function"]["name"] == "calculator"
 
 
 def test_an_environment_that_is_not_here_is_named(tmp_path: Path, export: Command) -> None:

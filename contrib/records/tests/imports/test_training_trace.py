@@ -304,10 +304,7 @@ GOOD = a_call([1, 2], [3], [1], "a", "b")
         ({"turns": [{**GOOD, "loss_mask": [0, 0, 2]}]}, "its loss_mask is not one 0 or 1 for each token"),
         ({"turns": [{**GOOD, "loss_mask": [0, 1, 1]}]}, "its loss_mask is over tokens of the prompt"),
         ({"turns": [{**GOOD, "response": {"choices": [{}, {}]}}]}, "its response is not one with one choice"),
-        (
-            {"turns": [{**GOOD, "metadata": {"forge_env": {"reward": 1}}}]},
-            "what forge_env has kept of it is broken (KeyError",
-        ),
+        ({"turns": [{**GOOD, "metadata": {"forge_env": {"reward": 1}}}]}, "has kept of it is broken (KeyError"),
     ],
 )
 def test_a_record_that_openenv_would_refuse_is_refused(record: Any, sentence: str) -> None:
@@ -343,14 +340,9 @@ def test_imported_traces_are_scored_filtered_audited_and_trained_on(
         mask = [1] * len(tokens) if number else [0] * len(tokens)
         said += [question, answer]
         calls.append(a_call(list(prompt), tokens, mask, *said))
-        conversation.turns.append(
-            a_turn(
-                tuple(prompt),
-                tuple(tokens),
-                observation=conversation.observation,
-                message={"role": "assistant", "content": answer},
-            )
-        )
+        message = {"role": "assistant", "content": answer}
+        played = a_turn(tuple(prompt), tuple(tokens), observation=conversation.observation, message=message)
+        conversation.turns.append(played)
     log, file = tmp_path / "log.jsonl", str(tmp_path / "in.jsonl")
     log.write_text(json.dumps({"schema_version": 1, "turns": calls}) + "\n" + json.dumps({"turns": calls}) + "\n")
     command("import", str(log), "--from", "training_trace", "--out", file, "--reward", "1")

@@ -18,15 +18,8 @@ from contrib.viewer.tests.runs import training_run
 def going_on(folder: Path) -> Iterator[Served]:
     """A run that is served by an event loop in a thread: this one has Playwright's."""
     run, loop, server = Served(folder), asyncio.new_event_loop(), LiveServer(folder)
-    run.controls.queue = lambda: {
-        "steps_done": 2,
-        "ready": 1,
-        "open": 3,
-        "groups_per_step": 2,
-        "engine_steps": 2,
-        "most_behind": 1,
-        "waited_for": [7],
-    }
+    queue = {"steps_done": 2, "ready": 1, "open": 3, "groups_per_step": 2, "engine_steps": 2, "most_behind": 1}
+    run.controls.queue = lambda: queue | {"waited_for": [7]}
 
     async def serve() -> None:
         server.begin(run)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ if __name__ == "__main__":
         calls = json.load(file)
     with open("/tests/runner.py") as file:
         runner = file.read()
-    passed = 0
+    successes = 0
     try:
         run = subprocess.run(
             [sys.executable, "-I", "-S", "-c", runner, "/repo"],
@@ -21,9 +21,9 @@ if __name__ == "__main__":
             extra_groups=[],
         )
         values = json.loads(run.stdout)
-        passed = sum(json.dumps(value) == json.dumps([call[3]]) for value, call in zip(values, calls))  # noqa: B905  (Python 3.9)
+        successes = sum(json.dumps(value) == json.dumps([call[3]]) for value, call in zip(values, calls))  # noqa: B905  (Python 3.9)
     except (ValueError, TypeError, subprocess.TimeoutExpired) as error:
         print(f"the functions could not be called: {error}")
-    print(f"{passed} of {len(calls)} calls return what they should")
+    print(f"{successes} of {len(calls)} calls return what they should")
     with open("/logs/verifier/reward.json", "w") as file:
-        json.dump({"reward": float(passed == len(calls))}, file)
+        json.dump({"reward": float(successes == len(calls))}, file)

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
+import pytest_asyncio
 
-import forge_env
-from agents.scripted import ScriptedAgent
 from contrib.workspaces.bug_fix.env import BugFix
 from contrib.workspaces.bug_fix.tasks import LEVELS
 from contrib.workspaces.env.cheats import workspace_cheats
 from envs.messages import call, say
-from forge_env import Outcome
+from forge_env import Outcome, Task
 from forge_env.rollout.factory import EnvFactory
 from tests.helpers.scripts import play, tool_results
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def factory() -> AsyncIterator[EnvFactory]:
     async with EnvFactory(BugFix) as factory:
         yield factory
+
+
+@pytest.fixture
+def task(factory: EnvFactory) -> Task:
+    [task] = factory.tasks("train", count=1)
+    return task
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -38,25 +44,30 @@ async def test_the_expert_is_paid_on_every_level_also_of_the_test_split(level: i
     assert verdict["passed"] == verdict["total"] > 0
 
 
-async def test_an_empty_answer_and_an_unchanged_package_earn_nothing(factory: EnvFactory) -> None:
-    [task] = factory.tasks("train", count=1)
+async def test_an_empty_answer_and_an_unchanged_package_earn_nothing(factory: EnvFactory, task: Task) -> None:
     for messages in ([say("")], [call("shell", command="ls"), say("done")]):
         episode = await play(factory, task, *messages)
         assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
         assert episode.info["verdict"]["reason"] == "no module was changed"
 
 
-@pytest.mark.parametrize("cheat", range(len(workspace_cheats()) + 1))
-async def test_a_cheat_earns_nothing(factory: EnvFactory, cheat: int) -> None:
-    [task] = factory.tasks("train", count=1)
+async def test_a_cheat_or_a_module_that_is_no_module_earns_nothing(factory: EnvFactory, task: Task) -> None:
+    [path] = task.target["sources"]
     scripts = [messages for messages in BugFix.cheats(task) if not isinstance(messages, str)]
     assert len(scripts) == len(workspace_cheats()) + 1
-    episode = await play(factory, task, *scripts[cheat])
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
+    for command in (
+        f"rm {path}",
+        f"ln -sf /etc/passwd {path}",
+        f"rm {path}; mkfifo {path}",
+        f"head -c 3000000 /dev/zero > {path}",
+    ):
+        scripts.append([call("shell", command=command), say("done")])
+    episodes = await asyncio.gather(*(play(factory, task, *messages) for messages in scripts))
+    for messages, episode in zip(scripts, episodes, strict=True):
+        assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), messages
 
 
-async def test_a_package_that_breaks_another_function_earns_nothing(factory: EnvFactory) -> None:
-    [task] = factory.tasks("train", count=1)
+async def test_a_package_that_breaks_another_function_earns_nothing(factory: EnvFactory, task: Task) -> None:
     [(path, text)] = task.metadata["solution"].items()
     other = next(name for _, name, _, _ in task.target["calls"] if name != task.metadata["operation"])
     broken = f"{text}\n\ndef {other}(argument):\n    return None\n"
@@ -65,62 +76,13 @@ async def test_a_package_that_breaks_another_function_earns_nothing(factory: Env
     assert (await play(factory, task, call("write", path=path, text=text), say("done"))).reward == 1.0
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["rm {path}", "ln -sf /etc/passwd {path}", "rm {path}; mkfifo {path}", "head -c 3000000 /dev/zero > {path}"],
-)
-async def test_a_module_that_is_no_module_earns_nothing(factory: EnvFactory, command: str) -> None:
-    [task] = factory.tasks("train", count=1)
+async def test_a_shell_keeps_its_folder_and_an_edit_keeps_the_mode(factory: EnvFactory, task: Task) -> None:
     [path] = task.target["sources"]
-    episode = await play(factory, task, call("shell", command=command.format(path=path)), say("done"))
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
-
-
-async def test_the_tools_answer_mistakes_with_what_to_do(factory: EnvFactory) -> None:
-    [task] = factory.tasks("train", count=1)
-    [path] = task.target["sources"]
-    mistakes: dict[str, dict[str, Any]] = {
-        "does not contain this passage": {"name": "edit", "path": path, "old": "nothing of it", "new": ""},
-        "times (lines": {"name": "edit", "path": path, "old": "return", "new": ""},
-        "[exit code 3]": {"name": "shell", "command": "exit 3"},
-        "it ran longer than 1 s": {"name": "shell", "command": "sleep 60", "timeout": 1},
-        "it is at most 600": {"name": "shell", "command": "true", "timeout": 601},
-        "[no line matches]": {"name": "search", "pattern": "xyzzy"},
-        "start is 1 to": {"name": "read", "path": path, "start": 1000},
-        "nowhere.py": {"name": "read", "path": "nowhere.py"},
-    }
-    calls = [call(arguments.pop("name"), **arguments) for arguments in mistakes.values()]
-    limits = {"max_turns": len(calls) + 1}
-    agent = ScriptedAgent(lambda messages: [*calls, say("done")][sum(m["role"] == "assistant" for m in messages)])
-    episode = await forge_env.run_episode(
-        factory, agent, task, seed=0, episode_id="mistakes", limits=forge_env.EpisodeLimits(**limits)
-    )
-    answers = tool_results(episode)
-    assert len(answers) == len(mistakes)
-    for reason, answer in zip(mistakes, answers, strict=True):
-        assert reason in answer, answer
-
-
-async def test_a_shell_keeps_its_folder_and_an_edit_keeps_the_mode(factory: EnvFactory) -> None:
-    [task] = factory.tasks("train", count=1)
-    [path] = task.target["sources"]
-    episode = await play(
-        factory,
-        task,
+    first = next(line for line in task.metadata["files"][path].splitlines() if line.startswith("def "))
+    calls = [
         call("shell", command=f"chmod 755 {path}; cd /tmp; export COLOUR=red"),
-        call("edit", path=path, old='"""Return', new='"""Give'),
+        call("edit", path=path, old=first, new=f"{first}  # edited"),
         call("shell", command=f"pwd; echo $COLOUR; stat -c %a /repo/{path}"),
-        call("search", pattern="Give", path=path),
-        say("done"),
-    )
-    answers = tool_results(episode)
-    if '"""Give' in answers[3]:
-        assert answers[2] == "/tmp\nred\n755"
-    else:  # three functions: the passage occurs three times
-        assert "3 times" in answers[1] and answers[2] == "/tmp\nred\n755"
-
-
-async def test_episodes_at_once_do_not_meet(factory: EnvFactory) -> None:
-    tasks = factory.tasks("train", count=5)
-    episodes = await asyncio.gather(*(play(factory, task) for task in tasks))
-    assert [episode.reward for episode in episodes] == [1.0] * 5
+    ]
+    answers = tool_results(await play(factory, task, *calls, say("done")))
+    assert answers[1:] == ["[replaced]", "/tmp\nred\n755"]

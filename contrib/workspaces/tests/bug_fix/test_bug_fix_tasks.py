@@ -45,14 +45,14 @@ def test_there_are_more_than_five_hundred_functions_with_a_fault_that_calls_show
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_hidden_calls_are_failed_by_the_fault_and_passed_by_the_solution(level: int) -> None:
-    for task in tasks_of_level(level, "train", count=15, seed=1):
+    for task in tasks_of_level(level, "train", count=5, seed=1):
         assert _failures(task, {}) > 0
         assert _failures(task, task.metadata["solution"]) == 0
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_repair_is_read_off_the_one_file_that_has_the_fault(level: int) -> None:
-    for task in tasks_of_level(level, "test", count=20, seed=2):
+    for task in tasks_of_level(level, "test", count=5, seed=2):
         files = task.metadata["files"]
         repairs = {path: repair for path, text in files.items() if (repair := find_repair(text))}
         assert list(repairs) == list(task.metadata["solution"])
@@ -69,10 +69,10 @@ def test_solutions_need_no_repair() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_tasks_are_distinct_repeatable_and_apart_by_split(level: int) -> None:
-    train = tasks_of_level(level, "train", count=40, seed=3)
-    assert [task.id for task in train] == [task.id for task in tasks_of_level(level, "train", count=40, seed=3)]
-    held_out = tasks_of_level(level, "test", count=20, seed=3)
-    assert len({task.id for task in (*train, *held_out)}) == 60
+    train = tasks_of_level(level, "train", count=20, seed=3)
+    assert [task.id for task in train] == [task.id for task in tasks_of_level(level, "train", count=20, seed=3)]
+    held_out = tasks_of_level(level, "test", count=10, seed=3)
+    assert len({task.id for task in (*train, *held_out)}) == 30
     sources = [{str(task.metadata["files"]) for task in tasks} for tasks in (train, held_out)]
     assert not sources[0] & sources[1]
     if level == 0:
@@ -115,9 +115,8 @@ def hidden_suite(target: dict[str, Any]) -> str:
     return imports + tests
 
 
-@pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
-def test_the_suites_run_with_pytest(level: int, tmp_path: Path) -> None:
-    task = tasks_of_level(level, "train", count=1, seed=4)[0]
+def test_the_suites_run_with_pytest(tmp_path: Path) -> None:
+    task = tasks_of_level(LEVELS[-1], "train", count=1, seed=4)[0]
     _write(tmp_path, {**task.metadata["files"], "hidden/test_hidden.py": hidden_suite(task.target)})
     before = _pytest(tmp_path)
     assert before.returncode == 1 and "error" not in before.stdout.lower().replace("assertionerror", ""), before.stdout
@@ -143,7 +142,7 @@ def test_the_suite_of_a_module_is_a_script_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_expert_of_the_shell_mends_the_line_with_sed(level: int, tmp_path: Path) -> None:
     """As mini-swe-agent shows it the outputs; sed takes what stands behind the backslash as it is."""
-    for number, task in enumerate(tasks_of_level(level, "train", count=20, seed=5)):
+    for number, task in enumerate(tasks_of_level(level, "train", count=6, seed=5)):
         folder, [path] = tmp_path / str(number), task.target["sources"]
         _write(folder, task.metadata["files"])
         messages: list[Message] = [{"role": "system", "content": ""}, *task.prompt]

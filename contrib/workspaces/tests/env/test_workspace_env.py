@@ -54,6 +54,16 @@ async def _play(factory: EnvFactory, *messages: Message) -> Episode:
     return await scripts.play(factory, task, *messages)
 
 
+async def _play_each(folder: Path, rows: Mapping[str, Mapping[str, Any]], *messages: Message) -> dict[str, Episode]:
+    """Play the same messages in rows of these kinds, all at once."""
+    all_rows = [{**row, "kind": kind, "instruction": kind} for kind, row in rows.items()]
+    async with _opened(folder, *all_rows) as factory:
+        tasks = factory.tasks("all", count=len(rows))
+        episodes = await asyncio.gather(*(scripts.play(factory, task, *messages) for task in tasks))
+    assert {task.kind for task in tasks} == rows.keys()
+    return {episode.task.kind: episode for episode in episodes}
+
+
 async def test_the_solution_is_paid_and_an_empty_answer_is_not(tmp_path: Path) -> None:
     async with _opened(tmp_path, _ROW) as factory:
         solved, empty = await asyncio.gather(_play(factory), _play(factory, say("done")))
@@ -103,6 +113,9 @@ async def test_tools_windows_and_what_they_leave_out(tmp_path: Path) -> None:
         call("search", pattern="wide", path="wide.txt"),
         call("write", path="new.txt", text="a"),
         call("shell", command="sleep 60", timeout=0.2),
+        call("shell", command="true", timeout=601),
+        call("search", pattern="xyzzy"),
+        call("read", path="nowhere.py"),
     ]
     async with _opened(tmp_path, row) as factory:
         answers = tool_results(await _play(factory, *calls, say("done")))
@@ -115,6 +128,7 @@ async def test_tools_windows_and_what_they_leave_out(tmp_path: Path) -> None:
     assert answers[7].endswith(" [cut: the line has 4002 characters]") and len(answers[7]) < 400
     assert answers[8] == "[new.txt has 1 bytes now]"
     assert "[killed: it ran longer than" in answers[9]
+    assert "it is at most 600" in answers[10] and "[no line matches]" in answers[11] and "nowhere.py" in answers[12]
 
 
 async def test_left_over_processes_and_cheats_are_not_paid(tmp_path: Path) -> None:
@@ -192,31 +206,31 @@ async def test_long_scripts_run(tmp_path: Path) -> None:
     assert (solved.reward, empty.reward) == (1.0, 0.0), (solved.error, solved.info)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"verifier": "no-runner -q"}, "no-runner: not found"),
-        ({"verifier": "no-runner -q || exit 1"}, "no-runner: not found"),
-        ({"verifier": "no-runner >/dev/null 2>&1"}, "exit code 127"),
-        ({"verifier": "./check.sh"}, "./check.sh: Permission denied"),
-        ({"setup": "touch /tmp/a.sh", "verifier": "/tmp/a.sh", "collect": []}, "/tmp/a.sh: Permission denied"),
-        ({"verifier": "./check.sh", "collect": []}, "./check.sh: Permission denied"),
-        ({"verifier": f"sh -c '{'#' * 140_000}'", "collect": []}, "sh: Argument list too long"),
-        ({"verifier": "/opt/none/python check.py"}, "/opt/none/python: not found"),
-        ({"verifier": "python3 -m tox"}, "No module named tox"),
-        ({"verifier": "seq 99999999"}, "it was ended: output limit"),
-        ({"verifier": "sleep 100", "verifier_seconds": 0.2}, "it was ended: timeout"),
-        ({"verifier": "true", "env": {f"A{number}": "x" * 130_000 for number in range(20)}}, "Argument list too long"),
-        ({"env": {"A": "x" * 200_000}}, "the environment variable 'A' has 200,002 bytes"),
-        ({"verifier": "a\0b"}, "embedded null byte"),
-    ],
-)
-async def test_a_verifier_that_cannot_run_is_a_fault(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    row = {**_ROW, "setup": "", "collect": ["sum.txt"], **change}
-    async with _opened(tmp_path, row) as factory:
-        episode = await _play(factory, call("write", path="sum.txt", text="7"), say("done"))
-    assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None), episode.info
-    assert reason in episode.error and "\n" not in episode.error, episode.error
+_BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"verifier": "no-runner -q"}, "no-runner: not found"),
+    ({"verifier": "no-runner -q || exit 1"}, "no-runner: not found"),
+    ({"verifier": "no-runner >/dev/null 2>&1"}, "exit code 127"),
+    ({"verifier": "./check.sh"}, "./check.sh: Permission denied"),
+    ({"setup": "touch /tmp/a.sh", "verifier": "/tmp/a.sh", "collect": []}, "/tmp/a.sh: Permission denied"),
+    ({"verifier": "./check.sh", "collect": []}, "./check.sh: Permission denied"),
+    ({"verifier": f"sh -c '{'#' * 140_000}'", "collect": []}, "sh: Argument list too long"),
+    ({"verifier": "/opt/none/python check.py"}, "/opt/none/python: not found"),
+    ({"verifier": "python3 -m tox"}, "No module named tox"),
+    ({"verifier": "seq 99999999"}, "it was ended: output limit"),
+    ({"verifier": "sleep 100", "verifier_seconds": 0.2}, "it was ended: timeout"),
+    ({"verifier": "true", "env": {f"A{number}": "x" * 130_000 for number in range(20)}}, "Argument list too long"),
+    ({"env": {"A": "x" * 200_000}}, "the environment variable 'A' has 200,002 bytes"),
+    ({"verifier": "a\0b"}, "embedded null byte"),
+]
+
+
+async def test_a_verifier_that_cannot_run_is_a_fault(tmp_path: Path) -> None:
+    rows = {f"{i}": {**_ROW, "setup": "", "collect": ["sum.txt"], **change} for i, (change, _) in enumerate(_BROKEN)}
+    episodes = await _play_each(tmp_path, rows, call("write", path="sum.txt", text="7"), say("done"))
+    for number, (change, reason) in enumerate(_BROKEN):
+        episode = episodes[f"{number}"]
+        assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None), (reason, episode.info)
+        assert reason in episode.error and "\n" not in episode.error, (change.keys(), episode.error)
 
 
 def test_an_evaluation_says_once_how_many_and_which_tasks_cannot_be_verified(
@@ -237,13 +251,11 @@ def test_an_evaluation_says_once_how_many_and_which_tasks_cannot_be_verified(
 _ZEROS = ["./greet", "greet", "sh greet", "bash greet", "cat missing", "greet >/dev/null 2>&1 || exit 5", "false"]
 
 
-@pytest.mark.parametrize("verifier", _ZEROS)
-async def test_what_the_agent_has_not_made_is_a_zero(tmp_path: Path, verifier: str) -> None:
+async def test_what_the_agent_has_not_made_is_a_zero(tmp_path: Path) -> None:
     env = {"PATH": "/workspace:/usr/local/bin:/usr/bin:/bin"}
-    row = {**_ROW, "setup": "", "instruction": "Write the program greet.", "verifier": verifier, "env": env}
-    async with _opened(tmp_path, row) as factory:
-        episode = await _play(factory, say("done"))
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), episode.error
+    rows = {verifier: {**_ROW, "setup": "", "verifier": verifier, "env": env} for verifier in _ZEROS}
+    for verifier, episode in (await _play_each(tmp_path, rows, say("done"))).items():
+        assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), (verifier, episode.error)
 
 
 @pytest.mark.parametrize(

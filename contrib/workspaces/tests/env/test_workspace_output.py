@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrib.workspaces.contract import CommandResult
-from contrib.workspaces.env.output import describe, numbered, replace_once, shorten
+from contrib.workspaces.env.output import describe, number_lines, replace_once, shorten
 from forge_env.core.sandbox import ExecStatus
 
 
@@ -25,7 +25,7 @@ def test_a_shortened_text_keeps_both_ends_and_says_how_much_is_left_out(text: st
 def test_windows_of_a_file_put_together_are_the_file(lines: list[str], count: int) -> None:
     text, start, seen = "\n".join(lines) + "\n", 1, []
     while True:
-        window = numbered(text, "f", start, count).split("\n")
+        window = number_lines(text, "f", start, count).split("\n")
         body = window if start == 1 and len(lines) <= count else window[:-1]
         seen += [line.partition("  ")[2] for line in body]
         start += count
@@ -37,8 +37,8 @@ def test_windows_of_a_file_put_together_are_the_file(lines: list[str], count: in
 
 @pytest.mark.parametrize("start", [0, 3, 99])
 def test_a_window_beyond_the_file_is_explained(start: int) -> None:
-    assert numbered("a\nb\n", "f", start, 5) == "[f has 2 lines: start is 1 to 2]"
-    assert numbered("", "f", 1, 5) == "[f is empty]"
+    assert number_lines("a\nb\n", "f", start, 5) == "[f has 2 lines: start is 1 to 2]"
+    assert number_lines("", "f", 1, 5) == "[f is empty]"
 
 
 def test_a_passage_is_replaced_where_it_occurs_once() -> None:

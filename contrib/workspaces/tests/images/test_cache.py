@@ -14,7 +14,7 @@ from threading import Event
 import pytest
 
 from contrib.workspaces.contract import UnpackedImage
-from contrib.workspaces.images.cache import Cancelled, ImagesInUse, cached, held, in_thread, in_use, remove
+from contrib.workspaces.images.cache import Cancelled, ImagesInUse, cached, hold_entry, in_thread, in_use, remove
 from contrib.workspaces.images.layout import Archive
 from contrib.workspaces.images.store import add_image
 from contrib.workspaces.open import open_workspaces
@@ -62,9 +62,9 @@ def test_an_image_in_use_is_not_removed_and_the_lock_ends_with_its_process(cache
 
 
 def test_what_is_built_is_held_from_its_beginning(cache: Path) -> None:
-    with held("layers/a", lambda folder: None) as folder:
+    with hold_entry("layers/a", lambda folder: None) as folder:
         assert not remove(folder)
-        with held("layers/a", lambda folder: pytest.fail("it is there")):
+        with hold_entry("layers/a", lambda folder: pytest.fail("it is there")):
             pass
         assert not remove(folder)
     assert remove(folder) and remove(folder)
@@ -89,7 +89,8 @@ def test_those_that_wait_for_an_entry_do_not_build_it(cache: Path) -> None:
 
 def test_who_waits_for_a_build_that_fails_or_is_killed_builds_anew(cache: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        cached("images/a", lambda folder: 1 / 0)  # type: ignore[arg-type, return-value]
+        cached("images/a", lambda folder: (folder / "half").write_text("x") // 0)  # type: ignore[arg-type, return-value]
+    assert list((cache / "images").iterdir()) == []
     command = [sys.executable, "-c", _BUILDER]
     with (
         ThreadPoolExecutor(1) as threads,
@@ -124,7 +125,7 @@ def test_the_wait_for_a_build_has_a_time_limit(cache: Path) -> None:
     with slow_build("images/a") as building:
         with (
             pytest.raises(SandboxError, match=r"waited 0.1 s, the limit, for whoever .* makes .*/images/a: try"),
-            held("images/a", lambda folder: None, wait_s=0.1),
+            hold_entry("images/a", lambda folder: None, wait_s=0.1),
         ):
             pass
         assert not building.done()

@@ -21,7 +21,7 @@ from contrib.workspaces.images.registry import registry_image
 from contrib.workspaces.images.resolve import find_image, pull_image
 from contrib.workspaces.images.store import stored_images
 from contrib.workspaces.open import open_workspaces
-from contrib.workspaces.tests.image_files import ImageFiles, entry, layer
+from contrib.workspaces.tests.image_files import ImageFiles, digest_of, entry, layer, write_archive
 from contrib.workspaces.tests.image_registry import PASSWORD, USER, Registry
 from forge_env.core.errors import UserError
 from tests.helpers.ports import free_ports
@@ -43,8 +43,11 @@ def registry() -> Iterator[Registry]:
         yield running
 
 
-def pull(name: str) -> UnpackedImage:
-    return pull_image(name)
+def log_in(folder: Path, registry: Registry, user: str, *, given: str = "") -> None:
+    """Write what `docker login` does; or what is no password."""
+    given = given or base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
+    (folder / "docker").mkdir(exist_ok=True)
+    (folder / "docker/config.json").write_text(json.dumps({"auths": {registry.address: {"auth": given}}}))
 
 
 def names_in(image: UnpackedImage) -> list[str]:
@@ -53,14 +56,14 @@ def names_in(image: UnpackedImage) -> list[str]:
 
 def test_an_image_is_pulled_once_and_found_by_its_name(cache: Path, registry: Registry) -> None:
     name = registry.add("some/where", "1", IMAGE)
-    image = pull(name)
+    image = pull_image(name)
     assert names_in(image) == ["noise", "two"] and (image.root / "noise").read_bytes() == NOISE
     assert find_image(name) == image and stored_images()[0].names == (name,)
     blobs = [path for path in registry.requests if "/blobs/" in path]
-    pull(name)
+    pull_image(name)
     assert len(blobs) == 3 and max(registry.requests[path] for path in blobs[1:]) == 1, "layers are fetched once"
     other = registry.add("other", "latest", ImageFiles([*IMAGE.layers, layer(entry("three"))]))
-    assert names_in(pull(other.removesuffix(":latest"))) == ["noise", "three", "two"]
+    assert names_in(pull_image(other.removesuffix(":latest"))) == ["noise", "three", "two"]
     assert sum("/blobs/" in path for path in registry.requests) == 5, "one config and one layer more"
 
 
@@ -91,19 +94,19 @@ def test_layers_that_are_not_gzip(cache: Path, registry: Registry, kind: str) ->
         return skipped.join(zstandard.compress(data[at : at + 99_999]) for at in range(0, len(data), 99_999))
 
     compress = {"plain": bytes, "zstd": zstandard.compress, "zstd_frames": frames}[kind]
-    image = pull(registry.add("a", "1", ImageFiles(IMAGE.layers, compress=compress)))
+    image = pull_image(registry.add("a", "1", ImageFiles(IMAGE.layers, compress=compress)))
     assert names_in(image) == ["noise", "two"] and (image.root / "noise").read_bytes() == NOISE
 
 
 def test_the_image_for_this_machine_of_an_index(cache: Path, registry: Registry) -> None:
     name = registry.add("a", "1", ImageFiles([layer(entry("foreign"))], architecture="s390x"), IMAGE)
-    image = pull(name)
+    image = pull_image(name)
     assert names_in(image) == ["noise", "two"]
     digest = registry.tags["a", "1"]
-    assert pull(f"{registry.address}/a@{digest}") == image == find_image(f"{registry.address}/a@{digest}")
+    assert pull_image(f"{registry.address}/a@{digest}") == image == find_image(f"{registry.address}/a@{digest}")
     foreign = [ImageFiles([layer()], architecture=name) for name in ("s390x", "mips")]
     with pytest.raises(UserError, match=r"is for linux/mips, linux/s390x, but this machine is linux/"):
-        pull(registry.add("b", "1", *foreign))
+        pull_image(registry.add("b", "1", *foreign))
 
 
 @pytest.mark.parametrize("ignores_ranges", [False, True])
@@ -111,7 +114,7 @@ def test_a_broken_connection_is_resumed(cache: Path, registry: Registry, ignores
     files = ImageFiles([layer(entry("noise", NOISE))], compress=bytes)
     name = registry.add("a", "1", files)
     registry.cuts, registry.ignores_ranges = [10**9, 10_000, 2 * 10**6, 0, 2_500_000], ignores_ranges
-    assert (pull(name).root / "noise").read_bytes() == NOISE
+    assert (pull_image(name).root / "noise").read_bytes() == NOISE
     begun = [int(given[6:-1]) for given in registry.ranges]
     assert begun == sorted(begun) and 10**6 < begun[0] <= 2 * 10**6 and len(begun) >= 2
 
@@ -119,16 +122,16 @@ def test_a_broken_connection_is_resumed(cache: Path, registry: Registry, ignores
 def test_a_registry_that_is_busy_is_asked_again_and_not_for_ever(cache: Path, registry: Registry) -> None:
     name = registry.add("a", "1", IMAGE)
     registry.refusals = [503, 429, 500]
-    assert names_in(pull(name)) == ["noise", "two"]
+    assert names_in(pull_image(name)) == ["noise", "two"]
     registry.refusals = [503] * 6
     with pytest.raises(UserError, match=r"cannot be had from the registry .*503 Service Unavailable, 6 tries"):
-        pull(registry.add("a", "2", IMAGE))
+        pull_image(registry.add("a", "2", IMAGE))
     registry.refusals = [400]
     with pytest.raises(UserError, match=r"the registry 127.0.0.1:\d+ answers 400 Bad Request$"):
-        pull(registry.add("a", "2", IMAGE))
+        pull_image(registry.add("a", "2", IMAGE))
     registry.refusals, registry.cuts = [], [10**9, *[100] * 20]
     with pytest.raises(UserError, match=r"the layer sha256:.* cannot be had .*6 tries.*whole layers are kept"):
-        pull(registry.add("b", "1", ImageFiles([layer(entry("new", NOISE))])))
+        pull_image(registry.add("b", "1", ImageFiles([layer(entry("new", NOISE))])))
     assert len(list((cache / "layers").iterdir())) == 2, "nothing half is in the cache"
 
 
@@ -137,40 +140,35 @@ def test_passwords(cache: Path, tmp_path: Path, auth: str) -> None:
     with Registry(auth) as registry:
         name = registry.add("a", "1", IMAGE)
         with pytest.raises(UserError, match=f"it is not there, or it needs `docker login {registry.address}`"):
-            pull(name)
-        (tmp_path / "docker").mkdir()
-        config = tmp_path / "docker/config.json"
+            pull_image(name)
         for user, works in (("nobody", False), (USER, True)):
-            given = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
-            config.write_text(json.dumps({"auths": {registry.address: {"auth": given}}}))
+            log_in(tmp_path, registry, user)
             if works:
-                assert names_in(pull(name)) == ["noise", "two"]
+                assert names_in(pull_image(name)) == ["noise", "two"]
             else:
                 with pytest.raises(UserError, match="docker login"):
-                    pull(name)
-        config.write_text(json.dumps({"auths": {registry.address: {"auth": "!"}}}))
+                    pull_image(name)
+        log_in(tmp_path, registry, USER, given="!")
         with pytest.raises(UserError, match=r"the passwords of .*config.json cannot be read"):
-            pull(name)
+            pull_image(name)
 
 
 def test_passwords_are_not_sent_in_the_clear_to_others(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "docker").mkdir()
     with Registry("bearer") as registry:
         name = registry.add("a", "1", IMAGE)
-        given = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        (tmp_path / "docker/config.json").write_text(json.dumps({"auths": {registry.address: {"auth": given}}}))
+        log_in(tmp_path, registry, USER)
         for realm in ("http://tokens.invalid/token", "ftp://127.0.0.1/token", "/token", ""):
             registry.realm = realm
             if not realm:
-                assert names_in(pull(name)) == ["noise", "two"]
+                assert names_in(pull_image(name)) == ["noise", "two"]
                 continue
             with pytest.raises(UserError, match=f"sends for a token to '{realm}', which is not HTTPS"):
-                pull(name)
+                pull_image(name)
 
 
 def test_what_is_not_there_or_broken_is_one_sentence(cache: Path, registry: Registry) -> None:
     with pytest.raises(UserError, match=r"the image 127.*/a:1 is not in the registry 127.0.0.1:\d+$"):
-        pull(f"{registry.address}/a:1")
+        pull_image(f"{registry.address}/a:1")
     name = registry.add("a", "1", IMAGE)
     blobs = {digest for digest in registry.contents if digest not in registry.types}
     for digest in sorted(blobs):
@@ -178,19 +176,19 @@ def test_what_is_not_there_or_broken_is_one_sentence(cache: Path, registry: Regi
         assert isinstance(content, bytes)
         registry.contents[digest] = content[:-1] + bytes([content[-1] ^ 1])
         with pytest.raises(UserError, match=r"is broken: its content has the digest sha256:.*get it again"):
-            pull(name)
+            pull_image(name)
         registry.contents[digest] = content
         shutil.rmtree(cache, ignore_errors=True)  # the other layers were whole, and would be kept
     manifest = registry.tags["a", "1"]
     registry.contents[manifest] = b"{}"
     with pytest.raises(UserError, match="is broken: its content has the digest"):
-        pull(name)
+        pull_image(name)
     registry.contents[manifest] = b"x" * (5 * 2**20)
     with pytest.raises(UserError, match="a document of it has more than 4194304 bytes"):
-        pull(name)
+        pull_image(name)
     (port,) = free_ports(1)
     with pytest.raises(UserError, match=r"cannot be had from the registry .*(Connection refused|refused)"):
-        pull(f"127.0.0.1:{port}/a:1")
+        pull_image(f"127.0.0.1:{port}/a:1")
     assert not cache.exists(), "nothing was unpacked"
 
 
@@ -202,12 +200,10 @@ def test_a_layer_that_sends_more_than_it_says(cache: Path, registry: Registry) -
             manifest["layers"][0]["size"] = 5
             other = ImageFiles([]).blobs()[0]
             data = json.dumps(manifest).encode()
-            from contrib.workspaces.tests.image_files import digest_of
-
             return {**other, "digest": digest_of(data)}, {**blobs, digest_of(data): data}
 
     with pytest.raises(UserError, match="it has more than the 5 bytes of its manifest"):
-        pull(registry.add("a", "1", Liar([IMAGE.layers[0]])))
+        pull_image(registry.add("a", "1", Liar([IMAGE.layers[0]])))
 
 
 @pytest.mark.parametrize(
@@ -241,8 +237,6 @@ def test_names_that_are_none(name: str) -> None:
 
 
 def test_an_archive_gives_the_names_of_its_tags(cache: Path, tmp_path: Path) -> None:
-    from contrib.workspaces.tests.image_files import write_archive
-
     image = pull_image(str(write_archive(tmp_path / "a.tar", {"mine:1": IMAGE})))
     assert find_image("mine:1") == find_image("docker.io/library/mine:1") == image
     changed = ImageFiles([layer(entry("new"))])

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from contrib.workspaces.contract import UnpackedImage
 from contrib.workspaces.machines.backend import Workspaces
+from contrib.workspaces.machines.snapshot import Snapshot
 from contrib.workspaces.machines.workspace import Workspace
 from contrib.workspaces.open import open_workspaces
 from contrib.workspaces.tests.made_images import make_python_image, make_small_image
@@ -38,8 +39,8 @@ def python_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnpackedI
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*WORKSPACE_BACKENDS])
 async def workspaces(request: pytest.FixtureRequest) -> AsyncIterator[Workspaces]:
     """Every backend of this machine; one that is not there is skipped with the reason."""
-    async with opened_or_skipped(request.param) as opened:
-        yield opened
+    async with opened_or_skipped(request.param) as backend:
+        yield backend
 
 
 @contextlib.asynccontextmanager
@@ -48,8 +49,8 @@ async def opened_or_skipped(backend: str, **settings: Any) -> AsyncIterator[Work
     if backend == "docker" and (reason := why_no_engine()):
         pytest.skip(reason)
     try:
-        async with open_workspaces(backend, **settings) as opened:
-            yield opened
+        async with open_workspaces(backend, **settings) as workspaces:
+            yield workspaces
     except SandboxUnavailable as error:
         if backend == "docker":
             raise
@@ -69,11 +70,22 @@ def why_no_engine() -> str:
     return ""
 
 
+@contextlib.asynccontextmanager
+async def open_one(
+    workspaces: Workspaces, files: UnpackedImage | Snapshot, **settings: Any
+) -> AsyncIterator[Workspace]:
+    """A workspace until the end of the block."""
+    workspace = await workspaces.open(files, **settings)
+    try:
+        yield workspace
+    finally:
+        await workspace.close()
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def workspace(workspaces: Workspaces, small_image: UnpackedImage) -> AsyncIterator[Workspace]:
-    opened = await workspaces.open(small_image)
-    yield opened
-    await opened.close()
+    async with open_one(workspaces, small_image) as workspace:
+        yield workspace
 
 
 def files_of(root: Path) -> dict[str, tuple[int, int, int, float]]:

@@ -16,6 +16,7 @@ from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage
 from contrib.workspaces.machines import proxy
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.proxy import Allowlist, Proxy
+from contrib.workspaces.tests.machines.conftest import open_one
 from forge_env.core.errors import UserError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,8 +41,9 @@ def allowlist(*hosts: str) -> Network:
 
 
 async def test_only_what_is_allowed_is_reached(workspaces: Workspaces, small_image: UnpackedImage, port: int) -> None:
-    workspace = await workspaces.open(small_image, network=allowlist(f"127.0.0.1:{port}", f"localhost:{port}"))
-    try:
+    async with open_one(
+        workspaces, small_image, network=allowlist(f"127.0.0.1:{port}", f"localhost:{port}")
+    ) as workspace:
 
         async def ask(request: str, after: str = "") -> str:
             return (await workspace.exec(["bash", "-c", ASK.format(request=request, after=after)])).stdout
@@ -68,8 +70,6 @@ async def test_only_what_is_allowed_is_reached(workspaces: Workspaces, small_ima
             direct = await workspace.exec(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"])
             assert direct.exit_code != 0
             await (await workspace.snapshot()).close()
-    finally:
-        await workspace.close()
 
 
 async def test_an_open_connection_ends_with_the_workspace(workspaces: Workspaces, small_image: UnpackedImage) -> None:
@@ -187,8 +187,7 @@ async def test_public_is_every_host_but_this_machine_unless_the_user_names_its_p
 ) -> None:
     for own, reached in (((), False), ((f"127.0.0.1:{port}",), True)):
         network = Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=("*",), own_hosts=own)
-        workspace = await workspaces.open(small_image, network=network)
-        try:
+        async with open_one(workspaces, small_image, network=network) as workspace:
             direct = f"exec 3<>/dev/tcp/127.0.0.1/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
             for _ in range(2):  # before and after a snapshot
                 assert ("seen: GET /" in (await workspace.exec(["bash", "-c", direct])).stdout) is reached
@@ -198,8 +197,6 @@ async def test_public_is_every_host_but_this_machine_unless_the_user_names_its_p
                 ask = ASK.format(request="GET http://a..b/ HTTP/1.1", after="")
                 assert "a..b:80 cannot be reached" in (await workspace.exec(["bash", "-c", ask])).stdout
                 await (await workspace.snapshot()).close()
-        finally:
-            await workspace.close()
 
 
 async def test_plain_http_goes_through_the_users_cache_with_its_whole_address(
@@ -207,8 +204,7 @@ async def test_plain_http_goes_through_the_users_cache_with_its_whole_address(
 ) -> None:
     mirrors = (("apt", f"http://127.0.0.1:{port}"), ("pypi", "http://packages.example.org:3141/index"))
     network = Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=("*",), mirrors=mirrors)
-    workspace = await workspaces.open(small_image, network=network)
-    try:
+    async with open_one(workspaces, small_image, network=network) as workspace:
         for request, answer in (
             ("GET http://packages.invalid/a?b=c HTTP/1.1", "seen: GET http://packages.invalid/a?b=c HTTP/1.1|"),
             ("GET http://127.0.0.1/a HTTP/1.1", "has only private addresses"),
@@ -220,8 +216,6 @@ async def test_plain_http_goes_through_the_users_cache_with_its_whole_address(
         names = "$PIP_INDEX_URL $UV_DEFAULT_INDEX $PIP_TRUSTED_HOST"
         index = "http://packages.example.org:3141/index"
         assert (await workspace.exec(f"echo {names}")).stdout == f"{index} {index} packages.example.org:3141\n"
-    finally:
-        await workspace.close()
 
 
 async def test_the_port_of_the_proxy_is_taken(workspaces: Workspaces, small_image: UnpackedImage) -> None:

@@ -24,11 +24,11 @@ class Keeper:
     end_s = 30.0
 
     def __init__(self) -> None:
-        self.ended: asyncio.Future[BoxEnd] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[BoxEnd] = asyncio.get_running_loop().create_future()
 
     def kill(self, *, keep: int = 0) -> None:
-        if not self.ended.done():
-            self.ended.set_result(BoxEnd())
+        if not self.end.done():
+            self.end.set_result(BoxEnd())
 
     def give_up(self) -> None:
         raise AssertionError("the end was reported")
@@ -72,7 +72,7 @@ async def test_only_a_limit_of_the_workspace_is_the_fault_of_a_command_that_did_
     tmp_path: Path, number: int
 ) -> None:
     limits = WorkspaceLimits()
-    watched, answer = Watched(slot_v2(tmp_path / "0"), limits), Answer(failed=number)
+    watched, answer = Watched(slot_v2(tmp_path / "0"), limits), Answer(start_errno=number)
     outputs = Outputs(limits, lambda: None)
     try:
         if number == errno.EAGAIN:

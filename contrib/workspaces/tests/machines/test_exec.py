@@ -15,7 +15,7 @@ import pytest_asyncio
 from contrib.workspaces.contract import UnpackedImage, WorkspaceLimits
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.workspace import Workspace
-from contrib.workspaces.tests.machines.conftest import files_of
+from contrib.workspaces.tests.machines.conftest import files_of, open_one
 from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecStatus
 from tests.helpers.waiting import DEADLINE_S
@@ -28,9 +28,8 @@ LONG = 30.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(workspaces: Workspaces, small_image: UnpackedImage) -> AsyncIterator[Workspace]:
-    opened = await workspaces.open(small_image)
-    yield opened
-    await opened.close()
+    async with open_one(workspaces, small_image) as workspace:
+        yield workspace
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -97,14 +96,11 @@ async def test_a_command_ignores_no_signal(workspace: Workspace) -> None:
 
 
 async def test_the_folder_of_an_image_is_made(workspaces: Workspaces, small_image: UnpackedImage) -> None:
-    workspace = await workspaces.open(replace(small_image, workdir="/project/inner", env={"A": "b"}))
-    try:
+    async with open_one(workspaces, replace(small_image, workdir="/project/inner", env={"A": "b"})) as workspace:
         assert (await workspace.exec("pwd; echo $A; cd ..; pwd")).stdout == "/project/inner\nb\n/project\n"
         assert (await workspace.exec("pwd", cwd="..")).stdout == "/project\n"
         await workspace.put("file", b"x")
         assert await workspace.get("/project/inner/file") == b"x"
-    finally:
-        await workspace.close()
 
 
 @AS_ROOT
@@ -142,8 +138,7 @@ async def test_root_inside_is_nobody_outside(workspaces: Workspaces, small_image
 async def test_output_is_capped_counted_and_a_flood_is_ended(
     workspaces: Workspaces, small_image: UnpackedImage
 ) -> None:
-    workspace = await workspaces.open(small_image, limits=WorkspaceLimits(output_bytes=1000))
-    try:
+    async with open_one(workspaces, small_image, limits=WorkspaceLimits(output_bytes=1000)) as workspace:
         result = await workspace.exec("seq 5000")
         assert result.ok and result.truncated_stdout and len(result.stdout) == 1000 and result.stdout_bytes == 23_893
         flood = await workspace.exec("seq 99999999", timeout_s=LONG)
@@ -152,12 +147,9 @@ async def test_output_is_capped_counted_and_a_flood_is_ended(
         taken = await workspace.exec("seq 50000", on_output=lambda _, data: seen.append(len(data)))
         assert taken.ok and taken.stdout_bytes == sum(seen) == 288_894 and len(taken.stdout) == 1000
         assert (await workspace.exec("echo on")).stdout == "on\n"
-    finally:
-        await workspace.close()
 
 
 async def test_output_is_reported_as_it_comes(workspaces: Workspaces, small_image: UnpackedImage) -> None:
-    workspace = await workspaces.open(small_image, limits=WorkspaceLimits(output_bytes=4))
     seen: dict[str, bytes] = {"stdout": b"", "stderr": b""}
     first = asyncio.Event()
 
@@ -165,7 +157,7 @@ async def test_output_is_reported_as_it_comes(workspaces: Workspaces, small_imag
         seen[name] += data
         first.set()
 
-    try:
+    async with open_one(workspaces, small_image, limits=WorkspaceLimits(output_bytes=4)) as workspace:
         command = "echo begun; echo wrong >&2; read line < /go; echo $line"
         assert (await workspace.exec("mkfifo /go")).ok
         running = asyncio.create_task(workspace.exec(command, on_output=note))
@@ -173,8 +165,6 @@ async def test_output_is_reported_as_it_comes(workspaces: Workspaces, small_imag
         assert not running.done()
         await workspace.exec("echo on > /go")
         result = await running
-    finally:
-        await workspace.close()
     assert seen == {"stdout": b"begun\non\n", "stderr": b"wrong\n"}
     assert result.stdout == "begu" and result.truncated_stdout
 
@@ -246,6 +236,9 @@ async def test_a_shell_keeps_its_state(workspace: Workspace) -> None:
     heredoc = await shell.run("cat <<'END'\n$x 'a' \"b\"\nEND\n# comment")
     assert heredoc.stdout == "$x 'a' \"b\"\n"
     assert (await shell.run("echo 'open")).exit_code not in (0, None)
+    # The pipe of reports is closed for commands; what they write to the number does not count as an end.
+    forgery = await shell.run("echo forged 0 >&3; echo next; false")
+    assert (forgery.stdout, forgery.exit_code) == ("next\n", 1)
     await shell.close()
     with pytest.raises(SandboxError):
         await shell.run("true")
@@ -299,13 +292,6 @@ async def test_after_a_cancelled_command_a_new_shell_begins(workspace: Workspace
     assert await running(workspace) == 0
 
 
-async def test_a_shell_of_a_command_that_forges_reports(workspace: Workspace) -> None:
-    """The pipe of reports is closed for commands; what they write to the number does not count as an end."""
-    shell = await workspace.open_shell()
-    result = await shell.run("echo forged 0 >&3; echo next; false")
-    assert result.stdout == "next\n" and result.exit_code == 1
-
-
 async def test_shells_and_commands_of_a_closed_workspace_raise(
     workspaces: Workspaces, small_image: UnpackedImage
 ) -> None:
@@ -315,13 +301,8 @@ async def test_shells_and_commands_of_a_closed_workspace_raise(
     await until_running(workspace, 1)
     await workspace.close()
     await workspace.close()
-    for attempt in (
-        task,
-        shell.run("true"),
-        workspace.exec("true"),
-        workspace.get("/etc/passwd"),
-        workspace.snapshot(),
-    ):
+    get, snapshot = workspace.get("/etc/passwd"), workspace.snapshot()
+    for attempt in (task, shell.run("true"), workspace.exec("true"), get, snapshot):
         with pytest.raises(SandboxError):
             await attempt
     await shell.close()
@@ -331,8 +312,7 @@ async def test_limits_of_memory_processes_and_disk(workspaces: Workspaces, small
     if workspaces.capabilities.memory_limit == "rlimit":
         pytest.skip("no control groups")
     limits = WorkspaceLimits(memory_bytes=32 * 2**20, processes=20, disk_bytes=8 * 2**20, files=200)
-    workspace = await workspaces.open(small_image, limits=limits)
-    try:
+    async with open_one(workspaces, small_image, limits=limits) as workspace:
         full = await workspace.exec("dd if=/dev/zero of=/tmp/x bs=1M count=64 2>&1; stat -c %s /tmp/x; rm /tmp/x")
         assert int(full.stdout.split()[-1]) <= limits.disk_bytes + 2**20
         if workspaces.capabilities.disk_limit:
@@ -348,8 +328,6 @@ async def test_limits_of_memory_processes_and_disk(workspaces: Workspaces, small
         shell = await workspace.open_shell()
         assert (await shell.run("(x=x; while :; do x=$x$x; done)", timeout_s=LONG)).status is ExecStatus.MEMORY
         assert (await workspace.exec("echo on")).stdout == "on\n"
-    finally:
-        await workspace.close()
 
 
 async def test_bad_input_gets_one_sentence(workspaces: Workspaces, small_image: UnpackedImage, tmp_path: Path) -> None:

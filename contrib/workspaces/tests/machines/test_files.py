@@ -15,6 +15,7 @@ from contrib.workspaces.guest.guest_workspace_files import FILE, FOLDER, LAST, L
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.trees import receive_tree, send_tree
 from contrib.workspaces.machines.workspace import Workspace
+from contrib.workspaces.tests.machines.conftest import open_one
 from forge_env.core.errors import UserError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -96,8 +97,7 @@ async def test_a_path_of_any_length_is_answered(workspace: Workspace, tmp_path: 
 
 async def test_sizes_are_bounded(workspaces: Workspaces, small_image: object) -> None:
     limits = WorkspaceLimits(disk_bytes=2**20, transfer_bytes=4 * 2**20)
-    workspace = await workspaces.open(small_image, limits=limits)  # type: ignore[arg-type]
-    try:
+    async with open_one(workspaces, small_image, limits=limits) as workspace:  # type: ignore[arg-type]
         reason = "disk of the workspace is full" if workspaces.capabilities.disk_limit else "more bytes than allowed"
         with pytest.raises(WorkspaceFileError, match=reason):
             await workspace.put("/large", bytes(3 * 2**20))
@@ -110,8 +110,6 @@ async def test_sizes_are_bounded(workspaces: Workspaces, small_image: object) ->
             await workspace.get("/sparse", max_bytes=999_999)
         with pytest.raises(WorkspaceFileError, match="more bytes than allowed"):
             await workspace.get("/proc/self/maps", max_bytes=10)
-    finally:
-        await workspace.close()
 
 
 async def test_trees_go_in_and_out(workspace: Workspace, tmp_path: Path) -> None:

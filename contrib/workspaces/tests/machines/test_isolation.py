@@ -22,6 +22,7 @@ from contrib.workspaces.contract import Network, NetworkMode, UnpackedImage
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.pool import Pool
 from contrib.workspaces.open import open_workspaces
+from contrib.workspaces.tests.machines.conftest import open_one
 from contrib.workspaces.tests.made_images import make_small_image
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from tests.helpers.processes import control_groups, descendants
@@ -86,8 +87,7 @@ def no_new_mounts(before: list[str], image: Path | None = None) -> None:
 async def test_workspaces_see_only_their_own(
     workspaces: Workspaces, small_image: UnpackedImage, tmp_path: Path
 ) -> None:
-    first, second = await workspaces.open(small_image), await workspaces.open(small_image)
-    try:
+    async with open_one(workspaces, small_image) as first, open_one(workspaces, small_image) as second:
         await first.exec("echo x > /tmp/own; echo x > /dev/shm/own; sleep 600 & echo x > /written")
         for path in ("/tmp/own", "/dev/shm/own", "/written", str(tmp_path), str(ROOT), "/sys/fs/cgroup"):
             listed = await second.exec(f"ls {path}")
@@ -100,9 +100,6 @@ async def test_workspaces_see_only_their_own(
         assert (await second.exec("cd /proc/1; ls root/ cwd/ fd/")).exit_code != 0
         assert (await second.exec("kill -9 1; kill -9 -1; echo still")).stdout in ("", "still\n")
         assert (await second.exec("echo here")).stdout == "here\n"
-    finally:
-        await first.close()
-        await second.close()
 
 
 def mounts_in(text: str) -> list[str]:
@@ -113,8 +110,7 @@ async def test_networks(workspaces: Workspaces, small_image: UnpackedImage) -> N
     connect = "exec 3<>/dev/tcp/127.0.0.1/{port} && echo hello >&3 && cat <&3"
     with socket.create_server(("127.0.0.1", 0)) as server:
         outside = server.getsockname()[1]
-        workspace = await workspaces.open(small_image, network=Network(listeners=(80, 8080)))
-        try:
+        async with open_one(workspaces, small_image, network=Network(listeners=(80, 8080))) as workspace:
             assert (await workspace.exec(["bash", "-c", connect.format(port=outside)])).exit_code != 0
             assert (await workspace.exec(["bash", "-c", connect.format(port=9)])).exit_code != 0
             for port in (80, 8080):
@@ -128,14 +124,9 @@ async def test_networks(workspaces: Workspaces, small_image: UnpackedImage) -> N
                 assert (await task).stdout == "served"
             with pytest.raises(UserError, match="no listener on port 81"):
                 workspace.listener(81)
-        finally:
-            await workspace.close()
-        none = await workspaces.open(small_image, network=Network(mode=NetworkMode.NONE))
-        try:
+        async with open_one(workspaces, small_image, network=Network(mode=NetworkMode.NONE)) as none:
             assert "Network is unreachable" in (await none.exec(["bash", "-c", connect.format(port=outside)])).stderr
             assert (await none.exec("cat /proc/net/dev")).stdout.count(":") == 1
-        finally:
-            await none.close()
     with pytest.raises(UserError, match="has no listeners"):
         await workspaces.open(small_image, network=Network(mode=NetworkMode.NONE, listeners=(80,)))
 

@@ -18,7 +18,7 @@ from contrib.workspaces.images.dockerfile import BuiltImage
 from contrib.workspaces.machines.namespace import NamespaceWorkspaces, ServedBox, Server
 from contrib.workspaces.machines.proxy import Service
 from contrib.workspaces.machines.workspace import Workspace
-from contrib.workspaces.tests.machines.conftest import opened_or_skipped
+from contrib.workspaces.tests.machines.conftest import open_one, opened_or_skipped
 from forge_env.core.errors import SandboxError
 from tests.helpers.processes import control_groups, descendants, descriptors, without_descriptors
 from tests.helpers.waiting import DEADLINE_S, until
@@ -191,18 +191,12 @@ async def test_what_tasks_begin_from_is_prepared_again_after_a_death(small_image
         bases = Bases(workspaces)
 
         async def make() -> BuiltImage:
-            workspace = await workspaces.open(small_image)
-            try:
+            async with open_one(workspaces, small_image) as workspace:
                 return BuiltImage(files=await workspace.snapshot())
-            finally:
-                await workspace.close()
 
         async def begins(base: BuiltImage) -> bool:
-            workspace = await workspaces.open(base.files)
-            try:
+            async with open_one(workspaces, base.files) as workspace:
                 return await works(workspace)
-            finally:
-                await workspace.close()
 
         async def kill_server() -> None:
             server = workspaces._server

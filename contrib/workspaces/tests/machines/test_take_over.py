@@ -12,6 +12,7 @@ from contrib.workspaces.contract import UnpackedImage, WorkspaceFileError, Works
 from contrib.workspaces.guest.guest_workspace_files import END, FILE, HARD_LINK, OBJECT
 from contrib.workspaces.machines.backend import Workspaces
 from contrib.workspaces.machines.workspace import Workspace
+from contrib.workspaces.tests.machines.conftest import open_one
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEEP = ["/bin", "/usr", "/etc", "/opt", "/opt/app/.env*", "/home/*/.*"]
@@ -19,9 +20,8 @@ KEEP = ["/bin", "/usr", "/etc", "/opt", "/opt/app/.env*", "/home/*/.*"]
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def fresh(workspaces: Workspaces, small_image: UnpackedImage) -> AsyncIterator[Workspace]:
-    opened = await workspaces.open(small_image)
-    yield opened
-    await opened.close()
+    async with open_one(workspaces, small_image) as workspace:
+        yield workspace
 
 
 async def test_what_was_made_changed_moved_and_deleted_is_so_here(workspace: Workspace, fresh: Workspace) -> None:
@@ -75,33 +75,31 @@ async def test_a_folder_of_programs_that_became_a_link_is_kept(workspace: Worksp
 async def test_more_than_the_disk_is_refused_and_nothing_waits(
     workspaces: Workspaces, small_image: UnpackedImage, fresh: Workspace
 ) -> None:
-    other = await workspaces.open(small_image, limits=WorkspaceLimits(disk_bytes=2**20))
-    try:
+    async with open_one(workspaces, small_image, limits=WorkspaceLimits(disk_bytes=2**20)) as other:
         await other.exec("head -c 600000 /dev/zero > /a; ln /a /tmp/b; cp /a /tmp/c 2> /dev/null; echo x > /d")
         with pytest.raises(WorkspaceFileError, match="more bytes than allowed"):
             await fresh.take_over(other)
+
+
+async def takes(workspace: Workspace, entry: bytes) -> None:
+    """Let a workspace take over entries that another one is said to have."""
+    reader, writer = os.pipe()
+    os.write(writer, entry)
+    os.close(writer)
+    try:
+        await workspace._on_files("take", "/", [reader], {"keep": KEEP, "work": []}, None)  # type: ignore[attr-defined]
     finally:
-        await other.close()
+        os.close(reader)
 
 
 async def test_no_entry_leads_to_what_is_kept(workspace: Workspace) -> None:
     """As if pid 1 of the other workspace were not ours."""
     await workspace.exec("ln -s /bin /link")
     for name in (b"bin/ls", b"link/ls", b"x/../bin/ls", b"../x", b"bin", b"tmp//x", b"."):
-        reader, writer = os.pipe()
         entry = OBJECT.pack(FILE, len(name), 0o755, 4, 0, 0, 0) + name + b"evil" + OBJECT.pack(END, 0, 0, 0, 0, 0, 0)
-        os.write(writer, entry)
-        os.close(writer)
-        try:
-            with pytest.raises(WorkspaceFileError):
-                await workspace._on_files("take", "/", [reader], {"keep": KEEP, "work": []}, None)  # type: ignore[attr-defined]
-        finally:
-            os.close(reader)
+        with pytest.raises(WorkspaceFileError):
+            await takes(workspace, entry)
     assert (await workspace.exec("ls /bin/ls")).ok
-    reader, writer = os.pipe()
-    os.write(writer, OBJECT.pack(HARD_LINK, 5, 0o755, 6, 0, 0, 0) + b"tmp/x" + b"bin/ls")
-    os.close(writer)
     with pytest.raises(WorkspaceFileError):
-        await workspace._on_files("take", "/", [reader], {"keep": KEEP, "work": []}, None)  # type: ignore[attr-defined]
-    os.close(reader)
+        await takes(workspace, OBJECT.pack(HARD_LINK, 5, 0o755, 6, 0, 0, 0) + b"tmp/x" + b"bin/ls")
     assert (await workspace.exec("ls -A /tmp")).stdout == ""
