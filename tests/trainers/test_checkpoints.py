@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -77,25 +78,7 @@ def test_without_a_checkpoint_there_is_one_sentence(tmp_path: Path) -> None:
         find(tmp_path, 30)
 
 
-def truncate(folder: Path) -> None:
-    (folder / "state" / "0.distcp").write_bytes(b"")
-
-
-def shorten(folder: Path) -> None:
-    file = folder / "state" / "0.distcp"
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def lose_a_file(folder: Path) -> None:
-    (folder / "state" / "0.distcp").unlink()
-
-
-def lose_the_manifest(folder: Path) -> None:
-    (folder / MANIFEST).unlink()
-
-
-def garble_the_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_text("{")
+STATE = "state/0.distcp"
 
 
 def forget_the_run(folder: Path) -> None:
@@ -107,11 +90,11 @@ def forget_the_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
-        (truncate, r"is damaged: state/0.distcp has 0 bytes of 41"),
-        (shorten, r"is damaged: state/0.distcp has 40 bytes of 41"),
-        (lose_a_file, r"is damaged: state/0.distcp has 0 bytes of 41"),
-        (lose_the_manifest, "is not a checkpoint of this trainer"),
-        (garble_the_manifest, "cannot be read"),
+        (lambda folder: (folder / STATE).write_bytes(b""), "is damaged: state/0.distcp has 0 bytes of 41"),
+        (lambda folder: os.truncate(folder / STATE, 20), "is damaged: state/0.distcp has 20 bytes of 41"),
+        (lambda folder: (folder / STATE).unlink(), "is damaged: state/0.distcp has 0 bytes of 41"),
+        (lambda folder: (folder / MANIFEST).unlink(), "is not a checkpoint of this trainer"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), "cannot be read"),
         (forget_the_run, "names no algorithm"),
     ],
 )

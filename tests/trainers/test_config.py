@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import leaves
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.grpo import GRPO, Config
-from trainers.settings.tasks import EnvConfig
+from trainers.grpo import Config
 from trainers.setup.options.parser import parse
 
 
@@ -19,13 +17,6 @@ def test_short_options_name_settings() -> None:
     names = {setting.name for setting in leaves(Config())}
     sections = {name.rpartition(".")[0] for name in names}
     assert all(to in names | sections or to.startswith("env.options.") for to in SHORT_OPTIONS.values())
-
-
-def test_services_go_by_their_own_names() -> None:
-    arguments = ["--trainer.procs", "4", "--generator.with_gpus", "--ref_model.with_gpus", "false"]
-    services = parse(RunConfig, arguments, SHORT_OPTIONS).services
-    assert (services.trainer.procs, services.generator.with_gpus, services.ref_model.with_gpus) == (4, True, False)
-    assert services.trainer.threads == 2
 
 
 def test_options_of_the_environment_are_set_one_by_one() -> None:
@@ -57,22 +48,3 @@ def test_short_options_reach_their_settings() -> None:
     config = parse(RunConfig, arguments, SHORT_OPTIONS)
     assert (config.env.name, config.model.path, config.output) == ("math", "m", "o")
     assert (config.training.steps, config.training.seed, config.dataset.tasks) == (3, 4, 5)
-
-
-def test_limits_come_from_the_section() -> None:
-    limits = EpisodeLimits(
-        max_turns=1, max_turn_tokens=2, max_tokens=3, max_thinking_tokens=4, step_seconds=5.0, episode_seconds=6.0
-    )
-    assert EnvConfig(**asdict(limits)).limits() == limits
-
-
-def test_the_algorithms_section_reaches_its_objective() -> None:
-    config = parse(Config, ["--grpo.n_samples", "5", "--grpo.std_eps", "0.5"], SHORT_OPTIONS)
-    made = GRPO.make_objective(config)
-    assert made.group_size == 5
-    assert made.advantages([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
-
-
-def test_the_algorithms_section_is_found_by_its_name() -> None:
-    assert (Config().algorithm_name, Config().algorithm) == ("grpo", Config().grpo)
-    assert (RunConfig().algorithm_name, RunConfig().algorithm) == ("", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,17 @@ import pytest
 from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from agents.generator.lora_slot import TARGETS, slot_arguments
 from forge_env.core.errors import UserError
+from tests.helpers.plans import ALGORITHMS, lines_of, plan_of
 from tests.trainers.setup.test_memory import SMALL, plan_with
-from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
-from trainers.algorithm import Algorithm
 from trainers.lora import Lora, LoraConfig, adapter_config
-from trainers.setup.describe import describe_plan
 from trainers.setup.memory import adapter_bytes, step_moments, trainer_memory
-from trainers.setup.options.read_config import read_config
-from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
 MODEL = "--model=Qwen/Qwen3-0.6B"
-ALGORITHMS = (cispo.CISPO, dapo.DAPO, grpo.GRPO, gspo.GSPO, reinforce.REINFORCE, sapo.SAPO, sft.SFT)
 
 
-def plan_of(*arguments: str, algorithm: Algorithm = grpo.GRPO) -> RunPlan:
-    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
-def test_every_algorithm_trains_adapters(algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_adapters(algorithm: str) -> None:
     arguments = ["--lora.rank", "16", "--lora.alpha", "8", "--lora.targets", "v_proj,q_proj"]
     plan = plan_of("--model=Qwen/Qwen3-0.6B", *arguments, algorithm=algorithm)
     assert not [problem for problem in plan.problems if "memory" not in problem]
@@ -46,32 +36,29 @@ def test_an_engine_gets_merged_weights_or_adapters() -> None:
     slot = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "lora_target_modules": list(TARGETS)}
     assert slot_arguments(alone.engine.lora_rank) == slot
     assert slot_arguments(10, num_names=2) == slot | {"max_loras": 3}
-    assert "merged in float32" in dict(describe_plan(merged))["adapters"]
-    assert "adapters, which alone are sent" in dict(describe_plan(alone))["adapters"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "rank", "words"),
     [
-        ([], 0, "and cast to its float32: an engine in float32 has merged weights without rounding"),
-        (["--generator.with_gpus"], 16, "sent to it: an engine in bfloat16 would round small updates of merged"),
-        (["--generator.with_gpus", "--lora.publish=merged"], 0, "cast to its bfloat16: as --lora.publish says"),
-        (["--lora.publish=adapter"], 16, "sent to it: as --lora.publish says"),
-        (["--generator.with_gpus", "--lora.rank=600"], 0, "the engine takes adapters of rank up to 512"),
+        ("", 0, "and cast to its float32: an engine in float32 has merged weights without rounding"),
+        ("--generator.with_gpus", 16, "sent to it: an engine in bfloat16 would round small updates of merged"),
+        ("--generator.with_gpus --lora.publish=merged", 0, "cast to its bfloat16: as --lora.publish says"),
+        ("--lora.publish=adapter", 16, "sent to it: as --lora.publish says"),
+        ("--generator.with_gpus --lora.rank=600", 0, "the engine takes adapters of rank up to 512"),
     ],
 )
-def test_what_the_engine_gets_is_chosen_by_its_dtype(arguments: list[str], rank: int, words: str) -> None:
-    plan = plan_of(MODEL, "--lora.rank=16", *arguments)
+def test_what_the_engine_gets_is_chosen_by_its_dtype(arguments: str, rank: int, words: str) -> None:
+    plan = plan_of(MODEL, "--lora.rank=16", arguments)
     assert plan.engine.lora_rank == rank and plan.trainer.lora.publish == ("adapter" if rank else "merged")
-    assert words in dict(describe_plan(plan))["adapters"]
+    assert words in lines_of(plan, "adapters")[0]
 
 
 def test_an_engine_of_a_model_with_experts_gets_merged_weights() -> None:
-    arguments = ["--generator.with_gpus", "--lora.rank=16", "--lora.targets=q_proj,v_proj"]
-    plan = plan_of("--model=Qwen/Qwen3-30B-A3B", *arguments)
+    arguments = "--generator.with_gpus --lora.rank=16 --lora.targets=q_proj,v_proj"
+    plan = plan_of("--model=Qwen/Qwen3-30B-A3B", arguments)
     assert plan.engine.lora_rank == 0 and plan.trainer.lora.publish == "merged"
-    words = "cast to its bfloat16: the model has experts, and their kernels differ"
-    assert words in dict(describe_plan(plan))["adapters"]
+    assert "cast to its bfloat16: the model has experts, and their kernels differ" in lines_of(plan, "adapters")[0]
 
 
 def test_the_plan_counts_what_an_engine_with_adapters_has() -> None:
@@ -121,28 +108,12 @@ def test_a_penalty_needs_no_second_model() -> None:
     assert without is not None and without.kl_reference == "generator"
 
 
-def test_moments_of_adapters_are_not_kept_in_8_bits() -> None:
-    sentence = (
-        "--training.optimizer_state is 8bit and --lora.rank is 4, which trains adapters; their small moments are not "
-        "kept in 8 bits: set it to float32, or --lora.rank to 0"
-    )
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        plan_of(MODEL, "--lora.rank=4", "--training.optimizer_state=8bit")
-
-
 def write(folder: Path, **changes: Any) -> LoraConfig:
     """An adapter's folder of which only the config is looked at, and the settings that start from it."""
     folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(adapter_config(Lora(rank=4, alpha=8.0), "base") | changes))
     (folder / WEIGHTS).touch()
     return LoraConfig(rank=4, alpha=8.0, adapter=str(folder))
-
-
-def test_an_adapter_to_start_from(tmp_path: Path) -> None:
-    section = write(tmp_path / "adapter")
-    section.check()
-    lora = section.resolve("float32")
-    assert lora is not None and lora.adapter == str(tmp_path / "adapter")
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,15 @@ import pytest
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
+from tests.trainers import episodes
+from tests.trainers.episodes import group, turn
+from trainers.losses import SFTLoss
 from trainers.metrics import report as report_module
 from trainers.metrics.observer import Observer
-from trainers.metrics.report import Report
+from trainers.metrics.report import RecordThread, Report, Trained
 from trainers.metrics.settings import MetricsConfig
+from trainers.objective.advantages import centred
+from trainers.objective.objective import Objective
 
 VALUES = {"reward": 0.5, "success": 0.25, "s/step": 2.0, "loss": float("nan")}
 
@@ -214,3 +219,57 @@ def test_on_a_full_disk_the_run_ends_and_its_plots_do_not_end_it(tmp_path: Path)
         assert (disk / "metrics.jsonl").stat().st_size > 2**17
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# ---- the thread that writes ----
+
+
+def test_everything_is_written_in_order_in_another_thread() -> None:
+    written: list[tuple[int, bool]] = []
+    thread = RecordThread()
+    for number in range(5):
+        thread.write(lambda n: written.append((n, threading.current_thread() is threading.main_thread())), number)
+    thread.flush()
+    assert written == [(number, False) for number in range(5)]
+    thread.close()
+
+
+async def test_an_error_ends_writing_and_the_next_call_raises_it(tmp_path: Path) -> None:
+    written: list[int] = []
+    thread = RecordThread()
+    await thread.wait_for_writes()
+    thread.write((tmp_path / "missing" / "file").write_text, "")
+    with pytest.raises(FileNotFoundError):
+        await thread.wait_for_writes()
+    for call in (lambda: thread.write(written.append, 1), thread.flush, thread.close):
+        with pytest.raises(FileNotFoundError):
+            call()
+    assert not written
+
+
+# ---- what was trained ----
+
+
+@pytest.mark.parametrize(
+    ("credit", "expected"),
+    [
+        ("episode", {"0": [0.5, 0.5], "1": [-0.5]}),
+        # Turn 1: returns 2 and 1; turn 2 has no sibling to compare with.
+        ("turn", {"0": [0.5, 0.0], "1": [-0.5]}),
+    ],
+)
+def test_advantages_are_recorded_as_in_the_samples(
+    tmp_path: Path, credit: str, expected: dict[str, list[float]]
+) -> None:
+    made = group(
+        episodes.episode(turn(5, 6, reward=0.5), turn(7, 8, 9), reward=2.0), episodes.episode(turn(5, 6), reward=1.0)
+    )
+    objective = Objective(loss=SFTLoss(), advantages=centred, group_size=2, credit=credit)  # type: ignore[arg-type]
+    samples = objective.samples([made])
+    trained = Trained(tmp_path / "trained.jsonl")
+    trained.write(3, zip(made.valid, (sample.advantage for sample in samples), strict=True))
+    assert trained.size() == (tmp_path / "trained.jsonl").stat().st_size
+    trained.close()
+    lines = [json.loads(line) for line in (tmp_path / "trained.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3, 3]
+    assert {line["episode"]: line["advantages"] for line in lines} == expected

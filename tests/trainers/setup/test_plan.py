@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import with_values
 from tests.helpers.entry import never
 from tests.helpers.hub import read_later
-from tests.helpers.plans import plan_of, refusal
+from tests.helpers.plans import lines_of, plan_of, refusal
 from trainers import gspo, sft
 from trainers.algorithm import Algorithm
 from trainers.api import enter
-from trainers.grpo import GRPO
+from trainers.families.table import known_shapes
+from trainers.grpo import GRPO, Config
+from trainers.model.find import made_shape
 from trainers.objective.plugins import load_loss
-from trainers.setup.describe import describe_plan, describe_services, dry_run
+from trainers.setup.describe import RATE, describe_plan, describe_services, dry_run, duration, flops_of_token
+from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
-from trainers.setup.plan import ready
+from trainers.setup.plan import make_plan, ready
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import TitanSettings
 
@@ -265,3 +270,36 @@ def test_fewer_gpus_than_needed_are_missing() -> None:
     (problem,) = plan.problems
     assert problem.startswith(f"the run needs 64 GPUs, {available} are available: trainer 64; ")
     assert f"{64 - available} of 64 GPUs" in plan.missing
+
+
+# ---- the cost of a step ----
+
+
+def test_the_cost_of_a_step_follows_tokens_and_parameters() -> None:
+    shape = made_shape("tiny")
+    multiplied = shape.parameters - 640 * 128 - 128  # the embedding is looked up; the last norm is a handful
+    flops = 8 * multiplied * 96 * 512
+    [said] = lines_of(plan_of(), "cost of a step")
+    assert said.startswith(f"at most {flops:.0e} FLOPs, with 49,152 tokens ")
+    assert f"roughly {duration(flops / RATE)} on two cores, and {duration(120 * flops / RATE)} for all steps" in said
+
+
+def test_adapters_cost_less_and_idle_experts_nothing() -> None:
+    dense, experts = known_shapes()["Qwen/Qwen3-8B"], known_shapes()["Qwen/Qwen3-30B-A3B"]
+    assert 4 * flops_of_token(dense, has_adapters=True) == 3 * flops_of_token(dense)
+    assert flops_of_token(experts) < flops_of_token(dense)
+
+
+# ---- facts ----
+
+
+ARGUMENTS = ["--model=Qwen/Qwen3-0.6B", "--lora.rank=4", "--launcher.gpus_per_host=4", "--generator.with_gpus"]
+
+
+def test_another_config_gives_other_facts() -> None:
+    plan = make_plan(read_config(Config, ARGUMENTS), GRPO)
+    assert plan.lora is not None and plan.lora is plan.lora and plan.trainer.lora is plan.lora
+    changes = {"lora.rank": 0, "services.generator.num_replicas": 2, "training.sync_interval": 3, "env.max_turns": 5}
+    other = replace(plan, config=with_values(plan.config, changes))
+    assert (plan.placement.gpus_needed, other.placement.gpus_needed) == (1, 2)
+    assert (other.lora, other.config.training.most_behind, plan.lora.rank) == (None, 2, 4)

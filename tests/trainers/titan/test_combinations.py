@@ -20,7 +20,8 @@ pytest.importorskip("torchtitan")
 from torch import Tensor
 
 from tests.helpers.forks import run_ranks
-from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
+from tests.trainers.titan.layouts import WORDS, settings_of
+from tests.trainers.titan.test_context import SETTINGS, take_steps
 from tests.trainers.titan.test_trainer import make_model, make_samples
 from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.empty import empty_batch
@@ -29,55 +30,24 @@ from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanTrainer
 
 WORLD = 4
-SPLIT = {"max_tokens_per_micro_batch": 48}
-HSDP_CP = {"data_parallel_replicate_degree": 2, "context_parallel_degree": 2}
-QUICK: dict[str, tuple[str, dict[str, Any]]] = {
-    "hsdp, cp, split, full": ("untied", {**HSDP_CP, **SPLIT, "activation_checkpoint": "full"}),
-}
-SLOW: dict[str, tuple[str, dict[str, Any]]] = {
-    "cp, tp, split, selective": (
-        "tied",
-        {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **SPLIT, "activation_checkpoint": "selective"},
-    ),
-    "hsdp, cp, tied, always": ("tied", {**HSDP_CP, "reshard_after_forward": "always"}),
-    "hsdp, cp, packed, selective": ("untied", {**HSDP_CP, **PACKED, "activation_checkpoint": "selective"}),
-    "hsdp, tp, split, selective": (
-        "untied",
-        {
-            "data_parallel_replicate_degree": 2,
-            "tensor_parallel_degree": 2,
-            **SPLIT,
-            "activation_checkpoint": "selective",
-        },
-    ),
-    "hsdp, tied, packed, always": (
-        "tied",
-        {"data_parallel_replicate_degree": 2, **PACKED, "reshard_after_forward": "always"},
-    ),
-    "replicas, split, never": (
-        "untied",
-        {"data_parallel_replicate_degree": 4, **SPLIT, "reshard_after_forward": "never"},
-    ),
-    "cp, split, selective": ("untied", {"context_parallel_degree": 4, **SPLIT, "activation_checkpoint": "selective"}),
-    "cp, split, full": ("tied", {"context_parallel_degree": 4, **SPLIT, "activation_checkpoint": "full"}),
-    "cp, fsdp, split, full, never": (
-        "untied",
-        {"context_parallel_degree": 2, **SPLIT, "activation_checkpoint": "full", "reshard_after_forward": "never"},
-    ),
-}  # fmt: skip
-FP32_HEAD = {"dtype": "bfloat16", "fp32_head": True}
-QUICK_FP32: dict[str, tuple[str, dict[str, Any]]] = {"fp32 head, hsdp, cp": ("untied", {**HSDP_CP, **SPLIT})}
-SLOW_FP32: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp32 head, cp, tied": ("tied", {"context_parallel_degree": 4, "reshard_after_forward": "always"}),
-    "fp32 head, cp, tp": ("untied", {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **SPLIT}),
-    "fp32 head, tp, fsdp, tied, full": ("tied", {"tensor_parallel_degree": 2, "activation_checkpoint": "full"}),
-}
-
-COMPILED: dict[str, tuple[str, dict[str, Any]]] = {  # of two ranks; packed sequences have one length to compile for
-    "compile, cp": ("untied", {"context_parallel_degree": 2, "compile": True, **PACKED}),
-    "compile, tp": ("tied", {"tensor_parallel_degree": 2, "compile": True, **PACKED}),
-    "compile, hsdp": ("untied", {"data_parallel_replicate_degree": 2, "compile": True, **PACKED}),
-}
+# The first word of each is its model.
+QUICK = ("untied hsdp=2 cp=2 split full", "untied hsdp=2 cp=2 split wide")
+SLOW = (
+    "tied cp=2 tp=2 split selective",
+    "tied hsdp=2 cp=2 always",
+    "untied hsdp=2 cp=2 packed selective",
+    "untied hsdp=2 tp=2 split selective",
+    "tied hsdp=2 packed always",
+    "untied hsdp=4 split never",
+    "untied cp=4 split selective",
+    "tied cp=4 split full",
+    "untied cp=2 split full never",
+    "tied cp=4 always wide",
+    "untied cp=2 tp=2 split wide",
+    "tied tp=2 full wide",
+)
+COMPILED = ("untied cp=2 compiled", "tied tp=2 compiled", "untied hsdp=2 compiled")
+"""Of two ranks; packed sequences have one length to compile for."""
 
 
 def take_two_steps(trainer: TitanTrainer) -> dict[str, Any]:
@@ -94,20 +64,18 @@ def take_two_steps(trainer: TitanTrainer) -> dict[str, Any]:
     return {"metrics": metrics, "logprobs": before, "weights": weights_of(trainer), "dtype": dtype}
 
 
-def be_a_rank(root: Path, names: list[str]) -> None:
+def be_a_rank(root: Path, names: tuple[str, ...]) -> None:
     init_process_group()
     rank = torch.distributed.get_rank()
     for name in names:
-        kind, changes = {**QUICK, **SLOW, **QUICK_FP32, **SLOW_FP32, **COMPILED}[name]
-        wide = name in QUICK_FP32 or name in SLOW_FP32
+        kind, _, words = name.partition(" ")
         torch.compiler.reset()  # all trainers of this process have one limit of compilations
-        settings = dataclasses.replace(SETTINGS, **(FP32_HEAD if wide else {}) | changes)
-        result = (take_two_steps if wide else take_steps)(TitanTrainer(root / kind, settings))
-        torch.save(result, root / f"{name} {rank}.pt")
+        trainer = TitanTrainer(root / kind, dataclasses.replace(SETTINGS, **settings_of(words)))
+        torch.save((take_two_steps if "wide" in words else take_steps)(trainer), root / f"{name} {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def run(root: Path, names: list[str], *, world: int = WORLD) -> Path:
+def run(root: Path, names: tuple[str, ...], *, world: int = WORLD) -> Path:
     for kind in ("untied", "tied"):
         make_model(root / kind, tied=kind == "tied")
     run_ranks(be_a_rank, root, names, world=world, seconds=540)
@@ -116,21 +84,25 @@ def run(root: Path, names: list[str], *, world: int = WORLD) -> Path:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("combinations"), [*QUICK, *QUICK_FP32])
+    return run(tmp_path_factory.mktemp("combinations"), QUICK)
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("more-combinations"), [*SLOW, *SLOW_FP32])
+    return run(tmp_path_factory.mktemp("more-combinations"), SLOW)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("compiled-combinations"), list(COMPILED), world=2)
+    return run(tmp_path_factory.mktemp("compiled-combinations"), COMPILED, world=2)
 
 
-def compare(root: Path, name: str, kind: str, make: Any, *, world: int = WORLD) -> None:
-    alone = take_steps(make(root / kind))
+def compare(root: Path, name: str, make: Any, *, world: int = WORLD) -> None:
+    kind = root / name.partition(" ")[0]
+    if "wide" in name:
+        compare_fp32_head(root, name, kind, make)
+        return
+    alone = take_steps(make(kind))
     for rank in range(world):
         check_same(torch.load(root / f"{name} {rank}.pt"), alone, rank=rank)
 
@@ -139,10 +111,10 @@ def flat(values: dict[str, Tensor]) -> Tensor:
     return torch.cat([values[name].flatten() for name in sorted(values)])
 
 
-def compare_fp32_head(root: Path, name: str, kind: str, make: Any) -> None:
+def compare_fp32_head(root: Path, name: str, kind: Path, make: Any) -> None:
     """Nearly the steps of one process, and no rank computes logits in bfloat16."""
-    start = flat(weights_of(make(root / kind)))
-    alone = take_two_steps(make(root / kind, **FP32_HEAD))
+    start = flat(weights_of(make(kind)))
+    alone = take_two_steps(make(kind, **WORDS["wide"]))
     moved = (flat(alone["weights"]) - start).norm()
     logprobs = torch.tensor(list(chain(*alone["logprobs"])))
     for rank in range(WORLD):
@@ -161,33 +133,21 @@ def compare_fp32_head(root: Path, name: str, kind: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_combination_takes_the_steps_of_one_process(quick: Path, make: Any, name: str) -> None:
-    compare(quick, name, QUICK[name][0], make)
+    compare(quick, name, make)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SLOW)
 def test_more_combinations_take_the_steps_of_one_process(slow: Path, make: Any, name: str) -> None:
-    compare(slow, name, SLOW[name][0], make)
-
-
-@pytest.mark.parametrize("name", QUICK_FP32)
-def test_an_fp32_head_on_several_ranks_takes_the_steps_of_one(quick: Path, make: Any, name: str) -> None:
-    compare_fp32_head(quick, name, QUICK_FP32[name][0], make)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", SLOW_FP32)
-def test_an_fp32_head_in_more_combinations(slow: Path, make: Any, name: str) -> None:
-    compare_fp32_head(slow, name, SLOW_FP32[name][0], make)
+    compare(slow, name, make)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_blocks_on_several_ranks_take_the_steps_of_one_process(compiled: Path, make: Any, name: str) -> None:
-    compare(compiled, name, COMPILED[name][0], make, world=2)
+    compare(compiled, name, make, world=2)
 
 
 def find_inputs_of_blocks(root: Path) -> None:

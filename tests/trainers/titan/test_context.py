@@ -16,8 +16,10 @@ pytest.importorskip("torchtitan")
 
 from forge_env.core.errors import UserError
 from tests.helpers.forks import run_ranks
+from tests.trainers.titan.layouts import PACKED as PACKED
+from tests.trainers.titan.layouts import cases_of
+from tests.trainers.titan.test_trainer import COUNT, make_model, make_samples, taught
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
-from tests.trainers.titan.test_trainer import make_model, make_samples, taught
 from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import Sample, pack
 from trainers.batching.empty import empty_batch
@@ -127,22 +129,10 @@ def test_attention_that_cannot_share_a_sequence_is_refused():
 
 # A small epsilon would take a full step also where a gradient is rounding alone, and those differ.
 SETTINGS = dataclasses.replace(TRAINING, eps=1e-4)
-PACKED = {"pack_length": 64, "max_tokens_per_micro_batch": 64}
-CASES: dict[str, dict[str, Any]] = {
-    "cp 2, packed": {"context_parallel_degree": 2, "activation_checkpoint": "full", **PACKED},
-}
+CASES = cases_of("cp=2 packed full")
 """Rows that are not packed are in test_combinations.py."""
-MORE_CASES: dict[str, dict[str, Any]] = {  # of four ranks; test_combinations.py has quick ones
-    "cp 2, fsdp 2, split episodes": {
-        "context_parallel_degree": 2,
-        "data_parallel_shard_degree": 2,
-        "max_tokens_per_micro_batch": 48,
-    },
-    "cp 2, tp 2": {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
-    "cp 4, split episodes": {"context_parallel_degree": 4, "max_tokens_per_micro_batch": 48},
-    "cp 4, packed": {"context_parallel_degree": 4, **PACKED},
-    "cp 2, fsdp 2, packed": {"context_parallel_degree": 2, "data_parallel_shard_degree": 2, **PACKED},
-}
+MORE_CASES = cases_of("cp=2 fsdp=2 split", "cp=2 tp=2", "cp=4 split", "cp=4 packed", "cp=2 fsdp=2 packed")
+"""Of four ranks; test_combinations.py has quick ones."""
 
 
 def with_one_target(sample: Sample) -> Sample:
@@ -156,7 +146,7 @@ def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
 
     Steps on the same rows have the same shapes, for each of which torch plans every operation of several ranks anew.
     """
-    samples = make_samples(7)
+    samples = make_samples(COUNT)
     before = trainer.logprobs(samples)
     metrics = [
         trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1)),
@@ -176,7 +166,7 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
     """
     settings = TitanSettings(context_parallel_degree=2)
     model = TitanModel(folder, parallel_dims(settings), settings, dtype="float32", attention="flex")
-    samples, found = make_samples(7), dict[int, list[float]]()
+    samples, found = make_samples(COUNT), dict[int, list[float]]()
     limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, full_blocks=True)}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for batch in pack(samples, pack_length=pack_length, pad_id=0, **limits):
@@ -262,7 +252,7 @@ def compare_with_one(root: Path, alone: dict[str, Any], count: int, case: str) -
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_flex_attention_gives_the_logprobs_of_one_process(root, alone, rank):
-    expected = alone["logprobs"][:7]  # those before the first step
+    expected = alone["logprobs"][:COUNT]  # those before the first step
     for found in torch.load(root / f"flex {rank}.pt"):
         for ours, other in zip(found, expected, strict=True):
             assert ours == pytest.approx(other, abs=1e-4)

@@ -16,32 +16,21 @@ from safetensors.torch import load_file
 from forge_env.core.errors import UserError
 from tests.helpers.forks import run_ranks
 from tests.trainers.titan.folders import make_folder
-from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
+from tests.trainers.titan.layouts import cases_of
+from tests.trainers.titan.test_context import SETTINGS, take_steps
 from tests.trainers.titan.test_trainer import make_samples
 from tests.trainers.titan.weights import check_same, weights_of
+from trainers.families.table import read_shape
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.titan.experts import WEIGHTS, SameDtypeExperts
-from trainers.titan.model import TitanModel
-from trainers.titan.parallel import init_process_group, parallel_dims
+from trainers.titan.parallel import init_process_group
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
-CASES: dict[str, dict[str, Any]] = {
-    "fsdp": {},
-    "ep, packed, full": {"expert_parallel_degree": 2, **PACKED, "activation_checkpoint": "full"},
-    "tp, packed": {"tensor_parallel_degree": 2, **PACKED},
-}
+CASES = cases_of("fsdp=2", "ep=2 packed full", "tp=2 packed")
 """Experts over ranks that share sequences or matrices are in test_replay.py."""
-OF_FOUR: dict[str, dict[str, Any]] = {
-    "ep of fsdp": {"expert_parallel_degree": 2},
-    "hsdp, ep": {
-        "data_parallel_replicate_degree": 2,
-        "expert_parallel_degree": 2,
-        "activation_checkpoint": "selective",
-    },
-    "fsdp, tp, ep": {"tensor_parallel_degree": 2, "expert_parallel_degree": 4},
-}
+OF_FOUR = cases_of("ep=2", "hsdp=2 ep=2 selective", "tp=2 ep=4")
 Make = Callable[..., TitanTrainer]
 
 
@@ -119,7 +108,7 @@ def test_four_ranks_take_the_steps_of_one(four_ranks: Path, make: Make, alone: d
 
 @pytest.mark.parametrize(
     ("name", "experts", "inner"),
-    [("fsdp", 4, 32), ("ep, packed, full", 4, 32), ("tp, packed", 8, 16)],
+    [("fsdp=2", 4, 32), ("ep=2 packed full", 4, 32), ("tp=2 packed", 8, 16)],
 )
 def test_each_of_two_ranks_holds_half_of_the_experts(two_ranks: Path, name: str, experts: int, inner: int) -> None:
     for rank in range(2):
@@ -135,10 +124,6 @@ def test_experts_and_router_compute_in_the_dtype_of_the_model(make: Make, tmp_pa
             part.register_forward_hook(lambda module, given, output: found.append(output.dtype))
     trainer.train_step(make_samples(2), GRPOLoss())
     assert set(found) == {torch.bfloat16}
-
-
-def test_no_bias_balances_the_load(make: Make, tmp_path: Path) -> None:
-    trainer = make(make_model(tmp_path / "model"))
     assert not [name for name, _ in trainer.model.module.named_buffers() if "expert_bias" in name]
 
 
@@ -154,49 +139,28 @@ def test_adapters_of_attention_leave_the_experts_as_they_are(make: Make, tmp_pat
     assert changed == {"q_proj", "v_proj"}
 
 
+def test_a_degree_that_does_not_divide_the_ranks_is_refused(make: Make, tmp_path: Path) -> None:
+    sentence = "degree is 2, which does not divide the number of trainer processes that hold the weights together, 1"
+    with pytest.raises(UserError, match=sentence):
+        make(make_model(tmp_path / "model"), expert_parallel_degree=2)
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "match"),
+    ("family", "settings", "match"),
     [
-        (
-            "qwen3",
-            {"expert_parallel_degree": 2},
-            "degree is 2, which does not divide the number of trainer processes that hold the weights together, 1",
-        ),
-        ("qwen3-moe", {"expert_parallel_degree": 2}, "expert_parallel_degree is 2, which does not divide"),
-        (
-            "qwen3-moe",
-            {"lora": Lora(rank=4, alpha=8.0)},
-            "the model has experts, whose matrices gate_proj, up_proj, down_proj get no adapter",
-        ),
+        ("qwen3", {"expert_parallel_degree": 2}, "the model is dense, and has no experts to spread"),
+        ("qwen3-moe", {"expert_parallel_degree": 2}, "does not divide the model's experts, 3"),
+        ("qwen3-moe", {"tensor_parallel_degree": 2}, "does not divide the model's moe_intermediate_size, 33"),
+        ("qwen3-moe", {"lora": Lora(rank=4, alpha=8.0)}, "whose matrices gate_proj, up_proj, down_proj get no adapter"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
-    make: Make, tmp_path: Path, family: str, changes: dict[str, Any], match: str
+def test_settings_that_do_not_fit_the_model_are_refused(
+    tmp_path: Path, family: str, settings: dict[str, Any], match: str
 ) -> None:
+    odd = {"num_experts": 3, "moe_intermediate_size": 33} if family == "qwen3-moe" else {}
+    shape = read_shape(make_folder(tmp_path / "model", family, tied=False, **odd))
     with pytest.raises(UserError, match=match):
-        make(make_folder(tmp_path / "model", family, tied=False), **changes)
-
-
-REFUSED_BY_TWO: list[tuple[str, dict[str, int], str]] = [
-    ("qwen3", {"expert_parallel_degree": 2}, "the model is dense, and has no experts to spread"),
-    ("qwen3-moe", {"expert_parallel_degree": 2}, "does not divide the model's experts, 3"),
-    ("qwen3-moe", {"tensor_parallel_degree": 2}, "does not divide the model's moe_intermediate_size, 33"),
-]
-
-
-def refuse_in_a_rank(root: Path) -> None:
-    init_process_group()
-    for family, degrees, match in REFUSED_BY_TWO:
-        with pytest.raises(UserError, match=match):
-            settings = TitanSettings(**degrees)
-            TitanModel(root / family, parallel_dims(settings), settings, dtype="float32", attention="sdpa")
-    torch.distributed.destroy_process_group()
-
-
-def test_degrees_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
-    make_folder(tmp_path / "qwen3", "qwen3", tied=False)
-    make_folder(tmp_path / "qwen3-moe", "qwen3-moe", tied=False, num_experts=3, moe_intermediate_size=33)
-    run_ranks(refuse_in_a_rank, tmp_path, world=2, seconds=100)
+        TitanSettings(**settings).check_model(shape)
 
 
 def test_experts_are_exported_one_by_one(two_ranks: Path, make: Make) -> None:

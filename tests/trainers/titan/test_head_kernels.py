@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,12 +44,6 @@ def make_logits(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 SIZES = [(3, 5000), (4, 100), (2, 4096), (1, 9001)]
 
 
-@pytest.mark.parametrize("rows, columns", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_sums_equal_plain_torch(interpreter: Check, rows: int, columns: int, dtype: torch.dtype) -> None:
-    interpreter(check_sums, rows, columns, dtype)
-
-
 def check_sums(rows: int, columns: int, dtype: torch.dtype) -> None:
     from trainers.titan import head_kernels as kernels
 
@@ -59,12 +54,6 @@ def check_sums(rows: int, columns: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(entropy.double(), distribution.entropy(), atol=1e-5, rtol=1e-5)
     alone, nothing = kernels.sums(logits, 0.7, False)
     assert torch.equal(alone, lse) and not nothing.any()
-
-
-@pytest.mark.parametrize("rows, columns", SIZES)
-@pytest.mark.parametrize("with_entropy", [False, True])
-def test_gradients_equal_plain_torch(interpreter: Check, rows: int, columns: int, with_entropy: bool) -> None:
-    interpreter(check_gradients, rows, columns, with_entropy)
 
 
 def check_gradients(rows: int, columns: int, with_entropy: bool) -> None:
@@ -84,12 +73,6 @@ def check_gradients(rows: int, columns: int, with_entropy: bool) -> None:
     result = kernels.gradient_(beside[:, :columns], targets, lse, entropy, w, of_entropy, 0.7)
     torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
     assert (beside[:, columns:] == math.pi).all()
-
-
-@pytest.mark.parametrize("columns", [None, 40, 64])
-@pytest.mark.parametrize("kept_bytes", [0, math.inf])
-def test_the_head_over_them_is_plain_torch(interpreter: Check, columns: int | None, kept_bytes: float) -> None:
-    interpreter(check_head, columns, kept_bytes)
 
 
 def check_head(columns: int | None, kept_bytes: float) -> None:
@@ -116,11 +99,8 @@ def check_head(columns: int | None, kept_bytes: float) -> None:
         torch.testing.assert_close(mine.double(), true, atol=1e-5, rtol=1e-4)
 
 
-def test_certain_tokens_have_entropy_0_and_infinite_logits_show(interpreter: Check) -> None:
-    interpreter(check_extremes)
-
-
 def check_extremes() -> None:
+    """Certain tokens have the entropy 0, and infinite logits show."""
     from trainers.titan import head_kernels as kernels
 
     logits = torch.zeros(4, 6000)
@@ -136,6 +116,19 @@ def check_extremes() -> None:
     assert gradient[:2].isfinite().all() and not gradient[2:].isfinite().any()
 
 
+CHECKS: list[tuple[Any, ...]] = [
+    *((check_sums, *size, dtype) for size in SIZES for dtype in (torch.float32, torch.float16)),
+    *((check_gradients, *size, with_entropy) for size in SIZES for with_entropy in (False, True)),
+    *((check_head, columns, kept_bytes) for columns in (None, 40, 64) for kept_bytes in (0, math.inf)),
+    (check_extremes,),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: " ".join([check[0].__name__, *map(str, check[1:])]))
+def test_they_compute_what_plain_torch_does(interpreter: Check, check: tuple[Any, ...]) -> None:
+    interpreter(*check)
+
+
 def test_without_rows_nothing_is_asked_of_a_gpu() -> None:
     from trainers.titan import head_kernels as kernels
 
@@ -145,8 +138,11 @@ def test_without_rows_nothing_is_asked_of_a_gpu() -> None:
     assert kernels.gradient_(torch.zeros(0, 10), nothing.long(), lse, entropy, nothing, None, 1.0).shape == (0, 10)
 
 
-@pytest.mark.parametrize("target", [("cuda", 90, 32), ("cuda", 80, 32), ("hip", "gfx942", 64)], ids=str)
-@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize(
+    ("target", "with_entropy"),
+    [(("cuda", 90, 32), False), (("cuda", 90, 32), True), (("cuda", 80, 32), True), (("hip", "gfx942", 64), True)],
+    ids=str,
+)
 def test_they_compile_for_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: tuple[str, int | str, int], with_entropy: bool
 ) -> None:

@@ -103,6 +103,9 @@ def test_an_export_of_several_files_is_what_transformers_loads(trainer: TitanTra
 def test_an_export_that_fails_half_way_leaves_the_one_before_it(trainer: TitanTrainer, tmp_path: Path) -> None:
     export_hf(trainer.model, tmp_path / "out")
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    (tmp_path / "out" / "stale").touch()
+    export_hf(trainer.model, tmp_path / "out")
+    assert not (tmp_path / "out" / "stale").exists()
     with full_disk(60_000), pytest.raises(OSError, match="File too large"):
         export_hf(trainer.model, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before

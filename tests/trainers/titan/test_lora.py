@@ -84,8 +84,7 @@ def test_the_file_of_an_adapter_is_the_trained_model(
     assert same(again.logprobs(make_samples()), after)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lora", [LORA, FEW], ids=["all", "few"])
+@pytest.mark.parametrize(("dtype", "lora"), [("float32", LORA), ("bfloat16", FEW)], ids=["all", "few"])
 def test_only_adapters_are_trained_and_kept(
     folders: dict[str, Path], make: Make, tmp_path: Path, dtype: str, lora: Lora
 ) -> None:

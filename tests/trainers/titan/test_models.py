@@ -27,6 +27,7 @@ from trainers.families.table import family_of, read_config
 from trainers.losses import SFTLoss
 from trainers.titan.attention import document_mask
 from trainers.titan.builder import builder_of
+from trainers.titan.model import TitanModel
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 SETTINGS = TitanSettings(dtype="float32", learning_rate=1e-3)
@@ -43,7 +44,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_folder(root / name, family, tied=tied) for name, (family, tied) in NAMES.items()}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+LOOKED_AT = ["qwen3", "qwen3-tied", "qwen3-moe", "llama-3-tied", "llama-3.2", "qwen2.5-tied", "mistral"]
+WITH_BLOCKS = ["qwen2.5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "llama-3.2-tied"))]
+
+
+@pytest.fixture(scope="module", params=LOOKED_AT)
 def untouched(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[tuple[Path, TitanTrainer]]:
     """Each folder with a trainer of its own, for tests that only look."""
     trainer = TitanTrainer(folders[request.param], TitanSettings(dtype="float32"))
@@ -56,7 +61,7 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
 
 
-@pytest.fixture(params=["qwen3", "llama-3.2-tied", "qwen2.5"])
+@pytest.fixture(params=WITH_BLOCKS)
 def with_blocks(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     """For tests of checkpointed and compiled blocks."""
     return folders[request.param]
@@ -197,15 +202,20 @@ def test_scaled_positions_and_windows_are_those_of_transformers(folders, make, t
 
 def test_the_kernels_of_a_gpu_have_the_same_window(folders, make):
     model = make(folders["mistral"]).model
+    check_blocks(model, 8)
+    varlen = builder_of(model.hf_config)(model.hf_config, attention="varlen", fuse_qkv=True).decoder()
+    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(7, 0)] * 2
+
+
+def check_blocks(model: TitanModel, window: int | None) -> None:
+    """The mask of flex attention is that of the other kernels, for two packed rows."""
     positions = torch.cat([torch.arange(length) for length in (70, 58)])[None]
     model.attention = "flex"
     with torch.compiler.set_stance("force_eager"):
-        blocks = model._mask(positions, positions, 8)
+        blocks = model._mask(positions, positions, window)
     query, key = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
     of_row = torch.zeros_like(query)
-    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, 8)[0, 0])
-    varlen = builder_of(model.hf_config)(model.hf_config, attention="varlen", fuse_qkv=True).decoder()
-    assert [layer.attention.inner_attention.window_size for layer in varlen.layers] == [(7, 0)] * 2
+    assert torch.equal(blocks.mask_mod(of_row, of_row, query, key), document_mask(positions, window)[0, 0])
 
 
 def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make):
@@ -227,21 +237,29 @@ def test_a_trained_export_is_what_transformers_loads(folder, make, tmp_path):
 
 
 def test_every_weight_takes_the_step_that_transformers_takes(folder, make, tmp_path):
-    """One step of plain torch on transformers' model: a gradient that went elsewhere would show in its weight."""
-    samples = some_samples()
-    reference = AutoModelForCausalLM.from_pretrained(folder)
-    tokens = torch.tensor([sample.rows[0].token_ids for sample in samples])
+    check_step(folder, make, tmp_path / "reference")
+
+
+def check_step(folder: Path, make: Any, out: Path) -> None:
+    """One step of plain torch on transformers' model: a gradient that went elsewhere would show in its weight.
+
+    Without the dropout that its config asks for, and with the row of the padding token; an expert may have none.
+    """
+    samples, reference = some_samples(), AutoModelForCausalLM.from_pretrained(folder)
+    reference.get_input_embeddings().padding_idx = None
+    tokens = torch.tensor([sample.rows[0].token_ids.tolist() for sample in samples])
     table = reference(tokens).logits[:, :-1].log_softmax(-1)
     (-table.gather(-1, tokens[:, 1:, None]).mean()).backward()
     # A large eps makes the first step of Adam nearly proportional to the gradient.
     torch.optim.AdamW(reference.parameters(), lr=1.0, eps=1.0, weight_decay=0.0).step()
     trainer = make(folder, learning_rate=1.0, eps=1.0, max_grad_norm=1e9)
-    before = weights_of(trainer)
+    before, saved = weights_of(trainer), load_file(folder / "model.safetensors")
+    assert before.keys() == saved.keys() and all(torch.equal(before[name], saved[name]) for name in saved)
     trainer.train_step(samples, SFTLoss())
-    reference.save_pretrained(tmp_path / "reference")
-    expected = load_file(tmp_path / "reference" / "model.safetensors")
+    reference.save_pretrained(out)
+    expected = load_file(out / "model.safetensors")
     for name, value in weights_of(trainer).items():
-        assert not torch.equal(value, before[name])
+        assert name.endswith("correction_bias") or ".experts." in name or not torch.equal(value, before[name])
         torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=0)
 
 
@@ -338,61 +356,6 @@ def test_compiled_blocks_take_the_same_step(with_blocks, make, mode):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "match"),
-    [
-        ("llama-3", {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM.*Llama"),
-        ("qwen3", {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
-        ("qwen3-moe", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\].*Qwen3MoeForCausalLM"),
-        ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2 instead of 1"),
-        ("qwen3-moe", {"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size 32"),
-        ("qwen3-moe", {"num_local_experts": ...}, "num_experts = None: a language model has a whole number"),
-        ("qwen3-moe", {"moe_intermediate_size": ...}, "moe_intermediate_size = None"),
-        ("qwen3-moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_local_experts=8"),
-        ("llama-3", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ("qwen2.5", {"model_type": ...}, "only .*LlamaForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn' without a number for factor"),
-        ("qwen3", {"rope_parameters": YARN | {"factor": 0.5}}, "factor 0.5 of yarn, which is at least 1"),
-        ("qwen3", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast 0 of yarn"),
-        ("qwen3", {"rope_parameters": YARN | {"factor": 2.0}}, "max_position_embeddings 128 with yarn, .* reaches 64"),
-        ("qwen3", {"rope_parameters": YARN | {"mrope_section": [4, 4]}}, r"mrope_section \[4, 4\] of RoPE"),
-        ("qwen3", {"rope_parameters": "yarn"}, "rope_parameters 'yarn', which is no object"),
-        ("qwen3", {"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta '1e4', which is no number above 0"),
-        ("qwen3", {"rope_scaling": YARN_SCALING}, "rope_scaling beside rope_parameters.* 5000.0 is not used"),
-        ("qwen2.5", {"rope_parameters": LLAMA3_ROPE}, "'llama3'"),
-        ("qwen2.5", {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
-        ("llama-3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ("llama-3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor, high_freq_factor"),
-        ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        ("qwen3", {"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "windows other than one of all layers"),
-        ("mistral", {"sliding_window": 0}, "sliding_window 0"),
-        ("qwen2.5", {"layer_types": ..., **SLIDES, "max_window_layers": 1}, "windows other than one of all layers"),
-        ("qwen3-moe", SLIDES, "use_sliding_window True"),
-        ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "windows other than .*chunked_attention"),
-        ("qwen2.5", {"qk_norm": True}, "qk_norm True"),
-        ("llama-3", {"sliding_window": 8}, "sliding_window 8.*LlamaForCausalLM"),
-        ("llama-3", {"logit_scale": 0.5}, "logit_scale 0.5 instead of 1.0"),
-        ("llama-3", {"is_causal": False}, "is_causal False instead of True"),
-        ("llama-3", {"bias": True}, "bias True"),
-        ("llama-3", {"head_dtype": "float32"}, "head_dtype 'float32'"),
-        ("llama-3", {"attention_bias": True}, "attention_bias.*LlamaForCausalLM"),
-        ("qwen3", {"attention_bias": True}, "attention_bias"),
-        ("llama-3", {"mlp_bias": True}, "mlp_bias"),
-        ("llama-3", {"hidden_act": "gelu"}, "hidden_act 'gelu' instead of 'silu'"),
-        ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ("llama-3", {"hidden_size": ...}, "hidden_size = None"),
-        ("qwen2.5", {"vocab_size": "many"}, "vocab_size = 'many'"),
-        ("qwen2.5", {"num_hidden_layers": 0}, "num_hidden_layers = 0"),
-        ("llama-3", {"num_key_value_heads": 3}, "num_key_value_heads=3.*num_attention_heads=4"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, name, changes, match):
-    copy = Path(shutil.copytree(folders[name], tmp_path / "copy"))
-    with pytest.raises(UserError, match=match):
-        read_config(change_config(copy, **changes))
-
-
-@pytest.mark.parametrize(
     ("name", "changes"),
     [
         ("qwen2.5", {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 28, "sliding_window": 8}),
@@ -405,18 +368,6 @@ def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make, tm
     copy = change_config(Path(shutil.copytree(folders[name], tmp_path / "copy")), **changes)
     tokens = random_tokens()
     assert torch.equal(logits(make(copy), tokens), logits(make(folders[name]), tokens))
-
-
-def test_a_config_that_is_no_object_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="holds no JSON object"):
-        read_config(tmp_path)
-
-
-def test_a_text_in_the_place_of_a_boolean_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "tie_word_embeddings": "False"}')
-    with pytest.raises(UserError, match="says tie_word_embeddings = 'False', which is a text: write false without"):
-        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from forge_env.core.routes import Routes
 from tests.helpers.forks import run_ranks
 from tests.helpers.routed_rows import distinct, random_routes
 from tests.trainers.titan.folders import EXPERTS, make_folder
-from tests.trainers.titan.test_context import PACKED, SETTINGS
-from tests.trainers.titan.test_trainer import make_samples
+from tests.trainers.titan.layouts import PACKED, cases_of
+from tests.trainers.titan.test_context import SETTINGS
+from tests.trainers.titan.test_trainer import COUNT, make_samples
 from tests.trainers.titan.weights import check_same, weights_of
 from trainers.batching.batch import Sample
 from trainers.families.family import Experts
@@ -33,30 +34,8 @@ from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
 SIZES: dict[str, int] = {"layers": 2, "experts": EXPERTS["num_experts"], "active": EXPERTS["num_experts_per_tok"]}
-CASES: dict[str, dict[str, Any]] = {
-    "tp, ep, packed, split": {
-        "tensor_parallel_degree": 2,
-        "expert_parallel_degree": 2,
-        "pack_length": 48,
-        "max_tokens_per_micro_batch": 48,
-        "activation_checkpoint": "selective",
-    },
-    "cp, ep, packed, full": {
-        "context_parallel_degree": 2,
-        "expert_parallel_degree": 2,
-        **PACKED,
-        "activation_checkpoint": "full",
-    },
-}
-MORE_CASES: dict[str, dict[str, Any]] = {
-    "hsdp, ep": {
-        "data_parallel_replicate_degree": 2,
-        "expert_parallel_degree": 2,
-        "activation_checkpoint": "selective",
-    },
-    "fsdp, tp, ep": {"tensor_parallel_degree": 2, "expert_parallel_degree": 4},
-    "cp, tp": {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
-}
+CASES = cases_of("tp=2 ep=2 short selective", "cp=2 ep=2 packed full")
+MORE_CASES = cases_of("hsdp=2 ep=2 selective", "tp=2 ep=4", "cp=2 tp=2")
 Make = Callable[..., TitanTrainer]
 
 
@@ -70,7 +49,7 @@ def routed_samples(count: int, seed: int = 0) -> list[Sample]:
 
 
 def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
-    samples = routed_samples(7)
+    samples = routed_samples(COUNT)
     before = trainer.logprobs(samples)
     metrics = [
         trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1), compare_replay=True),

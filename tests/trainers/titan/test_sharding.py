@@ -10,55 +10,23 @@ import pytest
 import torch
 
 pytest.importorskip("torchtitan")
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from forge_env.core.errors import UserError
 from tests.trainers.titan.test_trainer import (
-    compare_with_one,
-    make_model,
     make_models,
     make_samples,
-    run_cases,
-    train_three_steps,
 )
 from trainers.losses import GRPOLoss
 from trainers.titan.trainer import TitanTrainer
 
-HSDP = {"hsdp": ("untied", {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2})}
 Make = Callable[..., TitanTrainer]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_models(tmp_path_factory.mktemp("models"))
-
-
-# -- replicas of shards ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four processes left behind, one folder per case."""
-    return run_cases(make_models(tmp_path_factory.mktemp("four-ranks")), HSDP, world=4)
-
-
-@pytest.mark.slow  # the quick test of replicas of shards is in test_combinations.py
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", HSDP)
-def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make: Make, case: str) -> None:
-    """The same losses, norms and weights; and one process goes on from their checkpoint."""
-    kind = four_ranks / HSDP[case][0]
-    compare_with_one(kind, four_ranks / case, make, world=4)
-    alone = make(kind)
-    train_three_steps(alone)
-    alone.export_hf(four_ranks / f"{case}-alone")
-    ours, expected = (
-        load_file(four_ranks / name / "model.safetensors") for name in (f"{case}/export", f"{case}-alone")
-    )
-    assert ours.keys() == expected.keys()
-    for name, value in ours.items():
-        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -111,20 +79,6 @@ def test_an_fp32_head_is_a_float32_product_of_float32_weights(models: Path, make
     logprobs, _ = wide.model.logprobs(tokens[None], None, places, tokens, 0.7)
     expected = (exact / 0.7).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_logprobs_with_an_fp32_head_are_nearer_to_the_float32_model(tmp_path: Path, make: Make) -> None:
-    """Of a model whose blocks add nothing, so that the output layer's rounding is what is left."""
-    folder = make_model(tmp_path / "model", tied=False)
-    weights = load_file(folder / "model.safetensors")
-    blank = {name: value * 0 for name, value in weights.items() if name.endswith(("o_proj.weight", "down_proj.weight"))}
-    save_file(weights | blank, folder / "model.safetensors", metadata={"format": "pt"})
-    samples = make_samples()
-    wanted, plain, wide = (
-        torch.tensor([value for values in make(folder, **changes).logprobs(samples) for value in values])
-        for changes in ({}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "fp32_head": True})
-    )
-    assert (wide - wanted).abs().mean() < 0.8 * (plain - wanted).abs().mean()
 
 
 @pytest.mark.parametrize("kind", ["untied", "tied"])

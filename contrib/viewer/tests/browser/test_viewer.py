@@ -383,7 +383,6 @@ def test_what_a_program_left_behind_can_be_read(server: ViewServer, runs: Path, 
 
 def test_filters_are_in_the_address_and_the_back_button_takes_them_back(shown: Watched) -> None:
     page = shown.go("#/run/episodes", ".tr.row")
-    assert texts(page, "select[aria-label='Kind of task'] option") == ["any", "no_kind", "add", "double"]
     page.select_option("select[aria-label='Only']", "fault")
     until(page, "document.querySelectorAll('.tr.row').length === 1")
     assert "has=fault" in page.url
@@ -399,6 +398,16 @@ def test_filters_are_in_the_address_and_the_back_button_takes_them_back(shown: W
     page.clock.run_for(1000)
     assert page.input_value("#search") == "what is 1 + 1", "the text that was taken back stays so"
     assert page.locator(".tr.row").count() == 4
+
+
+def test_the_kind_of_task_is_a_filter(shown: Watched) -> None:
+    page = shown.go("#/run/episodes?kind=double", ".tr.row")
+    assert page.locator(".tr.row").count() == 4
+    assert texts(page, "select[aria-label='Kind of task'] option") == ["any", "no_kind", "add", "double"]
+    page.select_option("select[aria-label='Kind of task']", "no_kind")
+    until(page, "document.querySelectorAll('.tr.row').length === 3")
+    assert "kind=no_kind" in page.url
+    assert walk(shown) == ["evaluation/0/0", "evaluation/0/0", "train/9/0"], "the next of the list, too"
 
 
 def walk(watched: Watched) -> list[str]:
