@@ -250,6 +250,21 @@ async def test_capabilities_are_what_the_kernel_says(sandbox: Sandbox) -> None:
     assert "0" not in status["Uid"] and "0" not in status["Gid"]
 
 
+async def test_calls_beside_those_of_the_attacks_are_denied(sandbox: Sandbox) -> None:
+    code = """
+    import ctypes, errno, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    def attempt(result):
+        return errno.errorcode[ctypes.get_errno()] if result < 0 else "done"
+    def f():
+        calls = [attempt(libc.memfd_create(b"x", 0)), attempt(libc.syscall(999)), attempt(libc.setuid(0))]
+        return calls, [path for path in ("/", "/usr", "/etc", "/dev") if os.access(path, os.W_OK)]
+    """
+    (memfd, unknown, setuid), writable = await value(sandbox, code)
+    assert (memfd, unknown, writable) == ("EPERM", "ENOSYS", [])
+    assert setuid in ("EPERM", "EINVAL")  # EINVAL: there is no such uid in its user namespace
+
+
 async def test_code_may_raise_its_stack_up_to_its_memory_and_give_threads_large_ones(sandbox: Sandbox) -> None:
     code = """
 import resource, sys, threading
