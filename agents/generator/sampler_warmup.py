@@ -10,16 +10,19 @@ from forge_env.core.types import Sampling
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+VERSION = "0.32.0"
+"""Of vLLM, whose warm-up was read. Any other version warms up in its own way."""
+
 
 def warm_up_what_is_asked() -> None:
     """Let vLLM's warm-up sample as our requests do: a first start takes seconds less.
 
     Kernels of other features, such as top_p or a grammar, are compiled when the first request asks for them.
     """
-    from vllm import SamplingParams
+    import vllm
 
-    if hasattr(SamplingParams, "for_sampler_warmup"):  # otherwise this version warms up in another way
-        SamplingParams.for_sampler_warmup = staticmethod(_ours)
+    if vllm.__version__.partition("+")[0] == VERSION:
+        vllm.SamplingParams.for_sampler_warmup = staticmethod(_ours)
 
 
 def _ours() -> SamplingParams:
