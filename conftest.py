@@ -35,6 +35,7 @@ TOGETHER = (
         "tests/trainers/families/test_proof",
         "contrib/families/tests/test_proof",
         "contrib/external/tests/served/test_served_engine",
+        "contrib/serve/tests/test_answer_parser",
     ),
     (
         "tests/trainers/titan/",

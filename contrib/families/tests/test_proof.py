@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 pytest.importorskip("torchtitan")
-pytest.importorskip("vllm")
+if find_spec("vllm") is None:  # to import it takes seconds
+    pytest.skip("vllm is not installed", allow_module_level=True)
 from contrib.families.tests.folders import GPT_OSS, make_folder
 from tests.agents.renderer.test_harmony import make_gpt_oss
 from tests.helpers.family_proof import prove, two_steps_of_grpo, with_tokenizer, wrong

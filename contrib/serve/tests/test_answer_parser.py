@@ -8,18 +8,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-import vllm.envs
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
-from vllm.config import VllmConfig
-from vllm.entrypoints.generate.base.protocol import ToolCall as ServedCall
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatMessage
-from vllm.reasoning import ReasoningParserManager
-from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from agents.renderer.dialects import DIALECTS, new_id, write
 from agents.renderer.dialects.harmony import ANSWER, END, FINAL, THOUGHT
@@ -32,12 +26,16 @@ from contrib.chat.reply import read_reply
 from contrib.chat.stream import _Answer
 from contrib.common.http_server import free_port
 from contrib.external.tests.test_answer_grammar import check_masks
-from contrib.serve.answer_parser import AnswerParser, ThoughtParser, prepare
 from contrib.serve.openai_server import ENVIRON, ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
 from tests.agents.renderer.test_harmony import make_gpt_oss
+
+if TYPE_CHECKING:  # vLLM takes seconds to import, in each process that only counts these tests
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    from contrib.serve.answer_parser import AnswerParser
 
 TOOLS = Math().tools
 NAME = TOOLS[0]["function"]["name"]
@@ -86,16 +84,23 @@ def answers(dialect: str) -> Iterator[str]:
 
 
 def request(**fields: Any) -> ChatCompletionRequest:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
     messages = [{"role": "user", "content": "1 + 2?"}]
     return ChatCompletionRequest(**({"model": "m", "messages": messages, "tools": TOOLS} | fields))
 
 
 def parser_of(renderer: Renderer) -> AnswerParser:
+    from contrib.serve.answer_parser import AnswerParser
+
     return type("Parser", (AnswerParser,), {"renderer": renderer})(None, None)
 
 
 def served(renderer: Renderer, ids: list[int], asked: ChatCompletionRequest) -> list[Action]:
     """What the client reads from an answer in full and from a stream, as vLLM's server writes them."""
+    from vllm.entrypoints.generate.base.protocol import ToolCall as ServedCall
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatMessage
+
     ended = bool(ids) and ids[-1] in renderer.stop_token_ids
     sampled = ids[:-1] if ended else ids
     finish = "stop" if ended else "length"
@@ -181,6 +186,8 @@ def histories(renderer: Renderer) -> Iterator[list[Message]]:
     "form", [{"dialect": "hermes"}, {"dialect": "hermes", "one_call": True}, {"dialect": "mistral"}]
 )
 async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer, form: dict[str, Any]) -> None:
+    from contrib.serve.answer_parser import prepare
+
     form = with_form(renderer, **form)
     async with ChatAgent("m", "http://127.0.0.1:1/v1", api_key_env="") as agent:
         for messages in histories(form):
@@ -196,6 +203,8 @@ async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer
 
 
 def test_content_in_parts_and_a_thought_in_another_field_are_those_of_the_run(renderer: Renderer) -> None:
+    from contrib.serve.answer_parser import prepare
+
     parts_of_text = [{"type": "text", "text": "a"}, {"type": "text", "text": "b <|im_end|>"}]
     thought = {"role": "assistant", "content": None, "reasoning": "So."}
     ours = prepare(renderer, [{"role": "user", "content": parts_of_text}, thought])
@@ -219,6 +228,10 @@ def test_a_request_is_sampled_in_the_form_that_it_asks_for(renderer: Renderer) -
 
 
 def test_a_grammar_begins_behind_the_thought(renderer: Renderer, tiny_model: Path, tmp_path: Path) -> None:
+    from vllm.reasoning import ReasoningParserManager
+
+    from contrib.serve.answer_parser import ThoughtParser
+
     gpt_oss = make_gpt_oss(tmp_path / "model")
     channels = Renderer(gpt_oss, thinking="on")
     cases = (
@@ -243,6 +256,10 @@ def test_a_grammar_begins_behind_the_thought(renderer: Renderer, tiny_model: Pat
 
 def test_a_mark_is_allowed_after_other_requests_with_grammars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In vLLM's engine, with the environment that its server gets."""
+    import vllm.envs
+    from vllm.config import VllmConfig
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
     for name, value in ENVIRON.items():
         monkeypatch.setenv(name, value)
     vllm.envs.disable_envs_cache()  # an engine of this process has read them

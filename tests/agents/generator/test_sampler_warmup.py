@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import vllm
 
 from agents.generator.sampler_warmup import VERSION, warm_up_what_is_asked
-
-THEIRS = vllm.SamplingParams.for_sampler_warmup
 
 
 @pytest.mark.parametrize(("version", "is_ours"), [(VERSION, True), (f"{VERSION}+cpu", True), ("0.33.0", False)])
 def test_the_warm_up_is_ours_in_one_version(version: str, is_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm.SamplingParams, "for_sampler_warmup", staticmethod(THEIRS))
+    import vllm
+
+    theirs = vllm.SamplingParams.for_sampler_warmup
+    monkeypatch.setattr(vllm.SamplingParams, "for_sampler_warmup", staticmethod(theirs))
     monkeypatch.setattr(vllm, "__version__", version)
     warm_up_what_is_asked()
     sampling = vllm.SamplingParams.for_sampler_warmup()
@@ -21,4 +21,6 @@ def test_the_warm_up_is_ours_in_one_version(version: str, is_ours: bool, monkeyp
 
 
 def test_the_version_is_the_one_that_is_installed() -> None:
+    import vllm
+
     assert vllm.__version__.partition("+")[0] == VERSION
