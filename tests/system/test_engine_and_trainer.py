@@ -422,7 +422,7 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLL
     assert engine.why_broken.startswith("the engine broke")
 
 
-@pytest.mark.parametrize("has_copy", [False, True])
+@pytest.mark.parametrize("has_copy", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
     model: Path, tmp_path: Path, has_copy: bool
 ) -> None:

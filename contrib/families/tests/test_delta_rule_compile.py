@@ -47,6 +47,7 @@ def rule_of_a_gpu() -> Iterator[Any]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_blocks_with_the_delta_rule_compile_whole_under_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule_of_a_gpu: Any, make: Any
 ) -> None:

@@ -41,12 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(folder: Path) -> Path:
-    run_ranks(be_a_rank, folder.parent, CASES, world=2, seconds=300)
-    return folder.parent
-
-
-@pytest.fixture(scope="module")
 def alone(folder: Path) -> Iterator[dict[str, Any]]:
     trainer = TitanTrainer(folder, SETTINGS)
     yield take_steps(trainer)
@@ -54,10 +48,13 @@ def alone(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_take_the_steps_of_one(two_ranks: Path, alone: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["ep, full", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])]
+)
+def test_two_ranks_take_the_steps_of_one(folder: Path, alone: dict[str, Any], name: str) -> None:
+    run_ranks(be_a_rank, folder.parent, {name: CASES[name]}, world=2, seconds=300)
     for rank in range(2):
-        check_same(torch.load(two_ranks / f"{name} {rank}.pt"), alone, rank=rank)
+        check_same(torch.load(folder.parent / f"{name} {rank}.pt"), alone, rank=rank)
 
 
 def test_adapters_of_attention_train_and_leave_the_rest(folder: Path, make: Make) -> None:

@@ -184,17 +184,12 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left behind, one folder per case."""
-    cases = {name: (kind, COMMON | changes) for name, (kind, changes) in CASES.items()}
-    return run_cases(make_models(tmp_path_factory.mktemp("ranks")), cases)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_take_the_steps_of_one(two_ranks: Path, make: Make, case: str) -> None:
+@pytest.mark.parametrize("case", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])])
+def test_two_ranks_take_the_steps_of_one(tmp_path: Path, make: Make, case: str) -> None:
     """Losses, logprobs, the merged folder, and a checkpoint that one process goes on from."""
-    compare_with_one(two_ranks / CASES[case][0], two_ranks / case, make)
+    kind, changes = CASES[case]
+    ranks = run_cases(make_models(tmp_path), {case: (kind, COMMON | changes)})
+    compare_with_one(ranks / kind, ranks / case, make)
 
 
 @pytest.fixture
