@@ -11,13 +11,13 @@ from agents.generator.sampler_warmup import VERSION, warm_up_what_is_asked
 def test_the_warm_up_is_ours_in_one_version(version: str, is_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
 
-    theirs = vllm.SamplingParams.for_sampler_warmup
-    monkeypatch.setattr(vllm.SamplingParams, "for_sampler_warmup", staticmethod(theirs))
     monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(vllm.SamplingParams, "for_sampler_warmup", staticmethod(lambda: "theirs"))
     warm_up_what_is_asked()
     sampling = vllm.SamplingParams.for_sampler_warmup()
-    expected = (1.0, 1.0, 0) if is_ours else (0.9, 1.2, 5)
-    assert (sampling.top_p, sampling.repetition_penalty, sampling.logprobs) == expected
+    assert is_ours == (sampling != "theirs")
+    if is_ours:
+        assert (sampling.top_p, sampling.repetition_penalty, sampling.logprobs) == (1.0, 1.0, 0)
 
 
 def test_the_version_is_the_one_that_is_installed() -> None:
