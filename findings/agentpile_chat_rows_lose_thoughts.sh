@@ -2,10 +2,10 @@
 # agentpile's rows of chat for training (`to_chat`), from an episode as OpenAI messages and from one in ATIF v1.7.
 # Packages: agentpile 0.3.1, atif 1.8.0. Guess: a row has what the record has, and `report` counts each change, as it says.
 # Seen: each of these is lost while all counts stay 0. 1. `reasoning_content` of every answer: the record has it, the row does
-# not, so a template of a thinking model trains empty thoughts. 2. The name of a tool on its result, which templates of Gemma
-# and Granite write. 3. `weight: 0` of an answer that is not to be trained. 4. A step of the agent that no model wrote
+# not, so a template of a thinking model trains empty thoughts. 2. The name of a tool on its result, which Gemma's template
+# writes. 3. `weight: 0` of an answer that is not to be trained. 4. A step of the agent that no model wrote
 # (`llm_call_count: 0` of ATIF) and a copied one (`is_copied_context`) are answers like all others. 5. Results of tools without
-# the id of a call, as SmolLM's and Llama's formats have them, become messages of the user (this is counted).
+# the id of a call become messages of the user (this is counted).
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

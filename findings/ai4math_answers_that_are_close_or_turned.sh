@@ -1,5 +1,5 @@
 #!/bin/sh
-# ai4math's verification of answers (`verify(gold, prediction)`), which its pages offer as a reward, on plain answers.
+# ai4math's verification of answers (`verify(gold, prediction)`) on plain answers.
 # Packages: ai4math 0.1.0, sympy 1.14.0. Guess: two integers are equal or they are not, a letter is a name, and words are words.
 # Seen: 1. Numbers need to agree to a millionth of themselves, or to 0.000001: 2598961 is right for 2598960 (5 cards of 52), and
 # 0.0000009 for 0.0000003. 2. The line over repeating digits is taken off: 0.3 is right for 0.333..., which is then wrong for

