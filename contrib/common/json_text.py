@@ -49,6 +49,11 @@ def restored(value: Any) -> Any:
     return [restored(item) for item in value] if isinstance(value, list) else value
 
 
+def is_set(flag: Any) -> bool:
+    """Whether a service has set a flag. Some write a number or a text, and "false" is a text that is not empty."""
+    return str(flag).lower() in ("true", "1")
+
+
 def portable(value: Any) -> Any:
     """Return a JSON value that every reader takes: valid Unicode, and None for numbers that are not finite.
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from contrib.common.json_text import decoded, restored, write
+from contrib.common.json_text import decoded, is_set, restored, write
 from contrib.common.media import Medium
 
 OUTPUT_SCHEMA = "forge_env/outputSchema"
@@ -121,7 +121,7 @@ def _mended_call(result: dict[str, Any]) -> dict[str, Any]:
         **({"resultType": "complete"} if "resultType" in result else {}),
         **({"structuredContent": structure} if is_kept else {}),
         "content": [{"type": "text", "text": result_text(result)}],
-        "isError": str(result.get("isError")).lower() in ("true", "1"),
+        "isError": is_set(result.get("isError")),
     }
 
 
