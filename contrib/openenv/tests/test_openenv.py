@@ -64,7 +64,7 @@ def test_a_sum_of_rewards_reaches_success_reward_but_for_rounding() -> None:
     assert [OpenEnv().success(reward) for reward in (0.7 + 0.2 + 0.1, 0.999)] == [True, False]
 
 
-@pytest.mark.parametrize(("flag", "is_true"), [(True, True), (1, True), ("true", True), ("false", False), (None, False)])
+@pytest.mark.parametrize(("flag", "is_true"), [(True, True), (1, True), ("true", True), ("false", False), (0, False)])
 def test_a_flag_of_a_server_may_be_a_text(flag: Any, is_true: bool) -> None:
     assert Session("", None)._result({"observation": {}, "done": flag}).done is is_true
     result = {"content": [{"type": "text", "text": "seven"}]}
@@ -237,8 +237,7 @@ async def test_a_refused_action_is_answered_and_a_hanging_step_ends_at_its_limit
 
 
 async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
-    imports = "from contrib.openenv.session import Session
-from contrib.openenv.tests.small_server import SmallServer"
+    imports = "from contrib.openenv.tests.small_server import SmallServer"
     with server_process(imports, "SmallServer().app") as (process, url):
         async with make(f"openenv:{url}") as factory:
             calls = 0
