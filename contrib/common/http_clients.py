@@ -155,8 +155,8 @@ def retry_after(headers: Mapping[str, str]) -> float:
     for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = fields.get(name, "")
         # A proxy may add a header of its own, and the client joins both with a comma, which a date has too.
-        values = [_seconds(part.strip(), unit) for part in (text, *text.split(","))]
-        if seconds := [value for value in values if value is not None]:
+        times = (_seconds(part.strip(), unit) for part in (text, *text.split(",")))
+        if seconds := [time_ for time_ in times if time_ is not None]:
             return max(seconds)
     resets = [
         _seconds(value) or 0.0
