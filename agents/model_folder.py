@@ -35,7 +35,9 @@ def find_model(name: str, *, option: str = "--model") -> Path:
     if not folder.exists():
         check_hub_id(name)
         patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
-        return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
+        # Mistral publishes its weights twice; these are not read.
+        others = ["consolidated*.safetensors"]
+        return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=others))
     return _complete(folder, option)
 
 
@@ -119,7 +121,6 @@ def weight_files(folder: Path) -> list[Path]:
             f"the model folder {folder} lacks {missing[0]}{more} of the {len(files)} files of its weights: copy what "
             "is missing from the model"
         )
-    _check_alone(folder, set(files), "consolidated*.safetensors", "vLLM")
     _check_alone(folder, set(files), single.name, "transformers")
     return [folder / name for name in files]
 
