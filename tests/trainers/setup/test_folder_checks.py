@@ -86,6 +86,10 @@ def another_head(folder: Path) -> None:
     change_weights(folder, lm_head__weight=weight_of(folder) + 1e-3)
 
 
+def cut(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 5000)
+
+
 def another_file(name: str) -> Callable[[Path], None]:
     """A copy of the weights under another name, which vLLM reads too: it takes every file of a folder without index."""
 
@@ -136,7 +140,7 @@ REFUSED: list[tuple[Callable[[Path], object], Callable[[Path], object], str]] = 
         trained,
         "where (128, 400) is expected",
     ),
-    (lambda folder: os.truncate(folder / "model.safetensors", 5000), trained, "model.safetensors is damaged"),
+    (cut, trained, "model.safetensors is damaged"),
     (
         lambda folder: change_json(folder / "config.json", layer_types=["sliding_attention"] * 2),
         read_model_config,
@@ -160,7 +164,9 @@ def test_the_plan_refuses_a_folder_as_the_start_does(
     assert plans.refusal("--env=math", f"--model={folder}", algorithm="sft") == str(of_start.value)
 
 
-@pytest.mark.parametrize("change", [another_template, another_head, another_file("old.safetensors"), in_both_parts])
+@pytest.mark.parametrize(
+    "change", [another_template, another_head, another_file("old.safetensors"), in_both_parts, cut]
+)
 async def test_an_evaluation_refuses_a_folder_before_it_starts_an_engine(
     folder: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
