@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ def find_model(name: str, *, option: str = "--model") -> Path:
     if not folder.exists():
         check_hub_id(name)
         patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
-        return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
+        # Mistral publishes its weights twice; these are not read.
+        others = ["consolidated*.safetensors"]
+        return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=others))
     return _complete(folder, option)
 
 
@@ -96,10 +98,11 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a Hugging Face folder: one, or all that its index names."""
+    """The files with the weights of a Hugging Face folder: one, or all that its index names. Nothing else is read."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file():
         if single.is_file():
+            _check_alone(folder, {single.name}, "*.safetensors", "vLLM")
             return [single]
         raise UserError(
             f"the model folder {folder} holds neither {single.name} nor {index.name}: save its weights there in that "
@@ -118,7 +121,18 @@ def weight_files(folder: Path) -> list[Path]:
             f"the model folder {folder} lacks {missing[0]}{more} of the {len(files)} files of its weights: copy what "
             "is missing from the model"
         )
+    _check_alone(folder, set(files), single.name, "transformers")
     return [folder / name for name in files]
+
+
+def _check_alone(folder: Path, files: Collection[str], pattern: str, reader: str) -> None:
+    """Refuse further files that a package would read as well, or instead: it would compute another model."""
+    others = sorted(path.name for path in folder.glob(pattern) if path.name not in files)
+    if others:
+        raise UserError(
+            f"the model folder {folder} holds {others[0]} beside its weights in {min(files)}, and {reader} would read "
+            "it too: move what is not the model's to another folder"
+        )
 
 
 _TIED = ("gemma3_text", "smollm3")

@@ -51,7 +51,12 @@ def places(files: Iterable[Path]) -> dict[str, Place]:
         try:
             with safe_open(path, framework="np") as file:
                 for name in file.keys():  # noqa: SIM118
-                    there[plain_name(name)] = Place(path, name, tuple(file.get_slice(name).get_shape()))
+                    place = Place(path, name, tuple(file.get_slice(name).get_shape()))
+                    if there.setdefault(plain_name(name), place) is not place:
+                        raise UserError(
+                            f"the weight {name} is in {there[plain_name(name)].file} and in {path}, and no one can say "
+                            "which counts: save the model again"
+                        )
         except SafetensorError as error:
             raise UserError(f"{path} is damaged: {error}; copy it again") from None
     return there
@@ -95,9 +100,9 @@ def check_head(folder: Path) -> None:
     A folder may hold an equal copy of the embedding. Of another one, transformers and vLLM would compute with the
     file's, and the trainer with the embedding.
     """
+    there = places(weight_files(folder))
     if not config_of(folder).get("tie_word_embeddings"):
         return
-    there = places(weight_files(folder))
     if HEAD not in there or EMBEDDING not in there or _equal(there[EMBEDDING], there[HEAD]):
         return
     raise UserError(

@@ -57,6 +57,8 @@ class AdapterFolder:
         tensors = {}
         for name, tensor in load_file(self.path / WEIGHTS).items():
             layer, half = _split(name)
+            if not tensor.isfinite().all():
+                raise UserError(f"the adapter {self.path} has values that are not finite in {name}: choose another one")
             if half == "lora_A":
                 tensors[name] = pad(tensor, (0, 0, 0, self.rank - len(tensor)))
             else:

@@ -56,11 +56,12 @@ class LocalPolicy:
         self.answer_seconds = answer_seconds
 
     async def __aenter__(self) -> Self:
+        tensors = None if self._adapter is None else self._adapter.tensors()
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._engine.start()
-                if self._adapter is not None:
-                    await self._engine.update_weights(0, self._adapter.tensors())
+                if tensors is not None:
+                    await self._engine.update_weights(0, tensors)
                 # Warm up: the first request triggers compilation.
                 await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
         except BaseException as error:

@@ -119,6 +119,10 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         **slot_arguments(settings.lora_rank, settings.named_adapters),
         # On a CPU `agents.generator.route_log` does it: vLLM's own way needs its second model runner, and so Triton.
         "enable_return_routed_experts": settings.return_routes and on_gpu,
+        # A folder of Mistral's has its model twice. By itself vLLM takes params.json and consolidated.safetensors, and
+        # the trainer takes the others.
+        "config_format": "hf",
+        "load_format": "hf",
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_requests,

@@ -10,6 +10,7 @@ from typing import Any, Self
 from agents.renderer.dialects import from_openai, to_openai
 from agents.renderer.model_json import decode_all
 from contrib.chat.client import ChatClient, Reply
+from contrib.chat.reply import thought_of
 from contrib.common.usage import Usage
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ContextFull, Conversation
@@ -160,6 +161,7 @@ def _action(reply: Reply) -> Action:
         calls = tuple(map(_with_refusal, calls, items))
     message: Message = {"role": "assistant", "content": reply.text}
     reasoning = reply.message.get("reasoning_content") or reply.message.get("reasoning")
+    reasoning = reasoning or thought_of(reply.message.get("content"))
     if reasoning and isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
     if calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,15 @@ class Broken:
 
 def text_of(content: Any) -> str:
     """The text of a content, which some endpoints write in parts."""
-    if isinstance(content, list):
-        content = "".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))
-    return content if isinstance(content, str) else ""
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def thought_of(content: Any) -> str:
+    """What a model thought, in the parts of a content where Mistral's models write it."""
+    parts = content if isinstance(content, list) else []
+    return "".join(text_of(part.get("thinking")) for part in parts if isinstance(part, dict))
 
 
 def body_of(response: httpx.Response) -> Any:
@@ -112,7 +119,9 @@ def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
 
 def _count(usage: Any, name: str) -> int:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value > 0 else 0
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return 0
+    return int(value) if 0 < value < math.inf else 0  # some servers write 5.0
 
 
 def error_of(data: Any) -> Any:

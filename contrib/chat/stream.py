@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from agents.renderer.model_json import dump
-from contrib.chat.reply import body_of, error_of, text_of
+from contrib.chat.reply import body_of, error_of, text_of, thought_of
 from contrib.common.endings import ending_of
 from contrib.common.json_text import read
 
@@ -74,6 +74,7 @@ class _Answer:
         self._calls, self._function_call = _Calls(), _Calls()
         self._reasons: list[Any] = []
         self._usage: Any = None
+        self._is_chat = False
 
     def add(self, chunk: dict[str, Any]) -> None:
         self._usage = chunk.get("usage") or self._usage
@@ -83,8 +84,11 @@ class _Answer:
         reason = choice.get("finish_reason")
         if reason and reason != "null":  # DashScope's text for none
             self._reasons.append(reason)
+        self._is_chat = self._is_chat or "delta" in choice or "message" in choice
         delta = choice.get("delta", choice.get("message"))
         for name, value in delta.items() if isinstance(delta, dict) else ():
+            if thought := thought_of(value):
+                self._texts.setdefault("reasoning_content", []).append(thought)
             if name == "tool_calls":
                 parts = value if isinstance(value, list) else [value]
                 for place, part in enumerate(parts):
@@ -92,12 +96,17 @@ class _Answer:
             elif name == "function_call":
                 self._function_call.add({"function": value}, None)
             elif name != "role" and (text := text_of(value)):
-                self._texts.setdefault(name, []).append(text)
+                texts = self._texts.setdefault(name, [])
+                if reason and "delta" not in choice and text.startswith("".join(texts)):
+                    texts.clear()  # MiniMax ends with the whole message again
+                texts.append(text)
 
     def body(self) -> Any:
         """The body of an unstreamed answer; None if no chunk said how the answer ended."""
         if not self._reasons:
             return None
+        if not self._is_chat:  # of the older API: its text is in another field
+            return {"choices": [{"finish_reason": self._reasons[-1]}]}
         message: dict[str, Any] = {"role": "assistant", "content": None}
         message |= {name: "".join(parts) for name, parts in self._texts.items()}
         if calls := self._calls.whole() or self._function_call.whole():

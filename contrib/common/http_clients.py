@@ -25,8 +25,8 @@ from forge_env.core.errors import UserError
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
-_DURATION = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")  # 6m0s, 12ms
-_RESET = re.compile(r"(x-|anthropic-)?ratelimit-(reset(-[\w-]+)?|[\w-]+-reset)")
+_DURATION = re.compile(rf"({_NUMBER}) ?(ms|[smhd])(?:ec(?:ond)?s?|in(?:ute)?s?|ours?|ays?)?")  # 6m0s, 12ms, 5 seconds
+_RESET = re.compile(r"(x-|anthropic-)?rate-?limit-(reset(-[\w-]+)?|[\w-]+-reset)")
 _LIMIT = re.compile(r"[^,]*\blimit=.*|[^,]+")  # the older form has commas within a limit
 _LEFT = re.compile(r"\b(r|t|remaining|reset)=([^;,\s]+)")
 _EPOCH, _EPOCH_MS = 1e9, 1e11
@@ -112,7 +112,7 @@ def _is_direct(host: str, port: int) -> bool:
     entries = _direct_hosts()
     for entry in entries:
         with contextlib.suppress(ValueError):
-            if ip_address(host) in ip_network(entry, strict=False):
+            if ip_address(host) in ip_network(entry.strip("[]"), strict=False):
                 return True
     names = ",".join(entry.removeprefix("*") for entry in entries)
     return "*" in entries or bool(proxy_bypass_environment(f"{host}:{port}", {"no": names}))
@@ -153,8 +153,11 @@ def retry_after(headers: Mapping[str, str]) -> float:
     """
     fields = {name.lower(): value.strip() for name, value in headers.items()}
     for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("retry-after", 1.0)):
-        if (seconds := _seconds(fields.get(name, ""), unit)) is not None:
-            return seconds
+        text = fields.get(name, "")
+        # A proxy may add a header of its own, and the client joins both with a comma, which a date has too.
+        times = (_seconds(part.strip(), unit) for part in (text, *text.split(",")))
+        if seconds := [time_ for time_ in times if time_ is not None]:
+            return max(seconds)
     resets = [
         _seconds(value) or 0.0
         for name, value in fields.items()

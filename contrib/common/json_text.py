@@ -13,6 +13,8 @@ from forge_env.core.json_text import JSON_NUMBER, MARK, read_float, read_int, wi
 
 _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)", re.ASCII | re.DOTALL)
+"""An escape in a string, with a group for half of a surrogate pair."""
 _TOKEN = re.compile(rf"{_STRING}|{JSON_NUMBER.pattern}", re.ASCII)
 
 
@@ -31,8 +33,11 @@ def write(value: Any, **options: Any) -> str:
 
 
 def marked_text(text: str) -> str:
-    """Return JSON text, or a line of it, with a marked text in place of every number that no float or int is."""
-    return _TOKEN.sub(_mark_number, text)
+    """Return JSON text, or a line of it, with a marked text in place of every number that no float or int is.
+
+    U+FFFD is in place of half a surrogate pair, which Python writes and other readers refuse.
+    """
+    return _TOKEN.sub(_mark, text)
 
 
 def restored(value: Any) -> Any:
@@ -42,6 +47,11 @@ def restored(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: restored(item) for key, item in value.items()}
     return [restored(item) for item in value] if isinstance(value, list) else value
+
+
+def is_set(flag: Any) -> bool:
+    """Whether a service has set a flag. Some write a number or a text, and "false" is a text that is not empty."""
+    return str(flag).lower() in ("true", "1")
 
 
 def portable(value: Any) -> Any:
@@ -75,7 +85,9 @@ def _bare(text: str) -> str:
     return text.removeprefix("\ufeff").rstrip("\0")
 
 
-def _mark_number(match: re.Match[str]) -> str:
+def _mark(match: re.Match[str]) -> str:
     text = match[0]
-    is_other = text[0] != '"' and (text == "-0" or not text.lstrip("-").isdigit())
+    if text[0] == '"':
+        return _ESCAPE.sub(lambda escape: r"\ufffd" if escape[1] else escape[0], text) if r"\u" in text else text
+    is_other = text == "-0" or not text.lstrip("-").isdigit()
     return f'"{MARK}{text}>"' if is_other and json.dumps(read(text)) != text else text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contrib.apis.mcp.results import result_text
-from contrib.common.json_text import write
+from contrib.common.json_text import is_set, write
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import ToolFailure
 
@@ -44,7 +44,7 @@ def call_text(observation: Mapping[str, Any], url: str) -> str:
     if not text:
         data = result.get("data", result.get("structured_content"))
         text = "OK (no content)" if data is None else _json(data)
-    if result.get("is_error") or result.get("isError"):
+    if is_set(result.get("is_error")) or is_set(result.get("isError")):
         return ToolFailure(f"Error: {text}", kind="execution_error")
     return text
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from contrib.apis.mcp.pages import all_pages
 from contrib.common.http_clients import proxy_of
-from contrib.common.json_text import decoded, portable, read, write
+from contrib.common.json_text import decoded, is_set, portable, read, write
 from contrib.openenv.description import VERSIONS
 from forge_env.core.errors import EnvError, ServiceError
 
@@ -141,7 +141,7 @@ class Session:
         return Observed(
             observation={name: value for name, value in observation.items() if name != "metadata"},
             reward=answer.get("reward"),
-            done=bool(answer.get("done")),
+            done=is_set(answer.get("done")),
             metadata=metadata if isinstance(metadata, dict) else {},
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from contrib.apis.http.credentials import secret_from_env
+from contrib.common.json_text import is_set
 from contrib.ors.access import API_KEY_ENV, access_of, checked_url
 from contrib.ors.content import messages_of, text_of
 from contrib.ors.discovery import Discovery
@@ -113,7 +114,7 @@ class Ors(Env):
         """Refuse an environment that also scores the episodes of a group together, beside the rewards of its tools."""
         if group_scores not in ("refuse", "ignore"):
             raise UserError(f"the option group_scores is {group_scores!r}; it is refuse or ignore")
-        if group_scores == "refuse" and isinstance(answer, Mapping) and answer.get("supports_score_group") is True:
+        if group_scores == "refuse" and isinstance(answer, Mapping) and is_set(answer.get("supports_score_group")):
             raise UserError(
                 f"the environment {name} of {cls.url} also scores the episodes of a group by comparing them "
                 "(supports_score_group), which is not done here: --option group_scores=ignore plays it by the rewards "
@@ -219,7 +220,7 @@ class Ors(Env):
         where = f"the output of {tool} at {self.url}"
         text = text_of(result.output.get("blocks"), where)
         reward = result.output.get("reward")
-        self._is_finished = result.output.get("finished") is True
+        self._is_finished = is_set(result.output.get("finished"))
         if reward is None and self._is_finished and self._null_reward == "fault":
             raise EnvError(
                 f"{where} finished the episode with the reward null, as which a server sends NaN too: mend it, or set "

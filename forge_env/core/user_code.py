@@ -26,6 +26,7 @@ _OTHERS = tuple(
 _BUNDLED = (_OURS, *_OTHERS)
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MAX_CHARACTERS = 4000  # of an exception's text
+_MAX_DEPTH = 50  # of groups in groups
 
 NOT_CAUGHT = (asyncio.CancelledError, GeneratorExit)
 """Exceptions that a guard around user code does not catch; any other BaseException is a fault of that code."""
@@ -43,15 +44,20 @@ def describe(part: str, error: BaseException) -> str:
     return f"{_with_place(part, location_of(error))}: {type_and_text(error)}"
 
 
-def type_and_text(error: BaseException) -> str:
-    """Return "TYPE: TEXT" of any exception, the text cut to 4,000 characters; of a group with those in it."""
+def type_and_text(error: BaseException, depth: int = 0) -> str:
+    """Return "TYPE: TEXT" of any exception, the text cut to 4,000 characters; of a group with those in it.
+
+    Args:
+        depth: of the groups that the exception is in.
+    """
     try:
         text = str(error)
-    except Exception as second:  # an exception with a __str__ that raises
+    except BaseException as second:  # of a __str__ that raises, even SystemExit
         text = f"(its text cannot be read: {type(second).__name__})"
     text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
-    if isinstance(error, BaseExceptionGroup):
-        text = f"{text}: {'; '.join(map(type_and_text, error.exceptions))}"[:_MAX_CHARACTERS]
+    if isinstance(error, BaseExceptionGroup) and depth < _MAX_DEPTH:
+        parts = (type_and_text(part, depth + 1) for part in error.exceptions)
+        text = f"{text}: {'; '.join(parts)}"[:_MAX_CHARACTERS]
     return f"{type(error).__name__}{f': {text}' if text else ''}"
 
 

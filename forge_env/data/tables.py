@@ -166,21 +166,34 @@ def _exact(value: Any, kind: Any, column: str) -> Any:
             "such as '007': download its file, and give that"
         )
     if pyarrow.types.is_floating(kind) and kind.bit_width < 64 and isinstance(value, float):
-        return _shortest(value)
+        return _shortest(value, "e" if kind.bit_width == 16 else "f")
     if pyarrow.types.is_struct(kind) and isinstance(value, Mapping):
         types = {field.name: field.type for field in kind}
         return {name: _exact(item, types.get(name), f"{column}.{name}") for name, item in value.items()}
-    if pyarrow.types.is_list(kind) and isinstance(value, list):
+    if pyarrow.types.is_map(kind) and isinstance(value, list):
+        return [(_exact(key, kind.key_type, column), _exact(item, kind.item_type, column)) for key, item in value]
+    if pyarrow.types.is_nested(kind) and isinstance(value, list):  # lists of all kinds
         return [_exact(item, kind.value_type, column) for item in value]
     return value
 
 
-def _shortest(value: float) -> float:
-    """The shortest number that a float of 32 bits stands for: 0.1, and not 0.10000000149011612."""
+def _shortest(value: float, form: str) -> float:
+    """The shortest number that a small float stands for: 0.1, and not 0.10000000149011612.
+
+    Args:
+        form: of `struct`, "f" for 32 bits and "e" for 16.
+    """
     if value != value or value in (float("inf"), float("-inf")):
         return value
     spellings = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next((number for number in spellings if struct.pack("f", number) == struct.pack("f", value)), value)
+    return next((number for number in spellings if _packed(number, form) == _packed(value, form)), value)
+
+
+def _packed(value: float, form: str) -> bytes:
+    try:
+        return struct.pack(form, value)
+    except OverflowError:  # 3.403e38 is beyond 32 bits, and their largest number is 3.4028235e38
+        return b""
 
 
 def _first_line(error: Exception) -> str:

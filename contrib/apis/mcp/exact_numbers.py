@@ -1,7 +1,7 @@
 """Takes numbers through the `mcp` library with the digits that they were written with; see `forge_env.core.json_text`.
 
 The library reads and writes floats. So what comes in has a marked text in place of such a number before the library
-reads it, and marked texts go out as numbers.
+reads it, and marked texts go out as numbers. The library refuses half of a surrogate pair, so U+FFFD is in its place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _LineDecoder(codecs.IncrementalDecoder):
         end = len(self._rest) if final else self._rest.rfind(b"\n", len(self._rest) - len(data)) + 1
         lines = bytes(self._rest[:end])
         del self._rest[:end]
-        return marked_text(decoded(lines))
+        # Line by line: a server may write other lines between its messages, with half a pair of quotes in one.
+        return "\n".join(map(marked_text, decoded(lines).split("\n")))
 
     def reset(self) -> None:
         self._rest.clear()

@@ -6,10 +6,12 @@ episode. So a result becomes one part of text here, and a listing keeps only wha
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from contrib.common.json_text import restored, write
+from contrib.common.json_text import decoded, is_set, restored, write
 from contrib.common.media import Medium
 
 OUTPUT_SCHEMA = "forge_env/outputSchema"
@@ -119,7 +121,7 @@ def _mended_call(result: dict[str, Any]) -> dict[str, Any]:
         **({"resultType": "complete"} if "resultType" in result else {}),
         **({"structuredContent": structure} if is_kept else {}),
         "content": [{"type": "text", "text": result_text(result)}],
-        "isError": str(result.get("isError")).lower() == "true",
+        "isError": is_set(result.get("isError")),
     }
 
 
@@ -133,7 +135,7 @@ def result_text(result: Mapping[str, Any]) -> str:
     parts = content if isinstance(content, list) else [] if content is None else [content]
     texts = [_part(part) for part in parts]
     contents = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in parts]
-    has_text = any(isinstance(text, str) for text in contents)
+    has_text = any(isinstance(text, str) and text for text in contents)
     structure = result.get("structuredContent")
     if structure is not None and not has_text:
         texts.append(_text(structure))
@@ -155,8 +157,19 @@ def _part(part: Any) -> str:
     if kind == "resource_link":
         return f"[resource: {part.get('uri')}]"
     if isinstance(resource, dict):
-        return _text(resource["text"]) if resource.get("text") is not None else f"[resource: {resource.get('uri')}]"
+        text = resource["text"] if resource.get("text") is not None else _text_of_blob(resource)
+        return f"[resource: {resource.get('uri')}]" if text is None else _text(text)
     return part["text"] if isinstance(part.get("text"), str) else _text(part)
+
+
+def _text_of_blob(resource: Mapping[str, Any]) -> str | None:
+    """The text in the bytes of a resource, if its type is one of texts."""
+    if not re.match(r"text/|application/([\w.-]+\+)?(json|xml|yaml)\b", str(resource.get("mimeType"))):
+        return None
+    try:
+        return decoded(base64.b64decode(str(resource.get("blob")), validate=True))
+    except ValueError:
+        return None
 
 
 def _text(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import shutil
@@ -18,6 +19,8 @@ from contrib.common.http_clients import proxy_of
 from forge_env.core.errors import UserError
 
 _TAIL_BYTES = 4000
+# It writes a traceback for each line that is no message, those that `LenientStream` reads included.
+logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 
 class Stderr:

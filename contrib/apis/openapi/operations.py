@@ -90,6 +90,8 @@ class Entry:
     node: Mapping[str, Any]
     shared: Any
     """Parameters of its path item."""
+    servers: Any
+    """Its own, or those of its path item, instead of the document's; None for none."""
 
 
 def entries(document: Mapping[str, Any], references: References) -> Iterator[Entry]:
@@ -106,7 +108,9 @@ def entries(document: Mapping[str, Any], references: References) -> Iterator[Ent
                 operation_id = node.get("operationId")
                 name = _tool_name(operation_id if isinstance(operation_id, str) else "", f"{method}_{path}", names)
                 names.add(name)
-                yield Entry(name=name, method=method.upper(), path=path, node=node, shared=item.get("parameters", []))
+                servers = node.get("servers") or item.get("servers")
+                shared = item.get("parameters", [])
+                yield Entry(name=name, method=method.upper(), path=path, node=node, shared=shared, servers=servers)
 
 
 def read_operation(entry: Entry, references: References, hidden: Collection[tuple[str, str]]) -> Operation:

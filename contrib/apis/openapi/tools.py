@@ -67,6 +67,8 @@ class OpenApi:
         hidden |= {(str(scheme.get("in")), str(scheme.get("name")).lower()) for scheme in self._schemes.values()}
         all_entries = list(entries(self._document, self._references))
         selection = _select(all_entries, include, exclude)
+        for entry in selection:
+            self._check_servers(entry)
         self.operations = [read_operation(entry, self._references, hidden) for entry in selection]
         self._arguments = [_arguments(operation) for operation in self.operations]
 
@@ -95,6 +97,18 @@ class OpenApi:
     def tools(self, service: ApiClient) -> list[Tool]:
         """Return the tools, which call the service through a client of `connect`; cheap enough for each episode."""
         return list(map(_tool, self.operations, self._arguments, repeat(service)))
+
+    def _check_servers(self, entry: Entry) -> None:
+        """Refuse an operation that is at another place than the document's service."""
+        if not isinstance(entry.servers, list):
+            return
+        urls = [_server_url(server) for server in entry.servers]
+        places = {url.rstrip("/") for url in (self._base_url, _server_url(_first_server(self._document)))}
+        if urls and places.isdisjoint(url.rstrip("/") for url in urls):
+            raise UserError(
+                f"the operation {entry.method} {entry.path} has a server of its own, {urls[0][:200]!r}, and all tools "
+                "of a document call one: exclude the operation, or name that server with base_url="
+            )
 
     def _security_schemes(self) -> dict[str, dict[str, Any]]:
         components = self._document.get("components")
@@ -134,8 +148,7 @@ def _tool(operation: Operation, check: SchemaArguments, service: ApiClient) -> T
 def service_url(document: Mapping[str, Any], source: str) -> str:
     """Return the base URL that a document, as plain data, names; the source is its URL or file, if any."""
     _check_version(document, source)
-    servers = document.get("servers")
-    url = _server_url(servers[0] if isinstance(servers, list) and servers else {})
+    url = _server_url(_first_server(document))
     origin = httpx.URL(source) if is_url(source) else None
     try:
         service = origin.join(url) if origin else httpx.URL(url)
@@ -168,6 +181,11 @@ def _select(all_entries: Sequence[Entry], include: Sequence[str] | None, exclude
         if (include is None or any(fnmatchcase(entry.name, pattern) for pattern in include))
         and not any(fnmatchcase(entry.name, pattern) for pattern in exclude or ())
     ]
+
+
+def _first_server(document: Mapping[str, Any]) -> Any:
+    servers = document.get("servers")
+    return servers[0] if isinstance(servers, list) and servers else {}
 
 
 def _server_url(server: Any) -> str:

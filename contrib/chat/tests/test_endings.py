@@ -16,6 +16,7 @@ from contrib.chat.client import Usage
 from contrib.chat.refusals import says_context_full
 from contrib.chat.reply import Reply, read_reply
 from contrib.chat.stream import read_body
+from contrib.common.json_text import read as read_json
 from contrib.common.json_text import write
 from envs.math import Math
 from forge_env.core.errors import PolicyError
@@ -184,6 +185,42 @@ FORMS: dict[str, tuple[str, str]] = {
 async def test_a_stream_is_read_in_each_form() -> None:
     for form, (text, kind) in FORMS.items():
         assert await read(text, kind) == ("stop", "4"), form
+
+
+def delta(content: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": None}]}
+
+
+async def test_a_text_is_read_in_each_form() -> None:
+    for content in ("42", {"type": "text", "text": "42"}, ["4", {"type": "text", "text": "2"}], [{"text": "42"}]):
+        assert await read_both({"text": content, **STOP}) == ("stop", "42")
+    again = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "42"}, **STOP}]}  # MiniMax's last
+    assert await read(events(delta("4"), delta("2"), again)) == ("stop", "42")
+    ending, said = await read(events({"choices": [{"index": 0, "text": "42", **STOP}]}))  # of the older API
+    assert ending == "broken" and "its answer is no chat completion" in said
+
+
+async def test_what_a_model_thinks_in_parts_of_its_content_is_read(chat_server: Any) -> None:
+    thought = [{"type": "thinking", "thinking": [{"type": "text", "text": "2 + 2"}]}, {"type": "text", "text": "4"}]
+    for streamed in (False, True):
+        says = chat_server.streams(delta(thought), end("stop")) if streamed else chat_server.says(thought)
+        chat_server.will(says)
+        async with make(chat_server, streamed=streamed) as agent:
+            conversation = Conversation(
+                request_id="c", max_turn_tokens=9, observation=({"role": "user", "content": "?"},)
+            )
+            turn, action = await agent.act(conversation, [])
+        assert turn.message is not None
+        assert (action.text, turn.message.get("reasoning_content")) == ("4", "2 + 2")
+
+
+@pytest.mark.parametrize(
+    ("written", "count"), [("5", 5), ("5.0", 5), ("null", 0), ("true", 0), ("-1", 0), ("1e400", 0)]
+)
+def test_a_count_of_tokens_may_be_written_as_a_float(written: str, count: int) -> None:
+    choice = '{"message": {"content": "4"}, "finish_reason": "stop"}'
+    reply = read_reply(read_json(f'{{"choices": [{choice}], "usage": {{"prompt_tokens": {written}}}}}'))
+    assert isinstance(reply, Reply) and reply.usage == {"prompt_tokens": count, "completion_tokens": 0}
 
 
 async def test_a_broken_answer_is_asked_again_and_never_scored(chat_server: Any) -> None:

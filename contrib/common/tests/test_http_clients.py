@@ -45,6 +45,9 @@ WAITS: dict[str, tuple[dict[str, str], float]] = {
     "a date that is over": ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
     "seconds since 1970, in Retry-After": ({"retry-after": f"{ahead(seconds=60).timestamp():.0f}"}, 60),
     "a duration": ({"retry-after": "1m30s"}, 90),
+    "a duration in words": ({"retry-after": "2 minutes"}, 120),
+    "two headers": ({"retry-after": "5, 30"}, 30),
+    "X": ({"x-rate-limit-remaining": "0", "x-rate-limit-reset": f"{ahead(seconds=60).timestamp():.0f}"}, 60),
     "a duration in place of milliseconds": ({"retry-after-ms": "2s"}, 2),
     "milliseconds of Azure": ({"x-ms-retry-after-ms": "1500"}, 1.5),
     "less than nothing": ({"retry-after": "-5"}, 0),
@@ -147,6 +150,7 @@ PROXIES: dict[str, tuple[dict[str, str], dict[str, str | None]]] = {
         {"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.example", "no_proxy": "b.example"},
         {"http://a.example": None, "http://B.example": None, "http://c.example": "http://p:1"},
     ),
+    "NO_PROXY in brackets": ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "[::2]"}, {"http://[::2]:8000": None}),
     "NO_PROXY for all": ({"HTTP_PROXY": "http://p:1", "no_proxy": "*"}, {"http://a.example": None}),
 }
 

@@ -195,6 +195,8 @@ def _messages(value: Any, where: str) -> Iterator[Message]:
             yield {"role": role, "content": text_of(texts, where)}
             texts = []
         id_, result = block.get("tool_use_id"), text_of(block.get("content"), where)
+        if not result and check_kind(block, "is_error", "true or false"):
+            result = "Error"  # all that the model is told of it
         yield {"role": "tool", "content": result, "tool_call_id": id_ if isinstance(id_, str) else ""}
     if texts or not blocks:
         yield {"role": role, "content": text_of(texts, where)}

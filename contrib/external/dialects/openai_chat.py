@@ -75,7 +75,8 @@ def _message(value: Any, where: str) -> Message:
     role = _ROLES.get(name_of_role) if isinstance(name_of_role, str) else None
     if role is None:
         raise RequestRefused(400, f"{where} has no role out of {', '.join(_ROLES)}", param=where)
-    message: dict[str, Any] = {"role": role, "content": text_of(value.get("content"), where)}
+    text = text_of(value.get("content"), where) or text_of(value.get("refusal"), where)
+    message: dict[str, Any] = {"role": role, "content": text}
     if value.get("tool_calls"):
         message["tool_calls"] = _calls(value["tool_calls"], where)
     for name in ("tool_call_id", "name"):

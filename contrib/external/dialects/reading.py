@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contrib.common.http_server import RequestRefused
+from contrib.common.json_text import write
 from contrib.common.media import Medium
 from contrib.external.requests import whole_number
 from forge_env.core.types import ToolSpec
@@ -77,7 +78,8 @@ def _part(part: Any, where: str) -> str:
         return text
     data = fields.get("data", fields.get("content"))
     if fields.get("type") in _WRITTEN and data is not None:
-        return text_of(data, where)
+        about = [part[name] for name in ("title", "context") if isinstance(part.get(name), str) and part[name]]
+        return "\n".join([*about, text_of(data, where)])
     if (medium := medium_of(part)) is None:
         raise RequestRefused(
             400, f"{where} holds a part {part['type']!r:.40} without data, a URL or the id of a file", param=where
@@ -124,7 +126,7 @@ def _medium_fields(part: Any) -> Mapping[str, Any] | None:
 
 
 def call_of(id_: Any, name: str, arguments: Any) -> dict[str, Any]:
-    text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    text = arguments if isinstance(arguments, str) else write({} if arguments is None else arguments)
     return {
         "id": id_ if isinstance(id_, str) else "",
         "type": "function",
@@ -133,5 +135,8 @@ def call_of(id_: Any, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def tool_of(name: str, description: Any, parameters: Any) -> ToolSpec:
-    schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
+    if parameters is not None and not isinstance(parameters, dict):
+        value = json.dumps(parameters)[:80]
+        raise RequestRefused(400, f"the schema of the tool {name!r:.80} is {value}; it is an object", param="tools")
+    schema = {"type": "object", "properties": {}} if parameters is None else parameters
     return {"type": "function", "function": {"name": name, "description": str(description or ""), "parameters": schema}}

@@ -16,8 +16,12 @@ from anthropic import AsyncAnthropic
 
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
+from contrib.common.http_server import RequestRefused
+from contrib.common.json_text import read as read_json
 from contrib.external.conversations import ProgramConversations
 from contrib.external.dialects.anthropic_messages import AnthropicMessages
+from contrib.external.dialects.dialect import Dialect
+from contrib.external.dialects.openai_chat import OpenAIChat
 from contrib.external.requests import ProgramRequest
 from contrib.external.tests.external_playing import Check, Play, Playing, calls, plain
 from forge_env.core.types import EpisodeLimits, Outcome
@@ -283,3 +287,37 @@ def test_an_empty_answer_that_is_dropped_continues_its_row(is_dropped: bool) -> 
     )
     repeated, new = conversations.place(_sent(asked))
     assert (repeated.number, len(new)) == (1, 1)
+
+
+def from_user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"max_tokens": 5, "messages": [{"role": "user", "content": list(blocks)}]}
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "t"}
+DOCUMENT = {"type": "document", "title": "Plan", "context": "Draft", "source": {"type": "text", "data": "Go."}}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": read_json('{"x": 1.10}')}}]}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "text"),
+    [
+        (OpenAIChat(), {"messages": [{"role": "assistant", "content": None, "refusal": "No."}]}, "No."),
+        (AnthropicMessages(), from_user(DOCUMENT), "Plan\nDraft\nGo."),
+        (AnthropicMessages(), from_user({**RESULT, "content": [], "is_error": True}), "Error"),
+        (AnthropicMessages(), from_user({**RESULT, "content": "disk full", "is_error": True}), "disk full"),
+    ],
+)
+def test_all_that_a_message_says_is_read(dialect: Dialect, body: Any, text: str) -> None:
+    assert dialect.read(body, {}).messages[-1]["content"] == text
+
+
+def test_arguments_that_are_no_text_keep_their_digits() -> None:
+    [message] = OpenAIChat().read({"messages": [CALL]}, {}).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"x": 1.10}'
+
+
+def test_a_schema_of_a_tool_that_is_a_text_is_refused() -> None:
+    body = {"messages": [{"role": "user", "content": "?"}]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": "{}"}}]
+    with pytest.raises(RequestRefused, match="the schema of the tool 'f' is .*; it is an object"):
+        OpenAIChat().read({**body, "tools": tools}, {})

@@ -21,8 +21,9 @@ ParseAction = Callable[[str, Space[Any]], Any]
 MAX_TEXT = 20_000
 """Characters at the end of an answer that are searched for an action."""
 
-_INTEGER = re.compile(r"(?<![\w.])-?\d{1,18}(?:\.0{1,18})?(?![\w]|\.\d)")  # 1.0 is 1
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?![\w]|\.\d)")
+# A comma within a number is of a thousand or of a fraction: nobody knows which.
+_INTEGER = re.compile(r"(?<![\w.])(?<!\d,)-?\d{1,18}(?:\.0{1,18})?(?!\w|[.,]\d)")  # 1.0 is 1
+_NUMBER = re.compile(r"(?<![\w.])(?<!\d,)[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?!\w|[.,]\d)")
 _MARK = re.compile(r"\b(?:action|answer|choice|decision|move)\b[*_`\"' ]{0,4}[:=][*_`\"'\s]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|(?<!\d)[.!?][*_`\"')]{0,4}\s+(?=\W{0,4}[A-Z])")  # "1. Left 2. Right" is one sentence
 _COMPARED = 16

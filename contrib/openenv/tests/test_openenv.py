@@ -18,6 +18,7 @@ from contrib.openenv.container import is_image
 from contrib.openenv.description import base_url
 from contrib.openenv.env import OpenEnv
 from contrib.openenv.observations import call_text, observation_text
+from contrib.openenv.session import Session
 from contrib.openenv.tests.small_server import ACTION, OF_MCP, TOOL, TYPED, SmallServer
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
@@ -61,6 +62,14 @@ async def test_text_becomes_the_only_field_and_reward_and_end_come_along(small: 
 
 def test_a_sum_of_rewards_reaches_success_reward_but_for_rounding() -> None:
     assert [OpenEnv().success(reward) for reward in (0.7 + 0.2 + 0.1, 0.999)] == [True, False]
+
+
+@pytest.mark.parametrize(("flag", "is_true"), [(True, True), (1, True), ("true", True), ("false", False), (0, False)])
+def test_a_flag_of_a_server_may_be_a_text(flag: Any, is_true: bool) -> None:
+    assert Session("", None)._result({"observation": {}, "done": flag}).done is is_true
+    result = {"content": [{"type": "text", "text": "seven"}]}
+    texts = [call_text({"result": {**result, name: flag}}, "") for name in ("is_error", "isError")]
+    assert texts == ["Error: seven" if is_true else "seven"] * 2
 
 
 async def test_numbers_keep_their_digits_in_both_directions() -> None:

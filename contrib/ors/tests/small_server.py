@@ -37,6 +37,7 @@ class OrsServer:
         self.starting = 0
         """So many prompts are answered with 503."""
         self.reward: Any = 1.0
+        self.finished: Any = True
         self.hold = asyncio.Event()
         self.hold.set()
         self.terminal: dict[str, Any] | None = None
@@ -141,7 +142,11 @@ class OrsServer:
         if not isinstance(body["input"].get("answer"), str):
             return {"ok": False, "error": "answer is missing", "reason": "input_validation"}
         right = body["input"]["answer"] == str(self.sessions[session]["n"] + 1)
-        output = {"blocks": [{"type": "text", "text": "Graded."}], "metadata": {"right": right}, "finished": True}
+        output = {
+            "blocks": [{"type": "text", "text": "Graded."}],
+            "metadata": {"right": right},
+            "finished": self.finished,
+        }
         return {"ok": True, "output": {**output, "reward": self.reward if right else 0.0}}
 
     async def _stream(self, task_id: str) -> AsyncIterator[str]:

@@ -102,6 +102,15 @@ async def test_rewards_come_from_the_outputs_and_a_plain_answer_ends_the_episode
     ]
 
 
+@pytest.mark.parametrize("flag", [1, "true"])
+async def test_the_flag_of_an_end_may_be_a_number_or_a_text(server: OrsServer, url: str, flag: Any) -> None:
+    server.finished = flag
+    async with make(url) as factory:
+        task = factory.tasks("train", count=1)[0]
+        episode = await play(factory, right(task), task)
+    assert (episode.reward, len(episode.turns)) == (1.0, 1), episode.error
+
+
 async def test_an_environment_that_compares_the_episodes_of_a_group_is_refused(server: OrsServer, url: str) -> None:
     for compares in (None, False):
         server.compares = compares

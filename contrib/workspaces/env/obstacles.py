@@ -20,24 +20,36 @@ from forge_env.core.sandbox import ExecStatus
 
 IsWork = Callable[[str], bool]
 """Whether a program may be one that the agent was asked to make: that it is not there is a verdict."""
-_SHELL = r"(?:\S+: (?:line )?\d+: |(?:\S*/)?\w*sh: (?:line \d+: |\d+: )?|(?:sudo|make\S*): )(?:exec: )?"
+_SHELL = r"(?:\S+: (?:line )?\d+: |-?(?:\S*/)?\w*sh: (?:line \d+: |\d+: )?|(?:sudo|make\S*): )(?:exec: )?"
 _CALLER = (
     r"(?:\S*/)?(?:env|timeout|nohup|nice|setsid|stdbuf|xargs|make(?:\[\d+\])?): "
     r"(?:(?:failed to|can't|cannot) (?:run command|exec|execute) )?"
 )
+_MODULES = "pytest|pip|uv|tox|nox|coverage|ensurepip|venv|virtualenv"
+_ELSEWHERE = r"(?!localhost|127\.|\[?::1|0\.0\.0\.0)"
+"""Before the name of a host: a task may ask for a server on this machine, which is then the agent's work."""
 _PROGRAM = re.compile(
     rf"{_SHELL}(?P<shell>[^\s:]+): (?:[Cc]ommand )?not found$"
     rf"|{_SHELL}(?P<path>\S*/s?bin/[^\s:]+): No such file or directory$"
     rf"|{_CALLER}['‘]?(?P<called>[^'’\s:]+)['’]?: No such file or directory$"
     r"|.*: (?P<interpreter>/\S+): (?:bad interpreter: No such file|cannot execute: required file not found)"
-    r"|\S*python[\d.]*: No module named (?P<module>pytest|pip|uv|tox|nox|coverage|ensurepip|venv|virtualenv)$"
+    rf"|\S*python[\d.]*: No module named (?P<module>{_MODULES})$"
+    rf"|(?:E +)?ModuleNotFoundError: No module named '(?P<imported>{_MODULES})'$"
+    r"|(?:zsh:(?:\d+:)? command not found|fish: Unknown command): (?P<other_shell>[^\s:]+)$"
+    rf"|{_SHELL}(?P<binary>[^\s:]+): cannot execute binary file"
 )
 _NETWORK = re.compile(
-    r"(?:could not|unable to|failed to|cannot) (?:resolve|look ?up) (?:host|proxy|address)"
+    r"(?:could not|couldn't|unable to|failed to|cannot) (?:resolve|look ?up) (?:host|proxy|address)"
     r"|temporary failure (?:in name resolution|resolving)|name or service not known|name does not resolve"
     r"|no address associated with hostname|nodename nor servname|\bEAI_AGAIN\b|\bENOTFOUND\b|\bno such host\b"
     r"|bad address '[^']*\.|bad hostname|network is unreachable|\bENETUNREACH\b|no route to host"
-    r"|failed to connect to (?!localhost|127\.|\[?::1|0\.0\.0\.0)|cannot connect to the docker daemon"
+    rf"|failed to connect to {_ELSEWHERE}|could not connect to {_ELSEWHERE}[\w-]+\.[\w.-]+:\d"
+    rf"|connectionpool\(host='{_ELSEWHERE}[^']*', port=\d+\): max retries exceeded|ECONNREFUSED {_ELSEWHERE}[\w.:]+\d"
+    rf"|failed to fetch:? `?https?://{_ELSEWHERE}|(?:couldn't connect to|cannot reach) '?https?://{_ELSEWHERE}"
+    rf"|could not reach host {_ELSEWHERE}|\bunknown ?host(?:exception:)? {_ELSEWHERE}[\w-]+\."
+    r"|\blookup \S+ on \S+: |network (?:connectivity )?(?:was|is) disabled|lookup disabled by GOPROXY"
+    r"|has no installation candidate|could not open lock file /var/lib/|directory /var/lib/apt/lists\S* is missing"
+    r"|cannot connect to the docker daemon"
     r"|from proxy after CONNECT|CONNECT tunnel failed|tunnel connection failed|tunnel error: "
     r"|unable to locate package|no matching distribution found|CondaHTTPError: HTTP 000"
     r"|'remote-https?' is not a git command|unable to find remote helper",

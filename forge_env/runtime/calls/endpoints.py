@@ -96,8 +96,15 @@ def portable(error: BaseException) -> Exception:
         copy = pickle.loads(data)
         if type(copy) is type(error) and str(copy) == str(error) and len(data) <= _MOST_BYTES:
             return error
-    except Exception:
-        pass  # whatever the code of its class raises
+    except BaseException:
+        pass  # whatever the code of its class raises, even SystemExit
+    return _in_words(error)
+
+
+def _in_words(error: BaseException) -> Exception:
+    """An exception of one of our kinds, or an EndpointError, with nothing of another one but its text."""
+    if not isinstance(error, ForgeError):
+        return EndpointError(type_and_text(error))
     kind = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
     text = type_and_text(error) if kind is not type(error) else type_and_text(error).partition(": ")[2]
     return kind(text) if kind is not errors.TooFewTasks else errors.UserError(text)
@@ -120,6 +127,17 @@ def answering(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Corout
     return call
 
 
+_init: Callable[..., None] = ActorError.__init__
+
+
+def _init_of_any(self: ActorError, exception: BaseException, message: str = "A remote actor call has failed.") -> None:
+    """Monarch writes the traceback of an exception here. If that fails, its caller, too, waits for ever."""
+    try:
+        _init(self, exception, message)
+    except BaseException:  # of the exception's own code, such as a __getattr__ that raises KeyError
+        _init(self, _in_words(exception).with_traceback(exception.__traceback__), message)
+
+
 def _reduce(self: ActorError) -> tuple[Any, ...]:
     return _read, (portable(self.exception), self.message, self.exception_formatted[-_MOST_TRACE:])
 
@@ -130,4 +148,5 @@ def _read(exception: Exception, message: str, trace: str) -> ActorError:
     return error
 
 
+ActorError.__init__ = _init_of_any
 ActorError.__reduce__ = _reduce  # Monarch then sends exceptions as `portable` makes them, those of constructors too

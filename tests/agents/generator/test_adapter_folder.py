@@ -50,6 +50,12 @@ def test_an_adapter_is_read_with_its_scaling(model: Path, tmp_path: Path) -> Non
     assert torch.equal(tensors[f"{LAYER}.lora_B.weight"], torch.full((6, 2), 3.0))
 
 
+def test_an_adapter_with_a_nan_is_refused(model: Path, tmp_path: Path) -> None:
+    halves = {f"{LAYER}.lora_A.weight": torch.full((2, 4), math.nan), f"{LAYER}.lora_B.weight": torch.ones(6, 2)}
+    with pytest.raises(UserError, match=r"not finite in .*q_proj.lora_A.weight"):
+        open_adapter(write(tmp_path / "adapter", halves), model).tensors()
+
+
 def test_what_peft_writes_of_a_plain_adapter_is_taken(model: Path, tmp_path: Path) -> None:
     written = {
         "alora_invocation_tokens": None, "alpha_pattern": {}, "auto_mapping": None, "bias": "none", "lora_bias": False,

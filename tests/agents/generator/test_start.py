@@ -22,6 +22,8 @@ GRAPHS = "cudagraph_capture_sizes"
         (EngineSettings(), True, {"max_num_batched_tokens": 16384}),
         (EngineSettings(step_tokens=4096), True, {"max_num_batched_tokens": 4096}),
         (EngineSettings(), False, {"max_num_batched_tokens": None}),
+        # Of a folder of Mistral's, vLLM would take the files that the trainer does not.
+        (EngineSettings(), False, {"config_format": "hf", "load_format": "hf"}),
         # The prefix cache finds whole blocks: vLLM's own 128 tokens are more than a short prompt has.
         (EngineSettings(), False, {"block_size": 32}),
         (EngineSettings(), True, {"block_size": None}),  # what the attention kernel asks for

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from agents.generator.local import LocalAgent, _engine
 from agents.generator.settings import EngineSettings
@@ -21,6 +23,7 @@ from forge_env.core.types import EpisodeLimits, Outcome, Sampling, Task
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.model_folders import change_weights
 
 LIMITS = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=100_000)
 SETTINGS = AgentSettings(env="math", deterministic=True, max_tokens=100_000, concurrency=4)
@@ -87,11 +90,11 @@ async def test_an_answer_takes_no_longer_than_the_settings_say(tiny_model: Path)
 
 @pytest.mark.slow
 async def test_an_engine_that_does_not_start_is_one_sentence(tiny_model: Path, tmp_path: Path) -> None:
-    """A folder whose weights are none."""
-    for file in tiny_model.iterdir():
-        (tmp_path / file.name).write_bytes(b"no weights" if file.suffix == ".safetensors" else file.read_bytes())
+    """A folder whose weights have other shapes than its config says."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    change_weights(folder, model__norm__weight=torch.ones(3))
     with pytest.raises(PolicyError, match="the engine did not start with"):
-        async with open_agent(f"vllm:{tmp_path}", SETTINGS):
+        async with open_agent(f"vllm:{folder}", SETTINGS):
             pass
 
 

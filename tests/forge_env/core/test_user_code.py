@@ -16,7 +16,7 @@ from forge_env.core.episode import Group
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Outcome, Task
-from forge_env.core.user_code import describe, guard, location_of
+from forge_env.core.user_code import describe, guard, location_of, type_and_text
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_group
 from forge_env.tool_env.tool_env import ToolEnv
@@ -295,3 +295,10 @@ def test_eval_goes_on_and_tells_where_it_was(shop: Path, capfd: pytest.CaptureFi
     out, err = capfd.readouterr()
     assert "tool buy (shop.py:18): SystemExit: sold out" in out + err
     assert "Traceback" not in out + err
+
+
+def test_groups_in_groups_have_a_text_however_deep_they_are() -> None:
+    error: Exception = ValueError("seven")
+    for _ in range(3000):
+        error = ExceptionGroup("of", [error])
+    assert type_and_text(error).startswith("ExceptionGroup: of (1 sub-exception): ExceptionGroup: of")

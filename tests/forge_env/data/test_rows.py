@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -292,6 +293,22 @@ def test_floats_of_parquet_are_as_short_as_they_were_written(dataset: Callable[[
     name = dataset("train.parquet", table.getvalue())
     assert [each.read() for each in read_hub(name, split="train", streaming=True)] == [row]
     assert read(Path(name, "train.parquet")) == [row]
+
+
+@needs("pyarrow")
+def test_small_floats_are_short_in_every_kind_of_column(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    short = pyarrow.float32()
+    kinds = [pyarrow.large_list(short), pyarrow.list_(short, 2), pyarrow.list_view(short)]
+    columns = {str(kind): pyarrow.array([[0.1, 0.2]], kind) for kind in kinds}
+    columns["map"] = pyarrow.array([[("a", 0.1)]], pyarrow.map_(pyarrow.string(), short))
+    columns["half"] = pyarrow.array([np.float16(0.1)])
+    columns["largest"] = pyarrow.array([3.4028235e38], short)
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    lists = {str(kind): [0.1, 0.2] for kind in kinds}
+    assert read(tmp_path / "a.parquet") == [{**lists, "map": [["a", 0.1]], "half": 0.1, "largest": 3.4028235e38}]
 
 
 @needs("pyarrow")

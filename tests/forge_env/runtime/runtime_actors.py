@@ -51,9 +51,24 @@ def strange_errors(base: type[Exception]) -> dict[str, Callable[[str], Exception
             super().__init__(text)
             self.data = bytes(2**24)
 
-    makes = {kind.__name__: kind for kind in (Locked, NoReduce, NoReading, Huge)}
+    class NoAttribute(base):  # type: ignore[misc, valid-type]
+        """Has no traceback: Python asks for `__notes__`."""
+
+        def __getattr__(self, name: str) -> Any:
+            return {"": name}[name]
+
+    class ExitInReduce(base):  # type: ignore[misc, valid-type]
+        def __reduce__(self) -> Any:
+            raise SystemExit(3)
+
+    makes = {kind.__name__: kind for kind in (Locked, NoReduce, NoReading, Huge, NoAttribute, ExitInReduce)}
     local = {"Local": Local} if base is Exception else {}  # one of ours arrives as it is
     return {**makes, **local, "TwoArguments": lambda message: TwoArguments(*message.split(" ", 1))}
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
 
 
 STRANGE, STRANGE_OWN = strange_errors(Exception), strange_errors(EnvError)
@@ -108,6 +123,8 @@ class Worker(ForgeActor):
         if kind == "group":
             raise ExceptionGroup("many", [make(message) for make in STRANGE.values()])
         strange = {**STRANGE, **{f"own {name}": make for name, make in STRANGE_OWN.items()}}
+        if kind == "no text":
+            raise NoText
         usual = (ValueError, TimeoutError, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
         kinds = {**OWN, **strange, **{kind.__name__: kind for kind in usual}}
         raise kinds[kind](message)

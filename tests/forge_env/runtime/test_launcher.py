@@ -102,6 +102,8 @@ async def test_an_error_arrives_with_its_kind_and_the_actor_lives_on(launcher: L
         await within(DEADLINE_S, worker.fail.call_one("group", "7 is not prime"), "the worker")
     inner = "; ".join(f"{kind}: 7 is not prime" for kind in STRANGE)
     assert str(group.value) == f"the worker failed: ExceptionGroup: many ({len(STRANGE)} sub-exceptions): {inner}"
+    with pytest.raises(ServiceError, match=r"NoText: \(its text cannot be read: KeyboardInterrupt\)"):
+        await within(DEADLINE_S, worker.fail.call_one("no text", ""), "the worker")
     with pytest.raises(ServiceError, match=r"^the slow answer did not answer within 0\.2 s$"):
         await within(0.2, worker.hold.call_one(), "the slow answer")
 

@@ -86,9 +86,49 @@ def another_head(folder: Path) -> None:
     change_weights(folder, lm_head__weight=weight_of(folder) + 1e-3)
 
 
+def cut(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 5000)
+
+
+def another_file(name: str) -> Callable[[Path], None]:
+    """A copy of the weights under another name, which vLLM reads too: it takes every file of a folder without index."""
+
+    def copy(folder: Path) -> None:
+        shutil.copy(folder / "model.safetensors", folder / name)
+
+    return copy
+
+
+def two_parts(folder: Path, *more: str) -> None:
+    """The weights in two files with an index; those of the names `more` are in both."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    half = sorted(tensors)[: len(tensors) // 2]
+    parts: dict[str, set[str]] = {"1": {*half, *more}, "2": {*tensors.keys() - half}}
+    for number, names in parts.items():
+        save_file({name: tensors[name] for name in names}, folder / f"model-{number}.safetensors")
+    index = {name: f"model-{number}.safetensors" for number, names in parts.items() for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def one_beside_parts(folder: Path) -> None:
+    """transformers reads it in place of the files of the index."""
+    another_file("all.safetensors")(folder)
+    two_parts(folder)
+    (folder / "all.safetensors").rename(folder / "model.safetensors")
+
+
+def in_both_parts(folder: Path) -> None:
+    two_parts(folder, "model.norm.weight")
+
+
 REFUSED: list[tuple[Callable[[Path], object], Callable[[Path], object], str]] = [
     (another_template, rendered, "chat template"),
     (another_head, trained, "holds a lm_head.weight that differs from its model.embed_tokens.weight"),
+    (another_file("old.safetensors"), trained, "old.safetensors beside its weights in model.safetensors, and vLLM"),
+    (another_file("consolidated.safetensors"), trained, "holds consolidated.safetensors beside"),
+    (one_beside_parts, trained, "beside its weights in model-1.safetensors, and transformers would read it"),
+    (in_both_parts, trained, "the weight model.norm.weight is in"),
     (lambda folder: change_weights(folder, model__norm__weight=None), trained, "lacks weight model.norm.weight"),
     (
         lambda folder: change_weights(folder, model__extra__weight=weight_of(folder, "model.norm.weight")),
@@ -100,7 +140,7 @@ REFUSED: list[tuple[Callable[[Path], object], Callable[[Path], object], str]] = 
         trained,
         "where (128, 400) is expected",
     ),
-    (lambda folder: os.truncate(folder / "model.safetensors", 5000), trained, "model.safetensors is damaged"),
+    (cut, trained, "model.safetensors is damaged"),
     (
         lambda folder: change_json(folder / "config.json", layer_types=["sliding_attention"] * 2),
         read_model_config,
@@ -124,7 +164,9 @@ def test_the_plan_refuses_a_folder_as_the_start_does(
     assert plans.refusal("--env=math", f"--model={folder}", algorithm="sft") == str(of_start.value)
 
 
-@pytest.mark.parametrize("change", [another_template, another_head])
+@pytest.mark.parametrize(
+    "change", [another_template, another_head, another_file("old.safetensors"), in_both_parts, cut]
+)
 async def test_an_evaluation_refuses_a_folder_before_it_starts_an_engine(
     folder: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

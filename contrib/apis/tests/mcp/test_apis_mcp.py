@@ -312,7 +312,13 @@ def said(text: str, structured: Any = None) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "structuredContent": structured}
 
 
-async def test_a_result_that_breaks_the_protocol_or_its_own_schema_is_shown_as_text() -> None:
+def blob(kind: str) -> dict[str, Any]:
+    return {"type": "resource", "resource": {"uri": "a", "mimeType": kind, "blob": "aW4gaXQ="}}
+
+
+async def test_a_result_that_breaks_the_protocol_or_its_own_schema_is_shown_as_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fits = {"structuredContent": {"n": 1}}
     glyph, markdown, null = {"type": "glyph", "points": [1]}, {"type": "markdown", "text": "*a*"}, {"type": "text"}
     audio = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
@@ -335,12 +341,19 @@ async def test_a_result_that_breaks_the_protocol_or_its_own_schema_is_shown_as_t
         "no_content": ({"sum": 5}, '{"sum":5}'),
         "null_flag": ({"content": [{"type": "text", "text": "fine"}], "isError": None}, "fine"),
         "text_flag": ({"content": [{"type": "text", "text": "no"}], "isError": "true"}, "Error: no"),
+        "number_flag": ({"content": [{"type": "text", "text": "no"}], "isError": 1}, "Error: no"),
+        "empty_text": ({"content": [{"type": "text", "text": ""}], **fits}, '{"n":1}'),
+        "text_blob": ({"content": [blob("text/plain")]}, "in it"),
+        "json_blob": ({"content": [blob("application/ld+json")]}, "in it"),
+        "image_blob": ({"content": [blob("image/png")]}, "[resource: a]"),
+        "half_a_pair": ({"content": [{"type": "text", "text": "\udcff.txt \U0001f600"}]}, "\ufffd.txt \U0001f600"),
         "nothing": ({}, "OK (no content)"),
         "result_is_text": ("seven", "seven"),
         "result_is_list": ([1, 2], "[1,2]"),
     }
     async with open_mcp(sloppy({name: {"result": result} for name, (result, _) in shown.items()})) as server:
         assert {name: await ask(server, name) for name in shown} == {name: text for name, (_, text) in shown.items()}
+    assert not [record for record in caplog.records if record.name.startswith("mcp")]
 
 
 async def test_an_error_of_a_tool_is_an_answer_while_its_server_lives() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import shlex
 import sys
@@ -141,3 +142,10 @@ async def test_no_page_is_read_twice(pages: dict[str, Any]) -> None:
 )
 def test_an_address_in_an_event_has_no_number(line: str, is_json: bool) -> None:
     assert bool(exact_numbers._EVENT_DATA.fullmatch(line)) == is_json
+
+
+def test_a_line_that_is_no_message_changes_none_after_it() -> None:
+    """Half a pair of quotes would make strings of what is outside of them, and numbers of what is in them."""
+    message = '{"text": "1.10", "n": 5}\n'
+    decoder = codecs.lookup(exact_numbers.ENCODING).incrementaldecoder()
+    assert decoder.decode(f'found a 5" disk\n{message}'.encode()) == f'found a 5" disk\n{message}'

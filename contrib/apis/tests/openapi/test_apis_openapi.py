@@ -504,6 +504,18 @@ def test_the_server_of_a_document_may_have_variables() -> None:
         _ = OpenApi(document({})).base_url
 
 
+@pytest.mark.parametrize("is_at_path", [False, True])
+def test_an_operation_with_a_server_of_its_own_is_not_sent_to_another(is_at_path: bool) -> None:
+    own = {"servers": [{"url": "https://files.example.com/v2/"}]}
+    item = {"get": operation(), **own} if is_at_path else {"get": {**operation(), **own}}
+    both = {**document({"/x": item, "/y": {"get": operation()}}), "servers": [{"url": "https://example.com"}]}
+    with pytest.raises(UserError, match="GET /x has a server of its own, 'https://files.example.com/v2/'"):
+        OpenApi(both)
+    assert [tool.path for tool in OpenApi(both, exclude=["do"]).operations] == ["/y"]
+    assert OpenApi(both, include=["do"], base_url="https://files.example.com/v2").operations
+    assert OpenApi({**both, **own}).operations  # it is the document's
+
+
 def in_body(schema: Any) -> Any:
     return document({"/x": {"post": operation(requestBody=json_body(schema))}})
 
