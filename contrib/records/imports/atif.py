@@ -85,7 +85,8 @@ def _read_step(log: Log, step: Mapping[str, Any], rows: Rows) -> None:
             raise BadRecord("its tool_calls are no list")
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
-        is_written = not step.get("is_copied_context")
+        # No call of a model: the agent's program decided this step by itself.
+        is_written = not step.get("is_copied_context") and step.get("llm_call_count") != 0
         message.update(others)
         log.messages.append((message, is_written))  # type: ignore[arg-type]
         if is_written:

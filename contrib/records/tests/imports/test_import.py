@@ -267,13 +267,14 @@ def test_a_folder_of_harbor_brings_its_verdicts(tmp_path: Path, read: Command) -
     assert result["not_carried"] == {"token ids": 2, "costs": 2}
 
 
-def test_copied_steps_and_results_without_calls(tmp_path: Path, read: Command) -> None:
+def test_steps_without_a_model_and_results_without_calls(tmp_path: Path, read: Command) -> None:
     copied = {"source": "agent", "message": "before", "is_copied_context": True}
-    ran = {"source": "agent", "message": "ls", "observation": {"results": [{"content": "file"}]}}
-    log = write(tmp_path / "log.jsonl", an_atif(ASKED, copied, ran, ANSWERED))
+    decided = {"source": "agent", "message": "by rule", "llm_call_count": 0}
+    ran = {"source": "agent", "message": "ls", "observation": {"results": [{"content": "file"}]}, "llm_call_count": 1}
+    log = write(tmp_path / "log.jsonl", an_atif(ASKED, copied, decided, ran, ANSWERED))
     (episode,) = read("atif", log, "--reward", "0")["read"]
     assert [turn.message["content"] for turn in episode.turns] == ["ls", "hi"]
-    assert [message["role"] for message in episode.turns[0].observation] == ["user", "assistant"]
+    assert [message["content"] for message in episode.turns[0].observation[1:]] == ["before", "by rule"]
     assert episode.turns[1].observation == ({"role": "user", "content": "file"},)
 
 
