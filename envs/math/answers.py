@@ -102,7 +102,8 @@ _FORMULA = re.compile(
 )
 _ANSWER_IS = re.compile(r"\b(?:answer|option|choice)\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _HEADING = re.compile(
-    r"\A\s*(?:(\\text(?:bf|rm|it)?\{)\s*)?((?=[a-zA-Z])(?![^:]*\b(?:not?|least|most|than)\b)[a-zA-Z][a-z]+(?: [a-z]+)*)\s*:\s*(\})?\s*"
+    r"\A\s*(?:(\\text(?:bf|rm|it)?\{)\s*)?"
+    r"((?=[a-zA-Z])(?![^:]*\b(?:not?|least|most|than)\b)[a-zA-Z][a-z]+(?: [a-z]+)*)\s*:\s*(\})?\s*"
 )
 """Total: 5 is 5."""
 _ARITHMETIC = re.compile(
