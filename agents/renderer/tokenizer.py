@@ -17,7 +17,7 @@ class FastTokenizer:
     """Reads `tokenizer.json` of a Hugging Face folder.
 
     Raises:
-        UserError: the folder holds no tokenizer.
+        UserError: the folder holds no tokenizer, or a damaged one.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -89,7 +89,10 @@ class FastTokenizer:
 @functools.lru_cache(maxsize=2)
 def _load(path: Path, modified_ns: int) -> Tokenizer:
     """The tokenizer of a file, which takes a second to read if its vocabulary is large."""
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises no narrower one
+        raise UserError(f"{path} is no tokenizer: {error}; copy it again from the model") from None
 
 
 def _byte_characters() -> dict[str, int]:

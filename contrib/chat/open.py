@@ -32,7 +32,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
     if settings.thinking in ("off", "on"):
         body["chat_template_kwargs"] = {"enable_thinking": settings.thinking == "on"}
     model, _, url = re.sub(r"@(?=[a-zA-Z]+://)", "\0", endpoint, count=1).partition("\0")
-    if not url and (address := re.search(r"@([^@/]+:\d+(/.*)?)$", model)):
+    if not url and (address := re.search(r"@((?:localhost|[^@/]+:\d+|[^@/]+(?=/v\d))(/.*)?)$", model)):
         raise UserError(f"the agent openai:{endpoint} has the address {address[1]}: write it as http://{address[1]}")
     agent = ChatAgent(
         model,

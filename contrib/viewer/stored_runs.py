@@ -100,10 +100,13 @@ def find_runs(*paths: Path) -> list[StoredRun]:
 
 
 def _runs_at(path: Path) -> list[StoredRun]:
+    wanted = "name the folder of a run, a folder of runs, or a .jsonl file"
     if path.is_file():
+        if path.suffix != ".jsonl":
+            raise UserError(f"{path} is no .jsonl file: {wanted}")
         return [StoredRun(path=path, name=path.name, kind="file")]
     if not path.is_dir():
-        raise UserError(f"there is no {path}: name the folder of a run, a folder of runs, or a .jsonl file")
+        raise UserError(f"there is no {path}: {wanted}")
     if kind := _run_kind(path):
         return [StoredRun(path=path, name=path.resolve().name, kind=kind)]
     folders = _subfolders(path)

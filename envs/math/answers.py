@@ -100,23 +100,33 @@ _HASHES = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)", re.MULTILINE)
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:[^$\\]|\\(?!\())*?)\\\)|\\\[((?:[^$\\]|\\(?!\[))*?)\\\]", re.DOTALL
 )
-_ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"\b(?:answer|option|choice)\s*(?:is|:|=)\s*:?", re.IGNORECASE)
+_HEADING = re.compile(
+    r"\A\s*(?:(\\text(?:bf|rm|it)?\{)\s*)?"
+    r"((?=[a-zA-Z])(?![^:]*\b(?:not?|least|most|than)\b)[a-zA-Z][a-z]+(?: [a-z]+)*)\s*:\s*(\})?\s*"
+)
+"""Total: 5 is 5."""
 _ARITHMETIC = re.compile(
-    r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*(?:=|$))?(?:[\d\s+*/().^{}=-]|\\(?:times|cdot|div|[dt]?frac))*", re.ASCII
+    r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*(?:=|$))?(?:[\d\s+*/().^{}=!|-]"
+    r"|\\(?:times|cdot|div|[dt]?frac|[dt]?binom|sqrt|[lr](?:ceil|floor))(?![a-z]))*",
+    re.ASCII,
 )
 _NAME = re.compile(
-    r"(?!\\(?:ln|log|exp|sqrt|sin|cos|tan|cot)\b)(?:\\(?:text|mathrm)\{)?\\?[a-zA-Z][a-zA-Z ]*'?\}?"
-    r"(?:\s*_\{?\w+\}?)?(?:\([^()]*\))?\s*"
+    r"(?!\\(?:ln|log|exp|sqrt|sin|cos|tan|cot)\b)(?:\\(?:text|mathrm|mathbb|operatorname)\{)?\\?[a-zA-Z][a-zA-Z ]*'?\}?"
+    r"(?:\s*_\{?\\?\w+\}?)?(?:\s*(?:\([^()]*(?:\([^()]*\)[^()]*)?\)|\[[^\[\]]*\]))?\s*"
     r"|(?:m\s*)?\\(?:angle|overline|widehat)\s*\{?[A-Z]{1,3}\}?\s*|[\[|][A-Z]{2,4}[\]|]\s*"  # of geometry
+    r"|\\\|[^|]*\\\|\s*|\\(?:i*int|sum|prod|lim)(?![a-zA-Z]).*"
 )
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq)(?![a-zA-Z])|≈")
 _NAMED_NUMBER, _LETTERS = re.compile(r"([a-zA-Z])\s*="), re.compile(r"[a-zA-Z]")
 _UNREADABLE = re.compile(r"\d\s+\d|\d\s*_")
 """What math-verify reads otherwise than it is meant: it adds numbers side by side, and drops the base of 123_5."""
 _WORDS = re.compile(
-    r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([^\W\d_][^\W\d_]+(?:[\s-]+[^\W\d_]+)*|[A-Z])\s*\}?\.?"
+    r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([^\W\d_][^\W\d_]+(?:[\s-]+[^\W\d_]+)*|[A-Z])\s*\.?\}?\.?"
 )
-_CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?([A-Ja-j])\)?\s*\}?\.?")
+_CHOICE = re.compile(
+    r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*(?:(?:[Oo]ption|[Cc]hoice)\s+)?\(?([A-Ja-j])\)?\s*\}?\.?"
+)
 _FORMULA_WORDS = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[ei]")
 _HUGE = re.compile(r"(?<!\d)\d{5,}\s*!|[!)}]\s*!|\^[^\w^]*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
 _SYMBOLIC = re.compile(r"\(\d?[a-z](?:[+-](?:\d{1,2}|[a-z]))?\)!", re.ASCII)
@@ -184,6 +194,8 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
         tolerance: relative to the target.
         unevaluated: whether an answer may have operations that the target does not have: \\sqrt{16} for 4.
     """
+    if not _HEADING.match(target):
+        answer = _HEADING.sub(lambda m: m[1] if m[1] and not m[3] else "", answer)
     number = parse_number(target)
     if number is not None:
         if (is_equal := _is_number(answer, target, number, tolerance)) or not unevaluated:
@@ -246,7 +258,7 @@ def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bo
     answer = _APPROXIMATELY.sub("=", answer)
     first_sides, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
     first_sides = plain(first_sides)
-    sides = re.split(r"=(?![^()]*\))", first_sides)  # P(X=1) is a name
+    sides = re.split(r"=(?![^()]*\)|[^{}]*\})", first_sides)  # P(X=1) and \\sum_{i=1} x_i are names
     if first_sides and not all(_ARITHMETIC.fullmatch(side) or _NAME.fullmatch(side) for side in map(str.strip, sides)):
         return False
     equation = _NAMED_NUMBER.match(plain(target))  # x = 5 is another line than y = 5
@@ -265,10 +277,11 @@ def _around_approximately(answer: str) -> tuple[str, str]:
 def _normal_words(text: str) -> str:
     """Return words, and the letter of a choice (A to J), in one case; other text keeps its case, since R is not r."""
     short = plain(text) if len(text) <= MAX_ANSWER else ""
+    if choice := _CHOICE.fullmatch(short):
+        return choice[1].upper()
     match = _WORDS.fullmatch(short)
     if match is None:
-        choice = _CHOICE.fullmatch(short)
-        return choice[1].upper() if choice else " ".join(text.split())
+        return " ".join(text.split())
     return match[1] if len(match[1]) == 1 else " ".join(match[1].casefold().split())
 
 

@@ -122,6 +122,8 @@ def _drop_format(match: re.Match[str]) -> str:
     if _ACCENT.match(match[0]):
         return content if content in ("i", "j", "k", "\\imath", "\\jmath") else match[0]
     word = content.strip(" ,")
+    if word == "C" and match.string[: match.start()].rstrip().endswith("+"):
+        return word  # a constant of integration, and no unit
     if word in ("or", "and"):
         return f" {word} "
     if (

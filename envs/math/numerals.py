@@ -76,7 +76,8 @@ _NUMBER = re.compile(
 _SIMPLE = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _LEAD = re.compile(
     r"(?:\\?[a-z](?:\([a-z]\))?\s*=\s*)?"
-    r"(?:\\(?:approx|simeq|sim)(?![a-z])\s*|(?:about|approximately|approx\.?|roughly|around|circa)\s+)?",
+    r"(?:\\(?:approx|simeq|sim)(?![a-z])\s*"
+    r"|(?:about|approximately|approx\.?|roughly|around|circa|exactly|precisely|only|just)\s+)?",
     re.IGNORECASE,
 )
 _BRACKETS = re.compile(r"([-+]?)\s*(?:\(([^(),]*)\)|\{([^{},]*)\})(?!\s*[\^*\d])(.*)", re.DOTALL)
@@ -166,11 +167,16 @@ _GROUP = (
     rf"|\|(?:(?!\|){_ONE_INSIDE}|[(\[{{]{_INSIDE}[)\]}}])+\||\\l(?:floor|ceil)\b{_INSIDE}\\r(?:floor|ceil)\b)"
 )
 _WORDS_BEFORE = (
-    r"not|than(?: or equal to)?|at (?:least|most)|over|under|above|below|beyond|within|exceed(?:s|ing)?|twice|double"
-    r"|triple|(?:half|third|quarter|root|square|cube|absolute value|reciprocal|inverse|opposite|multiple"
-    r"|(?<!by a )factor) of"
+    r"(?:not|never|cannot|[a-z]+n['’]t)(?:\s(?:be|an?|the|number|value|equal|to|just|exactly|really)){0,3}|than"
+    r"|(?:than|greater|less|larger|smaller) or equal(?: to)?|up to|different from|unequal to|except(?: for)?"
+    r"|(?:any|every|all|no)\w* but|at (?:least|most)|over|under|above|below|beyond|within|exceed(?:s|ing)?"
+    r"|divi(?:ded|sible) by|twice|double|triple|(?:half|third|quarter|roots?|squares?|cubes?|absolute value"
+    r"|reciprocal|inverse|opposite|negative|logarithm|factorial|multiples?|(?<!by a )factors?|(?:one|two|three) out) of"
 )
-_WORDS_BETWEEN = r",?\s+\(?or\s+\x01?(?:[a-z]\s*=\s*)?|\s+\(?(?:to|and|in|per|by|vs\.?|versus|(?:out )?of)\s+\x01?"
+_WORDS_BETWEEN = (
+    r",?\s+\(?or\s+\x01?(?:[a-z]\s*=\s*)?|\s+\(?(?:to|and|in|per|by|vs?\.?|versus|(?:out )?of|nor|through|thru|until"
+    r"|up to|added to|subtracted from|multiplied by|(?:with )?(?:an? )?rem(?:ainder|\.)(?: of)?)\s+\x01?"
+)
 _WORDS_BEHIND = (
     r"at (?:least|most)|squared|cubed|factorial|halves|thirds|(?:ten|hundred|thousand)ths"
     r"|(?:or|and) (?:more|less|fewer|above|over|up|below|under|(?:high|low|great|larg|small)er)"
@@ -183,16 +189,18 @@ _TERM = (
     r"(?:!(?=\s*[\x01)*/]))?"
 )
 _OPERATOR = (
-    r"\s*(?:\*\*?|[-+/≈]|\\(?:div|pm|approx)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
+    r"\s*(?:\*\*?|\.\.+(?=\d)|[-+/≈]|\\(?:div|pm|approx)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
     r"|\s(?:times|over|divided by|choose)\s|\s?(?:\\p?b?|[(\s]\s?)mod(?:ulo)?(?![a-z])\s?"
     rf"|\s*{_RELATION}\s*|(?<=[\d)%}}])\x01?(?:{_WORDS_BETWEEN})(?=[$\d(.\\-])"
     r"|\s(?:raised )?to the (?:power (?:of )?)?"
 )
 _OPEN_END = rf"(?:\s(?:{_WORDS_BEHIND})\b|(?<=\d)\+(?=\s[a-z]{{2}}|\W*\Z))"
 _CHANGE = re.compile(
-    r"\b((?:from|(?:round|reduc|simplif|convert|chang|increas|decreas)\w*)\s[^;:]{0,40}?\s)to\b", re.IGNORECASE
+    r"\b((?:(?:from|(?:round|reduc|simplif|convert|chang|increas|decreas)\w*)\s[^;:]{0,40}?|(?:add|sum|total|com)\w*\sup)"
+    r"\s)to\b",
+    re.IGNORECASE,
 )
-"""From 3 to 2 is a change, and 2 is its end; 3 to 2 is a ratio or a range."""
+"""From 3 to 2 is a change, and 2 is its end; 3 to 2 is a ratio or a range. What adds up to 2 is 2, and no bound."""
 _RUN = re.compile(
     rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?"
     rf"{_TERM}(?:(?:{_OPERATOR}|\s(?=\\|pi\b|[xyzni](?![\w'-])))?{_TERM})*{_OPEN_END}?)",
@@ -201,6 +209,7 @@ _RUN = re.compile(
 _ALONE = re.compile(r"\A\s*[-−–] (?=(?:[^a-z]|\\[a-z]+)*\Z)", re.IGNORECASE)
 _DIGIT = re.compile("[\\d∛¼-¾⅐-⅞⁰¹²³⁴-⁹]")
 """What a line with a number has; the other patterns take a hundred times as long."""
+_SIGN_APART = re.compile(r"((?:\b(?:is|are|be|equals)|[:=])[\s*_]*\s)[-−] (?=[\d.$\\])", re.IGNORECASE)
 _STEP = 1000
 """Characters of a line that are searched at once: it bounds the time of the pattern."""
 _TEXT = r"\\text\{[^{}]*(?:\^\{-?\d\}[^{}]*)*\}(?:\s*\^\{-?[1-9]\})?"
@@ -241,7 +250,7 @@ def plain(text: str) -> str:
         text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text).translate(_SIGNS)
         text = re.sub(r"(\d)[\u0304\u0305]", r"\\overline{\1}", text).replace("}\\overline{", "")
         text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
-    text = text.replace("{,}", "")  # thousands
+    text = text.replace("{,}", "").replace("+/-", "\\pm ")  # thousands
     text = _SCALED.sub(" ", _CODE.sub(lambda m: _CODES[m[1].lower().strip(".").replace("\\", "")], text))
     text = re.sub(r"<(su[pb])>([^<>]*)</\1>", lambda m: ("^{" if m[1] == "sup" else "_{") + m[2] + "}", text)
     text = _TAG.sub(r"\1", text)
@@ -464,7 +473,7 @@ def _runs(text: str) -> Iterator[str]:
         if row[:1] == row[-1:] == "|" and (row.count("|") > 2 or row[1:2] == " "):
             line = line.replace("|", ";")  # the bars of a table are not absolute values
         elif items < 2:  # the item of a list has siblings, or words
-            line = _ALONE.sub("-", line)
+            line = _SIGN_APART.sub(r"\1-", _ALONE.sub("-", line))
         for end in range(len(line), 0, -_STEP):
             start = max(0, end - 2 * _STEP)
             if not _DIGIT.search(line, start, end):

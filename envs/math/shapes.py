@@ -26,7 +26,9 @@ _TIME = re.compile(r"(\d{1,2}:[0-5]\d(?::[0-5]\d)?)\s*(?:\\text\{)?\s*(?:([ap])\
 _TO = re.compile(r"(?<=[\d}])\s*(?:\\text\{to\}|\bto\b)\s*(?=[\d\\])")
 _BASE = re.compile(r"\(?([0-9A-Z]+)\)?\s*_\s*\{\s*(?:\\text\{)?\s*(\w+)\s*\}?\s*\}")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
-_NAME = r"\\?[a-zA-Z]+'?(?:\s*_\{\w+\})?(?:\s*\([a-z](?:,\s*[a-z])*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)"
+_NAME = (
+    r"\\?[a-zA-Z]+'?(?:\s*_\{\w+\})?(?:\s*\^\{-1\})?(?:\s*\([a-z](?:,\s*[a-z])*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)"
+)
 _NAMED = re.compile(rf"({_NAME})\s*(?:=|\\in(?![a-zA-Z]))\s*([^=]+)")
 _RELATION = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z]))")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
@@ -58,13 +60,18 @@ def same_shape(answer: str, target: str, same_value: Same) -> bool:
     def same(part: str, other: str) -> bool:
         return same_shape(part, other, same_value)
 
+    if kinds == {"list"} and any(
+        one.name and {read(part).name for part in other.parts} == {one.name}
+        for one, other in ((mine, theirs), (theirs, mine))
+    ):
+        return _same_in_any_order(mine.parts, theirs.parts, same)  # x = 2 or 3, and x = 2 or x = 3
     if "=" in answer and "=" in target and mine.name != theirs.name:
         return kinds == {"value"} and same_value(answer, target)
     if mine.name and theirs.name and mine.name != theirs.name:
         return False
     if kinds in ({"base"}, {"time"}):
         return all(a == b or not (a and b) for a, b in zip(mine.parts, theirs.parts, strict=True))
-    if theirs.kind == "ratio":
+    if theirs.kind == "ratio" and mine.kind in ("ratio", "time", "value"):
         return _same_ratio(mine, theirs)
     if kinds == {"list"} and _are_named(theirs) and not any(read(part).name for part in mine.parts):
         return _same_in_order(mine, theirs, same)  # the values of p = 3, q = 5

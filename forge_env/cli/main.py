@@ -6,11 +6,13 @@ and an outbuilding that cannot be imported breaks only its own commands.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,7 @@ from forge_env.core.errors import ForgeError, InvariantError, UserError, first_e
 from forge_env.registry.contrib import Row, rows
 from forge_env.utils.exits import Terminated, ending_signals, show_crashes
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
+from forge_env.utils.secret_values import masked_text
 from forge_env.utils.std_streams import is_output_lost
 
 app = typer.Typer(
@@ -55,7 +58,25 @@ class _Group(TyperGroup):
             group = typer.Typer(rich_markup_mode=None)
             _add(group, row.name, row.load(), row.about)
             self.commands.update(typer.main.get_group(group).commands)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        _check_repeated(command, rest)
+        return name, command, rest
+
+
+def _check_repeated(command: Any, words: Sequence[str]) -> None:
+    """Refuse two texts of an option that has one, for they look like a list. The last of several numbers counts."""
+    options = {flag: option for option in command.params for flag in option.opts if flag.startswith("-")}
+    values, rest = dict[str, str](), iter(words)
+    for word in takewhile("--".__ne__, rest):
+        flag, equals, value = word.partition("=")
+        option = options.get(flag)
+        if option is None or option.is_flag:
+            continue
+        value = value if equals else next(rest, "")
+        first = values.setdefault(option.name, value)
+        are_numbers = all(re.fullmatch(r"[-+]?[\d.]+", text) for text in (first, value))
+        if first != value and not option.multiple and not are_numbers:
+            raise UserError(f"{flag} is given twice, {masked_text(first)} and {masked_text(value)}: give one")
 
 
 def _add(group: typer.Typer, path: str, command: Any, about: str | None = None) -> None:

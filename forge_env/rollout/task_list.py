@@ -26,6 +26,10 @@ class BadTasks(UserError):
     """`tasks` raised, took too long, or returned no valid list of tasks."""
 
 
+class LateTasks(BadTasks):
+    """`tasks` took too long."""
+
+
 def read_tasks(
     name: str, call: Callable[[], Any], split: str, *, count: int, seconds: float = TASKS_SECONDS
 ) -> Sequence[Task]:
@@ -40,7 +44,7 @@ def read_tasks(
     except (ForgeError, KeyboardInterrupt, *NOT_CAUGHT):  # KeyboardInterrupt: Ctrl-C without an event loop
         raise
     except _TooLate as error:
-        raise BadTasks(
+        raise LateTasks(
             f"{describe(call_text, error).partition(': ')[0]} did not return within {seconds:g} s: let it end, and "
             "draw no more than `count` tasks"
         ) from None

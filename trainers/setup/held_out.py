@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -21,9 +22,10 @@ from annotated_types import Ge
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Task
 from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.options import select_options
 from forge_env.utils.settings import read_value
 from trainers.config import RunConfig
-from trainers.setup.run_tasks import HELD_OUT_TASKS
+from trainers.setup.run_tasks import HELD_OUT_TASKS, first_task
 
 _KINDS: dict[str, Any] = {"split": str, "tasks": Annotated[int, Ge(1)]}
 SETTINGS = (*_KINDS, "options")
@@ -106,7 +108,21 @@ def check_sets(*configs: RunConfig) -> None:
         for name, settings in _given_sets(config).items():
             if not config.env.name:
                 raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")
-            _env_options(config, name, settings)
+            factory, _ = _env_options(config, name, settings)
+            split, trained = settings.get("split", "test"), make(config.env.name, **config.env.options)
+            if split == config.dataset.split and _of_tasks(factory) == _of_tasks(trained):
+                wrong = f"--evaluation.sets.{name}.split is {split!r}, which the run trains on"
+                raise UserError(f"{wrong}: hold another one out")
+            try:
+                first_task(factory, split, config.training.seed)
+            except UserError as error:
+                raise UserError(f"--evaluation.sets.{name}: {error}") from error
+
+
+def _of_tasks(factory: EnvFactory) -> dict[str, Any]:
+    """All options of an environment's tasks, given or not."""
+    usual = {name: parameter.default for name, parameter in signature(factory.env_class.tasks).parameters.items()}
+    return usual | select_options(factory.env_class.tasks, factory.options)
 
 
 def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -131,8 +147,6 @@ def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
 def _make_set(config: RunConfig, name: str, settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
     factory, options = _env_options(config, name, settings)
     split, count = settings.get("split", "test"), settings.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)
-    if split == config.dataset.split and not settings["options"]:
-        raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
     at_most = "tasks" not in settings and not config.dataset.held_out
     tasks = factory.tasks(split, count=count, seed=config.training.seed, at_most=at_most)
     return HeldOutSet(

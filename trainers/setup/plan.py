@@ -34,7 +34,7 @@ from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages
 from trainers.setup.run_plan import EnvShare, RunPlan
-from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
+from trainers.setup.run_tasks import RunTasks, first_task, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.engine import check_engine, check_sleep
 from trainers.setup.sizing.fit import check_fit, check_store_room, with_sizes
 
@@ -250,7 +250,9 @@ def _with_local_tasks(share: EnvShare, objective: Objective | None) -> EnvShare:
             raise UserError(f"--dataset.path is {share.source!r}, and there is no file {file}")
         if file is not None or (dataset.pass_rate and not data):
             return replace(share, tasks=_read_tasks(share, objective))
-        run_checks.check_reward(objective, share.factory, ())
+        splits, seed = dict.fromkeys((dataset.split, "test")), share.config.training.seed
+        tasks = [task for split in splits if (task := first_task(share.factory, split, seed)) is not None]
+        run_checks.check_reward(objective, share.factory, tasks)
     return share
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agents.model_folder import trained_model
-from forge_env.core.errors import UserError
+from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Task
 from forge_env.data.row import DataTasks
 from forge_env.data.rows import find_file
 from forge_env.evaluation.profile import FILE, Profile
 from forge_env.records.run_weights import run_of
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.task_list import LateTasks
 from forge_env.utils.digests import file_digest
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
@@ -25,6 +27,8 @@ TRAIN_TASKS = 4096
 """Training tasks of an environment with tasks of its own, if no number is given."""
 HELD_OUT_TASKS = 256
 """Held-out tasks if no number is given."""
+TASK_SECONDS = 5.0
+"""Time that a plan waits for a task of the environment's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,20 @@ def _draw(
             f"{len(tasks)} or less, or leave it out"
         )
     return tasks
+
+
+def first_task(environment: EnvFactory, split: str, seed: int) -> Task | None:
+    """Draw a task of a split: an unknown split, or an unknown level, is refused as the start would.
+
+    None if only the start can draw it: from elsewhere, or slowly.
+    """
+    data = str(environment.options.get("data") or "")
+    file = find_file(data, split)
+    if environment.effects() or (data and (file is None or not file.is_file())):
+        return None
+    with suppress(LateTasks, InfraError):
+        return environment.tasks(split, count=1, seed=seed, seconds=TASK_SECONDS, at_most=True)[0]
+    return None
 
 
 def own_data(config: RunConfig) -> str:

@@ -104,7 +104,7 @@ class SFTData:
             self._open(model)
             is_empty = next(self._read(self.left_out), None) is None
         else:
-            is_empty = not any(isinstance(example, Example) for _, example in self.source)
+            is_empty = not any(self._is_used(where, example) for where, example in self.source)
         if is_empty:
             raise UserError(self._nothing_left())
 
@@ -220,6 +220,11 @@ class SFTData:
                 left_out.add(where, f"it is longer than {self._limit:,} tokens (--training.seq_len)")
                 continue
             yield copy_keys(example), Sample(rows=rows)
+
+    def _is_used(self, where: str, example: Example | BadRow) -> bool:
+        if isinstance(example, BadRow):
+            self.left_out.add(where, str(example))
+        return isinstance(example, Example)
 
     def _rows(self, example: Example) -> tuple[Row, ...]:
         assert self._maker is not None

@@ -4,7 +4,9 @@
   read as well: `function_call`, the role `function`, and a column `functions`. A `refusal` is what the assistant wrote.
   An assistant message of `weight` 0 is read and not learned.
 - ``conversations``: ShareGPT's, `from` and `value`; calls are turns of `function_call`, results of `observation`.
-- ``prompt`` and ``completion``, ``question`` and ``answer``: one exchange, each a text or a list of messages.
+- ``prompt`` and ``completion`` or ``response``, ``question`` and ``answer``, ``problem`` and ``solution``: one
+  exchange, each a text or a list of messages.
+- ``instruction`` and ``output`` or ``response``: Alpaca's; an ``input`` stands behind the instruction.
 
 A column may hold JSON as text, as in a CSV file. `find_shape` tells the shape from the columns' names.
 """
@@ -24,7 +26,11 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolCall, ToolSpec
 from forge_env.data.rows import BadRow, text_problem
 
-PAIRS = (("prompt", "completion"), ("question", "answer"))
+INSTRUCTION = "instruction"
+PAIRS = (
+    *(("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("problem", "solution")),
+    *((INSTRUCTION, "output"), (INSTRUCTION, "response")),
+)
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -85,9 +91,8 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
                 read=partial(_from_pair, question_column, answer_column),
             )
     raise UserError(
-        f"{source} has the columns {there}; a chat dataset has messages, "
-        "conversations, prompt and completion, or question and answer: name the column of its messages with "
-        "--sft.messages_field"
+        f"{source} has the columns {there}; a chat dataset has messages, conversations, or a pair such as prompt and "
+        "completion: name the column of its messages with --sft.messages_field"
     )
 
 
@@ -99,7 +104,10 @@ def _from_list(column: str, row: Mapping[str, Any]) -> Example:
 
 
 def _from_pair(question_column: str, answer_column: str, row: Mapping[str, Any]) -> Example:
-    return _chat([*_side(row, question_column, "user"), *_side(row, answer_column, "assistant")], row)
+    question, more = _side(row, question_column, "user"), row.get("input")
+    if question_column == INSTRUCTION and isinstance(more, str) and more.strip():
+        question[-1]["content"] += f"\n\n{more}"
+    return _chat([*question, *_side(row, answer_column, "assistant")], row)
 
 
 def _side(row: Mapping[str, Any], column: str, role: str) -> list[Message]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from forge_env.cli.output import Json, emit, note, say, stdout_to_stderr
+from forge_env.core.errors import UserError
 
 MAX_SHOWN = 20
 
@@ -26,6 +27,8 @@ def audit(
     folder = Path(model).expanduser() if model else model_of(run)
     with stdout_to_stderr(as_json):
         result = audit_run(run, open_decoder(folder, thinking_of(run)) if folder else None)
+    if not result.episodes and not result.problems:
+        raise UserError(f"{run} holds no episode yet: there is nothing to audit")
     if as_json:
         emit({"run": str(run), "model": str(folder) if folder else None, **dataclasses.asdict(result)})
         return 1 if result.problems else 0

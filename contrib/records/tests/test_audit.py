@@ -176,6 +176,9 @@ def test_the_command_finds_the_model_of_a_run(
     out = capfd.readouterr().out
     assert "after.jsonl:2: the episode 'e/0' is there twice" in out
     assert "after.jsonl:3: not an Episode" in out
+    (tmp_path / "episodes/after.jsonl").write_text("")
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "holds no episode yet: there is nothing to audit" in capfd.readouterr().err
     assert "after.jsonl:4: not an Episode" in out
     assert "3 problems" in out
 

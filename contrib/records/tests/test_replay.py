@@ -27,6 +27,7 @@ from forge_env.registry.agent_spec import AgentSettings
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.forge_env.rollout import test_compaction as compaction
+from tests.helpers.command_lines import with_changes
 
 MAZE = '''\
 """An environment whose every answer hangs on a file, as one does whose code or data somebody has changed."""
@@ -120,7 +121,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
 def record(run: Command, *more: str) -> None:
     """Evaluate into the folder "out"."""
     base = ["--env", "maze.py:Maze", "--agent", "scripted:maze.py:walk", "--tasks", "2", "-n", "2", "--out", "out"]
-    run("eval", *base, *more)
+    run("eval", *with_changes(base, more))
 
 
 def test_a_replay_elsewhere_says_where_the_environment_was_registered(

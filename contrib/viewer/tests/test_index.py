@@ -238,6 +238,7 @@ def test_runs_are_found_where_they_are(tmp_path: Path) -> None:
     assert runs == [("deep/two", "evaluation"), ("one", "training")]
     assert find_runs(tmp_path / "all" / "one" / "episodes" / "train.jsonl")[0].kind == "file"
     (tmp_path / "nothing").mkdir()
-    for place in (tmp_path / "nothing", tmp_path / "not there"):
+    (tmp_path / "notes.txt").touch()
+    for place in (tmp_path / "nothing", tmp_path / "not there", tmp_path / "notes.txt"):
         with pytest.raises(UserError, match="name the folder"):
             find_runs(place)

@@ -52,5 +52,10 @@ def test_special_tokens_and_size_agree(both: tuple[FastTokenizer, Any]) -> None:
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
+    for content in ("{", "{}", "<html>", ""):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(UserError, match=r"tokenizer.json is no tokenizer: .*; copy it again from the model"):
+            FastTokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=f"{tmp_path.name} holds no tokenizer.json"):
         FastTokenizer(tmp_path)

@@ -26,6 +26,7 @@ from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
 from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
 from forge_env.utils.secret_values import FILE
+from tests.helpers.command_lines import with_changes
 from tests.helpers.rows import rows
 
 Run = Callable[..., dict[str, Any]]
@@ -162,7 +163,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
 
 def coin(agent: str, out: str, *more: str, n: int = 4) -> list[str]:
     fixed = f"--env coin.py:Coin --agent scripted:coin.py:{agent} -n {n} --tasks 12 --out {out}"
-    return [*fixed.split(), *more]
+    return with_changes(fixed.split(), more)
 
 
 SECRETIVE = """
@@ -441,7 +442,7 @@ def test_a_script_has_as_long_as_the_command_says_and_the_plan_says_it_too(run: 
 def test_more_tasks_extend_an_evaluation_and_only_the_new_ones_are_played(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*coin("play", "out", n=2), "--env", "coin.py:Drawn"]
+    arguments = coin("play", "out", "--env", "coin.py:Drawn", n=2)
     run(*arguments)
     first = records("out")
     more = run(*arguments, "--tasks", "20")
@@ -653,7 +654,7 @@ def walk(messages):
 def dungeon(out: str, *more: str) -> list[str]:
     Path("dungeon.py").write_text(DUNGEON)
     fixed = ["--env", "dungeon.py:Dungeon", "--agent", "scripted:dungeon.py:walk", "--tasks", "3"]
-    return [*fixed, "--out", out, *more]
+    return with_changes([*fixed, "--out", out], more)
 
 
 def test_an_episode_has_the_turns_and_the_success_that_its_environment_declares(run: Run) -> None:

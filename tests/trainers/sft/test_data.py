@@ -180,6 +180,8 @@ TOOL: ToolSpec = {
         ({"prompt": "2 + 2?", "completion": "4"}, "prompt and completion"),
         ({"prompt": [OPENAI[0]], "completion": [OPENAI[1]]}, "prompt and completion"),
         ({"answer": "4", "question": "2 + 2?"}, "question and answer"),
+        ({"prompt": "2 + 2?", "response": "4"}, "prompt and response"),
+        ({"instruction": "2 + 2?", "input": "", "output": "4"}, "instruction and output"),
     ],
 )
 def test_the_shapes(row: dict[str, Any], found: str) -> None:
@@ -187,6 +189,11 @@ def test_the_shapes(row: dict[str, Any], found: str) -> None:
     assert found in shape.columns
     read = shape.read(row)
     assert (read.messages, read.tools) == (OPENAI, ())
+
+
+def test_an_input_stands_behind_the_instruction() -> None:
+    row = {"instruction": "Add.", "input": "2 + 2", "output": "4"}
+    assert find_shape(row, source="test").read(row).messages[0] == {"role": "user", "content": "Add.\n\n2 + 2"}
 
 
 def test_a_column_of_another_name() -> None:
@@ -370,6 +377,8 @@ async def test_nothing_left_says_why(tmp_path: Path, tiny_model: Path) -> None:
         await prepared(path, tiny_model)
     with pytest.raises(UserError, match="nothing of"):
         data_of(config_for(path)).make_model(tmp_path / "model")
+    with pytest.raises(UserError, match=r"nothing of .* is left.*3 left out \(line 1, .*: it has no assistant"):
+        data_of(config_for(path)).check(None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from forge_env.utils.settings import leaves
@@ -68,6 +69,9 @@ def rules(plan: RunPlan) -> Iterator[Rule]:
     yield Rule(has_one, "checkpoint.keep_last checkpoint.asynchronous", once)
     between = "--evaluation.interval is 0: no step between the first and the last is evaluated"
     yield Rule(not evaluation.interval, "checkpoint.keep_best", between)
+    for name in ("evaluation.interval", "checkpoint.interval"):
+        is_never = 0 < plan.steps < attrgetter(name)(config)
+        yield Rule(is_never, name, f"the run ends after {plan.steps} steps, before the first of them")
     local = "--launcher.kind is local: there is one machine"
     yield Rule(plan.hosts is None, _within("launcher", "hosts lease_seconds silence_seconds port"), local)
     of_gpus = _within("launcher", "gpus_per_host gpu_memory_gib share_gpus")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
@@ -18,9 +17,6 @@ from trainers.settings.distill import SELF
 from trainers.setup.placement import FROZEN
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import chat_data
-
-TASK_SECONDS = 5.0
-"""Time that a plan waits for a task of the environment's own."""
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -95,12 +91,9 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
 
 
 def check_reward(objective: Objective | None, environment: EnvFactory | None, tasks: Sequence[Task]) -> None:
-    """Try the user's reward functions on a task of the run; on one that the environment makes, if none was read yet."""
-    if objective is None or environment is None or not (objective.reward.user_reward or environment.group_reward):
+    """Try the user's reward functions on a task of the run."""
+    if objective is None or environment is None:
         return
-    if not tasks and not environment.options.get("data") and not environment.effects():
-        with suppress(UserError):  # the start says it
-            tasks = environment.tasks("train", count=1, seconds=TASK_SECONDS, at_most=True)
     for task in tasks[:1]:
         if objective.reward.user_reward:
             try_reward(objective.reward.user_reward, task)

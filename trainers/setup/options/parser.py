@@ -104,6 +104,8 @@ class _Settings:
             elif not equals and self._kinds.get(self.full_name(name)) is bool:
                 value = "true"
             elif not equals:
+                if not self._is_known(name):
+                    raise self._unknown(name, "the command line")
                 follows = f", and {following!r} is an option: a value like that is written --{name}={following}"
                 raise UserError(f"--{name} needs a value{follows if rest else ''}")
             yield name, value
@@ -154,9 +156,17 @@ class _Settings:
         elif {name, full_name} & self._sections:
             raise UserError(f"{source}: there is no option --{name}: it is a section, write --{name}.NAME VALUE")
         else:
-            nearest = self._nearest(full_name)
-            hint = f"did you mean {nearest}? " if nearest else ""
-            raise UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
+            raise self._unknown(name, source)
+
+    def _is_known(self, name: str) -> bool:
+        full_name = self.full_name(name)
+        names = self._kinds.keys() | self._sections | {"config"}
+        return full_name in names or name in self._sections or self.is_entry(full_name)
+
+    def _unknown(self, name: str, source: str) -> UserError:
+        nearest = self._nearest(self.full_name(name))
+        hint = f"did you mean {nearest}? " if nearest else ""
+        return UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
 
     def full_name(self, name: str) -> str:
         """The dotted name of a short or relative name; an unknown name is returned unchanged."""
