@@ -20,7 +20,7 @@ from forge_env.registry.registry import env_class, is_of_process
 from forge_env.rollout.factory import EnvFactory, name_env
 from forge_env.utils.exits import show_crashes
 from forge_env.utils.folders import remove_empty
-from forge_env.utils.interrupts import interrupt_again, leave_at_once
+from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
 from forge_env.utils.targets import is_file, load
@@ -96,6 +96,7 @@ async def train_async(
     return run
 
 
+@ends_process
 def main(algorithm: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command line for an algorithm, by its name or its target; returns the exit code, see `enter`.
 

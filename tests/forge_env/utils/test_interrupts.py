@@ -34,14 +34,19 @@ def test_ctrl_c_during_imports_is_one_sentence_of_our_commands_only(
     assert (ended.stderr == "interrupted: nothing is running\n") == (code == 130)
 
 
-def test_a_second_ctrl_c_while_the_command_exits_changes_nothing() -> None:
-    program = (
-        f"{BEGIN.format((['bin/forge-env'], []))}import atexit, forge_env\n"
+@pytest.mark.parametrize(("program", "frees"), [("bin/forge-env", False), ("mine.py", True)])
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["missing"], 2)])
+def test_a_command_ends_after_its_atexit_functions(program: str, frees: bool, arguments: list[str], code: int) -> None:
+    """Nothing is freed, and no Ctrl-C meets Python's end; a program that calls `main` ends in its own way."""
+    script = (
+        f"{BEGIN.format(([program], []))}import atexit, forge_env\n"
         "from forge_env.cli.main import main\n"
         "class Late:\n"
-        "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "    def __del__(self): print('freed')\n"
         "sys.late = Late()\n"  # freed when the interpreter ends
-        "sys.exit(main(['--version']))"
+        "atexit.register(print, 'atexit')\n"
+        f"sys.exit(main({arguments}))"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert ended.stdout.splitlines()[-1 - frees :] == ["atexit", *(["freed"] if frees else [])]
