@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.episode import Episode, Group, read_jsonl
-from forge_env.core.errors import InvariantError, ServiceError, UserError
+from forge_env.core.errors import InvariantError, ServiceError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
@@ -30,7 +30,6 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.run_record import RunRecord
 from trainers.run.start import _agents
-from trainers.setup.held_out import held_out_sets
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan, tasks_of
 
@@ -366,12 +365,6 @@ PACE = "--training.sync_interval 2 --training.staleness 1"
 def test_what_evaluations_cannot_be(arguments: str, words: str) -> None:
     """The engines get the weights of every second step: others cannot be evaluated."""
     assert words.lower() in refusal(*OPTIONS, arguments).lower()
-
-
-def test_a_set_of_what_is_trained_on_is_refused() -> None:
-    config = parse(grpo.Config, [*OPTIONS, "--evaluation.sets.seen.split", "train"], SHORT_OPTIONS)
-    with pytest.raises(UserError, match="'train', which the run trains on"):
-        held_out_sets(config, ())
 
 
 def test_weights_that_the_engines_get_can_be_evaluated() -> None:
