@@ -39,10 +39,10 @@ def test_ctrl_c_during_imports_is_one_sentence_of_our_commands_only(
 def test_a_command_ends_after_its_atexit_functions(program: str, frees: bool, arguments: list[str], code: int) -> None:
     """Nothing is freed, and no Ctrl-C meets Python's end; a program that calls `main` ends in its own way."""
     script = (
-        f"{BEGIN.format(([program], []))}import atexit, forge_env\n"
+        f"{BEGIN.format(([program], []))}import atexit, forge_env, os\n"
         "from forge_env.cli.main import main\n"
         "class Late:\n"
-        "    def __del__(self): print('freed')\n"
+        "    def __del__(self, write=os.write): write(1, b'freed\\n')\n"
         "sys.late = Late()\n"  # freed when the interpreter ends
         "atexit.register(print, 'atexit')\n"
         f"sys.exit(main({arguments}))"
