@@ -285,7 +285,8 @@ class _Learner:
         is_off = END_THINK in opening
         tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
         drops = not writes and self._drops_thoughts(template)
-        self._has_empty_thoughts |= drops  # what the model writes of a thought is no content
+        # What the model writes of a thought is no content; the templates of Hermes 4 and Phi 4 only ask for one.
+        self._has_empty_thoughts |= drops or END_THINK in template.source
         has_thoughts = writes or (drops and not tokens) or THINK in opening
         if self._thinking == "on" and (not has_thoughts or is_off):
             raise UserError(

@@ -109,6 +109,8 @@ class EvalFolder:
         self._write(RESULT, json.dumps(result, indent=2, allow_nan=False, default=str))
 
     def _check_plan(self) -> None:
+        if names := [name for name in (PLAN, EPISODES, FAULTS, RESULT) if (self.path / name).is_dir()]:
+            raise UserError(f"{self.path / names[0]} is a folder, and no file of an evaluation: choose another --out")
         file = self.path / PLAN
         if not file.exists():
             if any(not name.endswith(".new") for name in os.listdir(self.path)):

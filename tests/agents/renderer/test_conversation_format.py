@@ -187,6 +187,14 @@ def test_what_a_template_for_tools_leaves_out_is_named(
         renderer.check_tools(TOOLS)
 
 
+def test_a_call_in_a_thought_that_the_template_only_asks_for_is_no_call(tiny_model: Path, tmp_path: Path) -> None:
+    asked = CODER + "{% if 0 %}{{ 'Think between <think> and </think>.' }}{% endif %}"
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", asked))
+    call = "<tool_call><function=calculator><parameter=expression>1</parameter></function></tool_call>"
+    action = renderer.read(renderer.encode(f"<think>\n{call}\n</think>\n\n4<|im_end|>"), "stop", TOOLS)
+    assert (action.text, action.tool_calls) == ("4", ())
+
+
 @pytest.mark.parametrize("begun", ["", "<think>\\n"])
 def test_a_thought_that_the_template_drops_is_read_and_written(tiny_model: Path, tmp_path: Path, begun: str) -> None:
     """It is taken out of earlier answers, as DeepSeek R1's template does; the prompt may begin it."""
