@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agents.renderer.call_form import TRIAL_TOOLS, learn_calls, trial_calls
+from agents.renderer.call_form import TRIAL_TOOLS, CallForm, learn_calls, trial_calls
 from agents.renderer.chat_template import (
     DATE,
     QWEN3_TEMPLATE,
@@ -137,6 +137,7 @@ class _Learner:
         thinks, writes = self._thoughts(template, opening)
         tokens = self._tokens(template)
         calls = learn_calls(template, self._question, opening=opening, ends=ends)
+        problem = calls.problem or self._lost(template, calls)
         if calls.one_call:
             self._notes.append("the chat template has room for one call in an answer")
         ends += [calls.end] if calls.end else []
@@ -157,7 +158,7 @@ class _Learner:
                 opens_thought=THINK in opening and END_THINK not in opening,
                 one_call=calls.one_call,
             ),
-            tools_problem=calls.problem,
+            tools_problem=problem,
             arguments_are_text=calls.arguments_are_text,
             has_system=has_system,
             notes=tuple(self._notes),
@@ -281,9 +282,12 @@ class _Learner:
         answer = {"role": "assistant", "content": _MARK, "reasoning_content": "probe thought"}
         text = template.render([*self._question, answer])
         writes = THINK in text.split("probe thought")[0][-40:] and END_THINK in text and "probe thought" in text
-        has_thoughts = writes or THINK in opening
         is_off = END_THINK in opening
         tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
+        drops = not writes and self._drops_thoughts(template)
+        # What the model writes of a thought is no content; the templates of Hermes 4 and Phi 4 only ask for one.
+        self._has_empty_thoughts |= drops or END_THINK in template.source
+        has_thoughts = writes or (drops and not tokens) or THINK in opening
         if self._thinking == "on" and (not has_thoughts or is_off):
             raise UserError(
                 f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to "
@@ -301,6 +305,27 @@ class _Learner:
                 f"{END_THINK} to it as tokens, or set thinking to off"
             )
         return thinks, writes
+
+    def _drops_thoughts(self, template: ChatTemplate) -> bool:
+        """Whether the template takes the thought out of an answer's content, as DeepSeek R1's does."""
+        answer = {"role": "assistant", "content": f"{THINK}\nprobe thought\n{END_THINK}\n\n{_MARK}"}
+        try:
+            text = template.render([*self._question, answer, _USER])
+        except TemplateError:
+            return False
+        return _MARK in text and "probe thought" not in text
+
+    def _lost(self, template: ChatTemplate, form: CallForm) -> str:
+        """What a template that writes calls leaves out of a conversation with tools; "" if it is nothing."""
+        calls = trial_calls(1, form.dialect, as_text=form.arguments_are_text)
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        result = {"role": "tool", "content": _MARK, "name": "look_up", "tool_call_id": calls[0]["id"]}
+        try:
+            text = template.render([*self._question, answer, result], TRIAL_TOOLS, add_generation_prompt=True)
+        except TemplateError:  # the first result says so
+            return ""
+        parts = (("the parameters of tools", "exact"), ("the results of calls", _MARK))
+        return next((f"leaves out {what}" for what, part in parts if part not in text), "")
 
 
 def _conversations() -> list[tuple[list[Any], Sequence[ToolSpec]]]:

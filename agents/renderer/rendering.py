@@ -75,6 +75,12 @@ class Renderer:
             TemplateError: the template has no place for the messages or the tools.
         """
         self.check_tools(tools)
+        if not self.format.has_system and any(message["role"] == "system" for message in conversation.observation):
+            raise TemplateError(
+                f"the chat template in {self._tokenizer.name_or_path} has no place for a system message, and the "
+                "conversation has one: put its text into the first message of the user, or give it a place in the "
+                "template"
+            )
         row = _last_row(conversation)
         tools, text_of_tools = self._defuser.tools(tools)
         if not conversation.turns:
@@ -111,9 +117,12 @@ class Renderer:
             TemplateError: it cannot.
         """
         if tools and self.format.tools_problem:
+            remedy = "set renderer.tools to text, and they are described in the system message"
+            if not self.format.has_system:
+                remedy = "it has no place for a system message either, so take a template for tools"
             raise TemplateError(
                 f"the chat template in {self._tokenizer.name_or_path} {self.format.tools_problem}, and the environment "
-                "has tools: set renderer.tools to text, and they are described in the system message"
+                f"has tools: {remedy}"
             )
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:
@@ -162,14 +171,20 @@ class Renderer:
             )
         question = self.format.question
         base = self._render(question, tools, add_generation_prompt=True).removesuffix(self.format.opening)
-        full = self._render([*question, *self._defuser.messages([message])], tools)
+        [message] = self._defuser.messages([message])
+        full = self._render([*question, message], tools)
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
         _, end = self._first_end(answer)
         answer = answer[:end] if end else answer + self._end_before("tool" if message.get("tool_calls") else "user")
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
-        return self._tokenizer.encode(self._after_opening(answer))
+        text = self._after_opening(answer)
+        if thought and not self.format.writes_thoughts:  # the template drops it, and the model writes it
+            form = self.format.answers
+            begin, close = ("", "") if form.opens_thought else (f"{THINK}\n", form.close_thought)
+            text = f"{begin}{message['reasoning_content'].strip()}{close}{text}"
+        return self._tokenizer.encode(text)
 
     def _after_opening(self, answer: str) -> str:
         """An answer as a conversation holds it, without what the prompt has begun of it."""

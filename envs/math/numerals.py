@@ -127,6 +127,9 @@ _SPACES = re.compile(
     r"\\\\(?:\s*\[[\d.]+(?:pt|em|ex|mm)\])?|\\[,;:> ]|\\(?:qquad|quad|enspace|thinspace)(?![a-zA-Z])"
     r"|\\[hv]space\*?\{[^{}]*\}|\\(?=\s|\Z)|~"
 )
+_DOUBLE = re.compile(r"(?<!\\)\{\{([^{}]*)\}\}")
+_EXACT = re.compile(r"\\text\{\s*\(exact(?:ly)?\)\s*\}|(?<=[\d)}])\s*\(exact(?:ly)?\)", re.IGNORECASE)
+_FROM_TO = re.compile(r"(?<=\d)[ ]?~[ ]?(?=\d)")
 _OVER = re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -172,6 +175,7 @@ _WORDS_BEFORE = (
     r"|(?:any|every|all|no)\w* but|at (?:least|most)|over|under|above|below|beyond|within|exceed(?:s|ing)?"
     r"|divi(?:ded|sible) by|twice|double|triple|(?:half|third|quarter|roots?|squares?|cubes?|absolute value"
     r"|reciprocal|inverse|opposite|negative|logarithm|factorial|multiples?|(?<!by a )factors?|(?:one|two|three) out) of"
+    r"|(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in(?: every)?|to)"
 )
 _WORDS_BETWEEN = (
     r",?\s+\(?or\s+\x01?(?:[a-z]\s*=\s*)?|\s+\(?(?:to|and|in|per|by|vs?\.?|versus|(?:out )?of|nor|through|thru|until"
@@ -251,6 +255,9 @@ def plain(text: str) -> str:
         text = re.sub(r"(\d)[\u0304\u0305]", r"\\overline{\1}", text).replace("}\\overline{", "")
         text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
     text = text.replace("{,}", "").replace("+/-", "\\pm ")  # thousands
+    text = _FROM_TO.sub("..", _EXACT.sub("", text))
+    for _ in range(text.count("{{", 0, MAX_CHARS) and 3):
+        text = _DOUBLE.sub(r"{\1}", text)
     text = _SCALED.sub(" ", _CODE.sub(lambda m: _CODES[m[1].lower().strip(".").replace("\\", "")], text))
     text = re.sub(r"<(su[pb])>([^<>]*)</\1>", lambda m: ("^{" if m[1] == "sup" else "_{") + m[2] + "}", text)
     text = _TAG.sub(r"\1", text)

@@ -20,6 +20,7 @@ Same = Callable[[str, str], bool]
 _MATRIX = re.compile(
     r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|\s]*\})?((?:(?!\\begin).)*)\\end\{\1\}\s*[)\]]?"
 )
+_TRANSPOSED = re.compile(r"(.*[)\]}])\s*\^\s*(?:\{\s*)?(?:T|\\top|\\mathsf\{T\}|\\mathrm\{T\}|\\text\{T\})\s*\}?")
 _SEPARATORS = frozenset({",", ";", "or", "and"})
 _BUILDER = re.compile(r"([a-z])\s*(?:\\in[^|:]*)?[|:](.+)")
 _TIME = re.compile(r"(\d{1,2}:[0-5]\d(?::[0-5]\d)?)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m)?\.?\s*\}?", re.IGNORECASE)
@@ -96,6 +97,8 @@ def read(text: str) -> Shape:
         return Shape("base", (base[1].lstrip("0"), _BASES.get(base[2], base[2])), text)
     if time := _TIME.fullmatch(text):
         return Shape("time", (time[1].lstrip("0"), (time[2] or "").lower()), text)
+    if (transposed := _TRANSPOSED.fullmatch(text)) and (shape := read(transposed[1].strip())).kind == "tuple":
+        return shape
     terms = split(_TO.sub(":", text), frozenset({":"}))
     if len(terms) > 1 and all(map(parse_number, terms)):
         return Shape("ratio", tuple(terms), text)

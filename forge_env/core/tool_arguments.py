@@ -111,6 +111,8 @@ class ArgumentModel:
             arguments_by_alias[alias] = value = values[name]
             if type(value) is not str and alias in arguments and (place := _not_finite(value, alias)):
                 raise ValueError(f"{place}: it must be a finite number.")
+            if type(value) is not str and (place := _boolean(arguments.get(alias), value, alias)):
+                raise ValueError(f"{place}: it must be a number, and true and false are none.")
         return arguments_by_alias
 
     def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +144,19 @@ def _not_finite(value: Any, place: str) -> str:
     else:
         return ""
     return next((place_within for key, part in parts if (place_within := _not_finite(part, f"{place}.{key}"))), "")
+
+
+def _boolean(given: Any, value: Any, place: str) -> str:
+    """The place of true or false that was taken for a number; pydantic takes them for 1 and 0."""
+    if isinstance(given, bool):
+        return place if type(value) in (int, float) else ""
+    if isinstance(given, list) and isinstance(value, (list, tuple)):
+        parts = [(f"{place}.{key}", *both) for key, both in enumerate(zip(given, value, strict=False))]
+    elif isinstance(given, Mapping) and isinstance(value, Mapping):
+        parts = [(f"{place}.{key}", part, value.get(key)) for key, part in given.items()]
+    else:
+        return ""
+    return next((place_within for where, one, other in parts if (place_within := _boolean(one, other, where))), "")
 
 
 def _read_text(arguments: dict[str, Any], error: Any) -> bool:

@@ -109,6 +109,7 @@ class EvalFolder:
         self._write(RESULT, json.dumps(result, indent=2, allow_nan=False, default=str))
 
     def _check_plan(self) -> None:
+        _check_files(self.path)
         file = self.path / PLAN
         if not file.exists():
             if any(not name.endswith(".new") for name in os.listdir(self.path)):
@@ -169,12 +170,19 @@ def extended_from(path: Path, tasks: int) -> list[int]:
 
     The last one is in the folder's plan, if it is below `tasks`.
     """
+    _check_files(path)
     if not (path / PLAN).exists() or not _has_results(path):
         return []
     present = read_object(path / PLAN)
     earlier, count = present.get("extended_from"), present.get("tasks")
     counts = [*(earlier if isinstance(earlier, list) else []), *([count] if isinstance(count, int) else [])]
     return [count for count in counts if count < tasks]
+
+
+def _check_files(path: Path) -> None:
+    for file in (path / name for name in (PLAN, EPISODES, FAULTS, RESULT)):
+        if file.is_dir():
+            raise UserError(f"{file} is a folder, and an evaluation has a file of this name: choose another --out")
 
 
 def _has_results(path: Path) -> bool:

@@ -159,6 +159,58 @@ def test_a_template_that_rewrites_earlier_answers_begins_a_row(tiny_model: Path,
     assert any("each turn begins a row" in note for note in renderer.notes)
 
 
+NO_SYSTEM = CHATML.replace("in messages %}", "in messages if message.role != 'system' %}")
+"""A system message of the conversation is left out without a word."""
+
+
+def test_a_system_message_that_the_template_leaves_out_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", NO_SYSTEM))
+    user: Message = {"role": "user", "content": "2 + 2?"}
+    next_prompt(renderer, Conversation(request_id="", observation=(user,)), ())
+    with pytest.raises(TemplateError, match="no place for a system message, and the conversation has one"):
+        next_prompt(renderer, Conversation(request_id="", observation=({**user, "role": "system"}, user)), ())
+
+
+@pytest.mark.parametrize(
+    ("template", "lost"),
+    [
+        (CODER.replace("in messages %}", "in messages if message.role != 'tool' %}"), "the results of calls"),
+        (CODER.replace("tools|tojson", "(tools|length)|string"), "the parameters of tools"),
+        (NO_SYSTEM, "the parameters of tools.*no place for a system message either"),
+    ],
+)
+def test_what_a_template_for_tools_leaves_out_is_named(
+    tiny_model: Path, tmp_path: Path, template: str, lost: str
+) -> None:
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
+    with pytest.raises(TemplateError, match=f"leaves out {lost}"):
+        renderer.check_tools(TOOLS)
+
+
+def test_a_call_in_a_thought_that_the_template_only_asks_for_is_no_call(tiny_model: Path, tmp_path: Path) -> None:
+    asked = CODER + "{% if 0 %}{{ 'Think between <think> and </think>.' }}{% endif %}"
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", asked))
+    call = "<tool_call><function=calculator><parameter=expression>1</parameter></function></tool_call>"
+    action = renderer.read(renderer.encode(f"<think>\n{call}\n</think>\n\n4<|im_end|>"), "stop", TOOLS)
+    assert (action.text, action.tool_calls) == ("4", ())
+
+
+@pytest.mark.parametrize("begun", ["", "<think>\\n"])
+def test_a_thought_that_the_template_drops_is_read_and_written(tiny_model: Path, tmp_path: Path, begun: str) -> None:
+    """It is taken out of earlier answers, as DeepSeek R1's template does; the prompt may begin it."""
+    content = "(message.content.split('</think>')[-1].lstrip() if message.role == 'assistant' else message.content)"
+    template = CHATML.replace("message.content", content).replace("assistant\\n' }}", f"assistant\\n{begun}' }}}}")
+    folder = with_template(tiny_model, tmp_path / "m", template)
+    message: Message = {"role": "assistant", "content": "4", "reasoning_content": "<tool_call>?"}
+    for thinking in ("on", "template", *(["off"] if not begun else [])):
+        renderer = Renderer(folder, thinking=thinking)  # type: ignore[arg-type]
+        sampled = renderer.encode(f"{'' if begun else '<think>' + chr(10)}<tool_call>?\n</think>\n\n4<|im_end|>")
+        assert renderer.read(sampled, "stop", TOOLS).message == message and exact(renderer)
+        if renderer.thinks:
+            written = renderer.write({**message, "reasoning_content": "hm"})
+            assert renderer.read(written, "stop").message["reasoning_content"] == "hm"
+
+
 def test_todays_date_is_one_date_in_the_run_and_its_export(tiny_model: Path, tmp_path: Path) -> None:
     dated = "{{ '<|im_start|>system\\nToday is ' + strftime_now('%d %b %Y') + '<|im_end|>\\n' }}" + CHATML
     folder = with_template(tiny_model, tmp_path / "m", dated)

@@ -390,6 +390,16 @@ def test_other_text_is_refused_where_data_is_wanted(name: str, text: str) -> Non
         make_tool(data).validate(call({name: text}))
 
 
+def numbers(n: int = 0, x: float = 0.0, xs: list[float] | None = None, table: dict[str, int] | None = None) -> None:
+    """Take numbers."""
+
+
+@pytest.mark.parametrize("arguments", [{"n": True}, {"x": False}, {"xs": [1, True]}, {"table": {"a": False}}])
+def test_a_boolean_is_no_number(arguments: dict[str, Any]) -> None:
+    with pytest.raises(BadCall, match=r"it must be a number, and true and false are none"):
+        make_tool(numbers).validate(call(arguments))
+
+
 class Spot(pydantic.BaseModel):
     x: float
 

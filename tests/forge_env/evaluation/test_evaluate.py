@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group
-from forge_env.core.errors import ServiceError
+from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
+from forge_env.evaluation.folder import EvalFolder, extended_from
 from forge_env.utils.statistics import wilson
 
 TASKS = [Task(prompt=(), target=i) for i in range(12)]
@@ -150,3 +152,13 @@ async def test_a_service_that_dies_surfaces_as_itself() -> None:
 
     with pytest.raises(ServiceError, match="actor died"):
         await evaluate(run_group, TASKS, concurrency=4)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "episodes.jsonl", "faults.jsonl", "eval.json"])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "plan.json").write_text("{}") if name != "plan.json" else None
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"{name} is a folder"), EvalFolder(tmp_path, {}):
+        pass
+    with pytest.raises(UserError, match=f"{name} is a folder"):
+        extended_from(tmp_path, 2)
