@@ -113,7 +113,8 @@ def _check(tasks: DataTasks, data: Data, split: str, count: int | None) -> None:
         raise UserError(f"no row of {name} can be used: {left_out}")
     also = f"; {left_out}" if left_out.total else ""
     if not tasks:
-        raise UserError(f"{name} has no {split} task: it has {row_count.shown_tasks}{also}")
+        there = ", ".join(f"{number:,} {part}" for part, number in row_count.tasks.items()) or "none"
+        raise UserError(f"{name} has no {split} task: it has {there}{also}")
     if count is not None and len(tasks) < count:
         hint = ', or for the split "all"' if not data.is_divided and split != "all" else ""
         raise TooFewTasks(

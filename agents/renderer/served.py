@@ -67,10 +67,9 @@ def texts_of_export(
     }, difference_text
 
 
-def first_difference(renderer: Renderer, render: Render, tools: Sequence[ToolSpec] = TRIAL_TOOLS) -> str:
+def first_difference(renderer: Renderer, render: Render) -> str:
     """The first difference of another program's prompts in a trial; "" if there is none."""
-    tools = () if renderer.format.tools_problem else tools
-    for messages, ids in prompts(trial(renderer, tools=tools)):
+    for messages, ids in prompts(trial(renderer)):
         try:
             first = difference(renderer, ids, render(messages))
         except Exception as error:  # a template can raise anything

@@ -28,9 +28,9 @@ from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
 from forge_env.utils.deadlines import queued
 from sandboxes.host.selftest import LIMITS as CANARY_LIMITS
+from sandboxes.host.session import session_slot
 
 _MAX_SLOTS, _MAX_SESSIONS = 128, 896
-_SESSION_WAIT_S = 60.0
 
 
 async def open_docker_sandbox(
@@ -143,14 +143,7 @@ class DockerSandbox:
 
     async def _take_session_slot(self) -> None:
         self._require_open()
-        try:
-            async with asyncio.timeout(_SESSION_WAIT_S), queued():
-                await self._session_slots.acquire()
-        except TimeoutError:
-            raise SandboxError(
-                f"{self._max_sessions} sessions are open and none was closed in {_SESSION_WAIT_S:g} s; close sessions "
-                "that are done, or open the sandbox with a larger max_sessions"
-            ) from None
+        await session_slot(self._session_slots.acquire, self._max_sessions)
 
 
 async def _open_pool(

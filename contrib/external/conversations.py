@@ -105,9 +105,9 @@ class ProgramConversations:
             conversation = self._place_text(request, request.prompt)
         else:
             conversation = self._place_chat(request, contents)
-        observation = _with_model_ids(request.messages[_known_of(conversation.contents_so_far, contents) :])
+        new = request.messages[_known_of(conversation.contents_so_far, contents) :]
         conversation.asked = contents
-        return conversation, observation
+        return conversation, tuple(map(_with_model_id, new))
 
     def before(self, conversation: ProgramConversation) -> Sequence[ProgramConversation]:
         return self._all[: conversation.number]
@@ -159,12 +159,8 @@ class ProgramConversations:
         return conversation
 
 
-def _with_model_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages as they are recorded, with the ids of calls that the model gave."""
-    return tuple(_with_model_id(message) for message in messages)
-
-
 def _with_model_id(message: Message) -> Message:
+    """A message as it is recorded, with the ids of calls that the model gave."""
     copy = message.copy()
     if "tool_call_id" in message:
         copy["tool_call_id"] = model_call_id(message["tool_call_id"])

@@ -105,7 +105,8 @@ def _mount_own_proc() -> None:
 def _run_init(control: socket.socket, spec: dict[str, Any], command: list[str], user: int | None) -> NoReturn:
     kernel.die_with_parent()
     if user is not None:
-        _change_owner(spec["folder"], user)
+        for path in (spec["folder"], *(entry.path for entry in os.scandir(spec["folder"]))):
+            os.chown(path, user, user)
     kernel.unshare(kernel.NEWNS)  # not earlier: the launcher still needs its root
     _enter_root(spec["shown"], spec["folder"], spec["limits"]["tmp_bytes"])
     _mount_own_proc()  # over the /proc that shows kernel settings
@@ -152,11 +153,6 @@ def _run_program(spec: dict[str, Any], command: list[str], user: int | None, loc
         os.write(2, f"{command[0]} cannot be started in the sandbox: {failure}\n".encode())
     finally:
         os._exit(code)
-
-
-def _change_owner(folder: str, user: int) -> None:
-    for path in (folder, *(entry.path for entry in os.scandir(folder))):
-        os.chown(path, user, user)
 
 
 def _drop_standard_streams() -> None:

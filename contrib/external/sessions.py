@@ -52,7 +52,6 @@ class Sessions(External):
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:  # type: ignore[override]
-        """None of its own."""
         return {}
 
     @classmethod

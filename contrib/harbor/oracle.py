@@ -16,6 +16,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
 
 _SECONDS = 600.0
+_tasks = functools.lru_cache(maxsize=16)(find_tasks)
 
 
 def play_solution(path: Path, messages: list[Message]) -> Message:
@@ -60,11 +61,6 @@ def _write_files(solution: Path) -> Message:
             raise UserError(f"{file} is no text; the files of a solution are played as texts") from None
         calls += call("write", path=f"/solution/{file.relative_to(solution).as_posix()}", text=text)["tool_calls"]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-@functools.lru_cache(maxsize=16)
-def _tasks(path: Path) -> list[HarborTask]:
-    return find_tasks(path)
 
 
 def _instructions(task: HarborTask) -> list[str]:

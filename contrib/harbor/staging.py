@@ -51,17 +51,13 @@ async def set_up_again(
 
 async def _set_up(workspace: Workspace, task: HarborTask, step: Step, image: BuiltImage, user: str | int | None) -> str:
     """Put the files of a step into a workspace, and run its setup.sh; return the last words of one that fails."""
-    folder, workdir = _staging_folder(task, step), image.workdir
+    folder, workdir = task.folder / "steps" / step.name / "workdir", image.workdir
     if folder.is_dir():
         await workspace.put_tree(folder, workdir, user=user)
     if not (folder / "setup.sh").is_file():
         return ""
     result = await workspace.exec(by_bash(f"{workdir}/setup.sh"), env=image.env, cwd=workdir, user=user)
     return "" if result.ok else _reason(result)
-
-
-def _staging_folder(task: HarborTask, step: Step) -> Path:
-    return task.folder / "steps" / step.name / "workdir"
 
 
 async def _wait_until_healthy(

@@ -138,10 +138,6 @@ class RowCount:
         left_out = f", {self.left_out}" if self.left_out.total else ""
         return f"{self.source}: {rows}{repeats}{left_out}"
 
-    @property
-    def shown_tasks(self) -> str:
-        return ", ".join(f"{number:,} {split}" for split, number in self.tasks.items()) or "none"
-
     def num_tasks(self, split: str) -> int:
         """The tasks of a split; "all" is every task."""
         return self.tasks.get(split, sum(self.tasks.values()) if split == "all" else 0)

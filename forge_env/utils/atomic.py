@@ -38,11 +38,16 @@ def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)  # a full disk has no room for half of it
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -115,11 +120,7 @@ class Target:
     def commit(self) -> None:
         """Move what was written to its place, once it is on the disk."""
         for path in [self.path, *(self.path.rglob("*") if self.path.is_dir() else ())]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush(path)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self._refuse_present()
         if self.path.is_file() and self.out.is_dir():

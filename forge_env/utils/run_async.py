@@ -58,24 +58,21 @@ class _Cancel:
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._loop, self._task, self._pending = asyncio.get_running_loop(), task, list[float]()
+        self._loop, self._task = asyncio.get_running_loop(), task
+        self.pending: list[float] = []  # the times of calls that the loop has not noticed
         self.thread = threading.get_ident()
 
     def __call__(self) -> bool:
         """Returns False if an earlier call is not noticed: the loop is blocked."""
-        self._pending.append(time.monotonic())
-        if self._pending[-1] > self._pending[0] + BLOCKED_SECONDS:
+        self.pending.append(time.monotonic())
+        if self.pending[-1] > self.pending[0] + BLOCKED_SECONDS:
             return False
         self._loop.call_soon_threadsafe(self._now)
         return True
 
     def _now(self) -> None:
-        self._pending.clear()
+        self.pending.clear()
         self._task.cancel()
-
-    @property
-    def is_noticed(self) -> bool:
-        return not self._pending
 
 
 async def _cancellable(work: Coroutine[Any, Any, T], signals: list[int], insists: bool) -> T:
@@ -90,7 +87,7 @@ async def _cancellable(work: Coroutine[Any, Any, T], signals: list[int], insists
             insist.start()
 
     def again(number: int) -> None:
-        if not cancel.is_noticed:
+        if cancel.pending:
             signal.pthread_kill(cancel.thread, number)
 
     with _on_signal(stop, signals), _waking(asyncio.get_running_loop()):

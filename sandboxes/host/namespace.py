@@ -30,7 +30,7 @@ from sandboxes.host.interpreter import Spec
 from sandboxes.host.packages import NO_PACKAGES
 from sandboxes.host.restarted import Restarted
 from sandboxes.host.selftest import check_isolation
-from sandboxes.host.session import NamespaceSession
+from sandboxes.host.session import NamespaceSession, session_slot
 from sandboxes.host.warm_slots import SlotStats, WarmSlots
 from sandboxes.host.zygote import Driver, Zygote, encode
 
@@ -44,7 +44,6 @@ _IDS = _MAX_SLOTS + _MAX_SESSIONS
 _DEFAULT_WARM = 8
 _SPARES = 4  # one spare slot for every four, so that one can be replaced while the others are busy
 _WARM_UP = ExecRequest(code="pass", limits=Limits(wall_s=30.0, cpu_s=30.0))
-_SESSION_WAIT_S = 60.0
 
 
 async def open_namespace_sandbox(
@@ -197,7 +196,7 @@ class NamespaceSandbox:
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
     ) -> NamespaceSession:
         """Open a session with the working directory /tmp. A cell takes a slot; `wall_s` starts when it has one."""
-        slot = await self._free_session_slot()
+        slot = await session_slot(self._session_slots.get, self._max_sessions)
         try:
             group = self._group(slot)
         except SandboxError:
@@ -239,17 +238,6 @@ class NamespaceSandbox:
             return self._groups.slot(slot, keep_open=one_shot) if self._groups is not None else None
         except OSError as error:
             raise SandboxError(f"the {self._backend} sandbox could not make a control group: {error}") from error
-
-    async def _free_session_slot(self) -> int:
-        try:
-            async with asyncio.timeout(_SESSION_WAIT_S):
-                async with queued():
-                    return await self._session_slots.get()
-        except TimeoutError:
-            raise SandboxError(
-                f"{self._max_sessions} sessions are open and none was closed in {_SESSION_WAIT_S:g} s; close sessions "
-                "that are done, or open the sandbox with a larger max_sessions"
-            ) from None
 
     async def _start_slot(self) -> _Slot:
         """Start a slot and make it warm, by one execution that does nothing, with the limits of most requests."""

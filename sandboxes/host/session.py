@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from forge_env.core.errors import SandboxError
 from forge_env.core.sandbox import ExecResult, ExecStatus, SessionFileError
@@ -20,6 +21,8 @@ from sandboxes.host.interpreter import Answer, Interpreter, Spec
 from sandboxes.host.streams import machine_faults
 from sandboxes.host.zygote import Driver, ExitReport
 
+T = TypeVar("T")
+SESSION_WAIT_S = 60.0
 _MAX_PATH_BYTES = 1024
 _REFUSALS = {
     errno.ENOENT: "there is no such file",
@@ -31,6 +34,18 @@ _REFUSALS = {
     errno.EFBIG: "it is larger than file_bytes",
     errno.ENOSPC: "the session's directory is full",
 }
+
+
+async def session_slot(take: Callable[[], Awaitable[T]], max_sessions: int) -> T:
+    """Take the place of a session, which another one may have to leave first. Raises SandboxError."""
+    try:
+        async with asyncio.timeout(SESSION_WAIT_S), queued():
+            return await take()
+    except TimeoutError:
+        raise SandboxError(
+            f"{max_sessions} sessions are open and none was closed in {SESSION_WAIT_S:g} s; close sessions that are "
+            "done, or open the sandbox with a larger max_sessions"
+        ) from None
 
 
 @dataclass(eq=False)

@@ -16,20 +16,6 @@ Normalization = Literal["none", "group", "batch", "mean"]
 Advantages = Callable[[Sequence[float]], list[float]]
 
 
-def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1) -> list[float]:
-    """GRPO's advantage, (R - mean) / (std + eps), over the valid siblings of one group (arXiv 2402.03300, section 4.1).
-
-    The standard deviation is the sample's (divided by n - 1), as TRL (eps 1e-4) and verl (eps 1e-6) compute it.
-    `ddof=0` is the population's, as in TorchTitan's recipe. If all members of a group have one reward, all advantages
-    are 0: the group teaches nothing.
-
-    Examples:
-        >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
-        [0.707, -0.707]
-    """
-    return _divide(centred(rewards), spread(rewards, ddof), std_eps)
-
-
 def centred(rewards: Sequence[float]) -> list[float]:
     """Dr.GRPO's advantage, R - mean: GRPO's without the standard deviation (arXiv 2503.20783).
 
@@ -41,6 +27,23 @@ def centred(rewards: Sequence[float]) -> list[float]:
         return [0.0] * len(rewards)
     mean = statistics.fmean(rewards)
     return [reward - mean for reward in rewards]
+
+
+def group_relative(
+    rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1, difference: Advantages = centred
+) -> list[float]:
+    """GRPO's advantage, (R - mean) / (std + eps), over the valid siblings of one group (arXiv 2402.03300, section 4.1).
+
+    The standard deviation is the sample's (divided by n - 1), as TRL (eps 1e-4) and verl (eps 1e-6) compute it.
+    `ddof=0` is the population's, as in TorchTitan's recipe. If all members of a group have one reward, all advantages
+    are 0: the group teaches nothing. `difference` gives the rewards less their baseline.
+
+    Examples:
+        >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
+        [0.707, -0.707]
+    """
+    std = spread(rewards, ddof)
+    return [value / (std + std_eps) if std > 0 else 0.0 for value in difference(rewards)]
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
@@ -123,13 +126,7 @@ def make_advantages(
         return partial(relative_to_mean, difference=difference), None
     if normalization == "batch":
         return difference, partial(batch_std, std_eps=std_eps, ddof=ddof)
-    if baseline == "mean":
-        return partial(group_relative, std_eps=std_eps, ddof=ddof), None
-    return partial(_scaled_by_group, difference, std_eps=std_eps, ddof=ddof), None
-
-
-def _scaled_by_group(difference: Advantages, rewards: Sequence[float], *, std_eps: float, ddof: int) -> list[float]:
-    return _divide(difference(rewards), spread(rewards, ddof), std_eps)
+    return partial(group_relative, std_eps=std_eps, ddof=ddof, difference=difference), None
 
 
 def spread(rewards: Sequence[float], ddof: int = 0) -> float:
@@ -137,7 +134,3 @@ def spread(rewards: Sequence[float], ddof: int = 0) -> float:
     if not has_signal(rewards):
         return 0.0
     return statistics.stdev(rewards) if ddof else statistics.pstdev(rewards)
-
-
-def _divide(differences: list[float], std: float, eps: float) -> list[float]:
-    return [difference / (std + eps) if std > 0 else 0.0 for difference in differences]

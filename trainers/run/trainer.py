@@ -139,8 +139,7 @@ class Trainer:
         await self._weights.make_room()
         ranks = self.ranks.deadline(self._plan.config.training.step_seconds, STEP)
         with self._record.span("trainer", what, samples=len(samples)):
-            logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature, *more)
-        return logprobs
+            return await ranks.call_one(endpoint, samples, self._plan.temperature, *more)
 
     async def export(self) -> None:
         """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too. Both have the chat template and

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
+
+from forge_env.utils.atomic import flush
 
 
 @contextmanager
@@ -52,11 +53,7 @@ def take_place(partial: Path, folder: Path) -> None:
     if folder.exists():  # a folder cannot be renamed over a full one, so the old one is moved away first
         folder.rename(old)
     partial.rename(folder)
-    entries = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(entries)
-    finally:
-        os.close(entries)
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -351,7 +351,7 @@ async def test_put_and_get(session: Session) -> None:
 
 
 async def test_sessions_do_not_meet_and_are_capped(sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contrib.docker.backend._SESSION_WAIT_S", 0.1)
+    monkeypatch.setattr("sandboxes.host.session.SESSION_WAIT_S", 0.1)
     sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(4)))
     try:
         await asyncio.gather(*(session.run(f"x = {n}") for n, session in enumerate(sessions)))

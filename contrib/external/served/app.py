@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from contrib.common.http_server import Receive, RequestRefused, Send, bearer_token, read_object
@@ -180,5 +181,5 @@ class ServedApp:
             "model": MODEL,
             "task": {"id": task.id, "messages": task.prompt, "metadata": dict(task.metadata)},
             "seed": visit.seed,
-            "limits": visit.shown_limits(),
+            "limits": asdict(visit.limits),
         }

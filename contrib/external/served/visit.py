@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from contrib.external.output import SHOWN
@@ -122,9 +121,6 @@ class Visit:
     def admits(self, token: str) -> bool:
         """Whether somebody has the token of this session."""
         return secrets.compare_digest(token.encode("utf-8", "replace"), self.session.token.encode())
-
-    def shown_limits(self) -> dict[str, Any]:
-        return asdict(self.limits)
 
     def state(self) -> dict[str, Any]:
         name = "ended" if self.has_ended else "finished" if self.finish_digest else "open"

@@ -199,7 +199,8 @@ class Library:
         methods = self._methods(tuple(entry["involved_classes"]))
         return [
             self._model_utils.convert_to_function_call({call["name"]: call["arguments"]})[0]
-            if call["name"] in methods and all(map(_is_parameter, call["arguments"]))
+            if call["name"] in methods
+            and all(name.isidentifier() and not keyword.iskeyword(name) for name in call["arguments"])
             else REFUSED
             for call in step
         ]
@@ -219,10 +220,6 @@ class Library:
         limits = {"cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "memory_bytes": MEMORY_BYTES}
         values, exit_code = self._run_forked(works[0], control=works[1], **limits)
         return values[0] if exit_code == 0 else {"ended": exit_code}
-
-
-def _is_parameter(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _declare_model() -> None:

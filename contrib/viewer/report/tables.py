@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from contrib.viewer.report.numbers import duration, short
 from contrib.viewer.report.run_data import RunData, Values, is_number
@@ -134,14 +133,10 @@ def startup(run: RunData) -> Table | None:
     total = phases.get("first_step") if isinstance(phases, dict) else None
     if not is_number(total) or not total > 0:
         return None
-    spans = {name: span for name, span in phases.items() if _is_span(span)}
+    spans = {n: s for n, s in phases.items() if isinstance(s, list) and len(s) == 2 and is_number(s[1])}
     rows = [[name, f"{at:.1f} s" if is_number(at) else "", f"{took:.1f} s"] for name, (at, took) in spans.items()]
     sentence = f"The first optimizer step was done {duration(total)} after the command."
     return Table(title="Startup", columns={"phase": "", "began at": "num", "took": "num"}, rows=rows, notes=[sentence])
-
-
-def _is_span(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and is_number(value[1])
 
 
 def tools(run: RunData) -> Table | None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import file_digest
 from pathlib import Path
 
@@ -83,9 +83,7 @@ async def build_with_forge(
         await image.close()
 
 
-def build_with_program(
-    program: str, folder: Path, name: str, *, timeout_s: float, progress: Callable[[str], None] = lambda line: None
-) -> UnpackedImage:
+def build_with_program(program: str, folder: Path, name: str, *, timeout_s: float) -> UnpackedImage:
     """Build a Dockerfile by docker or buildah, and unpack the result into the cache. The program keeps it as well."""
     reference = str(parse_reference(name))
     if not shutil.which(program) or (program == "docker" and not is_answering(program)):
@@ -106,7 +104,7 @@ def build_with_program(
             ]
         for command in commands:
             _run(command, timeout_s)
-        return add_image(Archive(archive), names=[reference], progress=progress)
+        return add_image(Archive(archive), names=[reference])
 
 
 def _run(command: list[str], timeout_s: float) -> None:

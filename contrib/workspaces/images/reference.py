@@ -39,10 +39,6 @@ class Reference:
         """Whether the registry is on this machine: it is spoken to by plain HTTP."""
         return _LOOPBACK.fullmatch(self.registry) is not None
 
-    @property
-    def digest_or_tag(self) -> str:
-        return self.digest or self.tag
-
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.registry}/{self.repository}{tag}{'@' if self.digest else ''}{self.digest}"

@@ -76,7 +76,7 @@ class RegistryImage:
         def fetch(descriptor: Descriptor) -> bytes:
             return self._document(f"manifests/{descriptor.digest}", descriptor.digest)
 
-        first = self._document(f"manifests/{reference.digest_or_tag}", reference.digest)
+        first = self._document(f"manifests/{reference.digest or reference.tag}", reference.digest)
         manifest = find_manifest(first, fetch, self.what)
         self.config = self._document(f"blobs/{manifest.config.digest}", manifest.config.digest)
         self.layers: Sequence[Descriptor] = manifest.layers

@@ -161,8 +161,8 @@ class Box:
         return await asyncio.shield(future)
 
     def _on_end(self, _: object) -> None:
-        if self._is_open:
-            self._receive_rest()
+        while self._is_open and self._receive():
+            pass
         if self._is_open:
             self._close_link()
         for listener in self.listeners:
@@ -187,10 +187,6 @@ class Box:
         except OSError as error:  # of one that has just ended, `_on_end` answers
             if self._is_open and error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise SandboxError(f"the workspace cannot be told: {error.strerror}") from error
-
-    def _receive_rest(self) -> None:
-        while self._is_open and self._receive():
-            pass
 
     def _receive(self) -> bool:
         try:

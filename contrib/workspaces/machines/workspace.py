@@ -160,7 +160,8 @@ class Workspace:
             WorkspaceFileError: the path leads nowhere, `data` has more than `transfer_bytes`, or the disk is full.
             SandboxError: the workspace failed, or is closed.
         """
-        self._check_size(len(data), path)
+        if len(data) > self.limits.transfer_bytes:
+            raise WorkspaceFileError(f"{path!r} has {len(data)} bytes; transfer_bytes is {self.limits.transfer_bytes}")
         with machine_faults():
             fd = sealed_file(data)
         try:
@@ -392,10 +393,6 @@ class Workspace:
             "env": environment,
             "cwd": os.path.join(self.image.workdir or "/", cwd or ""),
         }
-
-    def _check_size(self, size: int, path: str) -> None:
-        if size > self.limits.transfer_bytes:
-            raise WorkspaceFileError(f"{path!r} has {size} bytes; transfer_bytes is {self.limits.transfer_bytes}")
 
     async def _stream(
         self, do: str, path: str, fields: dict[str, Any], user: str | int | None, work: Callable[[int], T], *, out: bool

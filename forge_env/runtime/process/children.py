@@ -45,8 +45,7 @@ def kill_group(group: int) -> None:
         is_late = time.monotonic() > deadline
         victims = members if is_late else {pid for pid in members if not _is_tracker(pid)}
         for pid in victims:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
         if is_late or (not victims and os.getpgrp() == group):
             return
         time.sleep(0.01)
@@ -107,10 +106,8 @@ def end_processes(pids: Iterable[int]) -> None:
 
 
 def kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def process_began() -> float:

@@ -404,13 +404,13 @@ async def test_requests_of_one_session_follow_each_other(opened: Opener) -> None
 
 
 async def test_open_sessions_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandboxes.host.namespace._SESSION_WAIT_S", 0.1)
+    monkeypatch.setattr("sandboxes.host.session.SESSION_WAIT_S", 0.1)
     async with open_sandbox("namespace", slots=1, max_sessions=2) as sandbox:
         first, second = await sandbox.open_session(), await sandbox.open_session()
         with pytest.raises(SandboxError, match="2 sessions are open"):
             await sandbox.open_session()
         assert (await sandbox.run("print(1)")).stdout == "1\n"  # they keep no slot
-        monkeypatch.setattr("sandboxes.host.namespace._SESSION_WAIT_S", 30.0)
+        monkeypatch.setattr("sandboxes.host.session.SESSION_WAIT_S", 30.0)
         third = asyncio.create_task(sandbox.open_session())
         await printed(second, "x = 2")
         await first.close()
