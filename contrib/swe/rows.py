@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -56,14 +58,31 @@ class Instance(BaseModel):
     def _without_nulls(cls, data: Any) -> Any:
         return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
+    @model_validator(mode="after")
+    def _begins_broken(self) -> Instance:
+        if self.repo.startswith("swesmith/") and not (self.snapshot or self.setup):
+            raise ValueError(
+                "the patch of a row of SWE-smith makes the bug, and the repository of its image has none: write a "
+                "setup that applies it, and the reverse of it as patch"
+            )
+        return self
+
+    @field_validator("patch", "test_patch")
+    @classmethod
+    def _whole_lines(cls, value: str) -> str:
+        """SWE-bench puts an end to the last line, without which git takes a patch for a damaged one."""
+        return value if value.endswith("\n") or not value else value + "\n"
+
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
     def _a_list(cls, value: Any) -> Any:
-        """Published files have these lists as JSON texts."""
-        try:
-            return json.loads(value) if isinstance(value, str) else value
-        except ValueError:
-            raise ValueError("it is a list of ids, or the JSON text of one") from None
+        """Published files have these lists as texts: of JSON, and SWE-bench Pro of Python."""
+        if not isinstance(value, str):
+            return value
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+                return read(value)
+        raise ValueError("it is a list of ids, or the JSON text of one")
 
     @field_validator("fail_to_pass", "pass_to_pass")
     @classmethod
