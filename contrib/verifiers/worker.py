@@ -192,13 +192,13 @@ async def _serve(environment: _Environment, channel: Any) -> None:
     async def play(request: dict[str, Any]) -> None:
         number = request["id"]
         try:
-            result = await environment.play(request)
+            answer = json.dumps({"id": number, **await environment.play(request)}, default=float)  # NumPy's numbers
         except asyncio.CancelledError:
-            result = {"failed": "the rollout was cancelled"}
+            answer = json.dumps({"id": number, "failed": "the rollout was cancelled"})
         except Exception as error:
-            result = {"failed": f"{type(error).__name__}: {error}"}
+            answer = json.dumps({"id": number, "failed": f"{type(error).__name__}: {error}"})
         running.pop(number, None)
-        channel.write(json.dumps({"id": number, **result}) + "\n")
+        channel.write(answer + "\n")
 
     async with environment.env.serving():
         channel.write(json.dumps({"ready": environment.facts}) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -10,16 +11,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer
 from contrib.common.http_clients import no_proxy
-from contrib.verifiers import interpreter
+from contrib.verifiers import interpreter, worker
 from contrib.verifiers.env import _merge
 from contrib.verifiers.tests import small_worker
 from forge_env.core.episode import Episode
@@ -89,6 +93,27 @@ async def test_what_breaks_is_a_fault_and_the_next_episode_works(behave: str, ou
         assert (await play(factory, task, str(task.target))).reward == 1.0
 
 
+async def test_a_result_that_is_no_json_is_a_failure_and_numbers_of_numpy_are_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readable, writable = os.pipe()
+
+    async def results(request: dict[str, Any]) -> dict[str, Any]:
+        if request["id"] == 1:
+            return {"reward": np.float32(0.5)}
+        os.close(writable)
+        return {"reward": object()}
+
+    os.write(writable, b'{"id": 1}\n{"id": 2}\n')
+    environment: Any = SimpleNamespace(play=results, facts={}, env=SimpleNamespace(serving=nullcontext))
+    channel = io.StringIO()
+    with os.fdopen(readable) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        await worker._serve(environment, channel)
+    _, first, second = map(json.loads, channel.getvalue().splitlines())
+    assert first == {"id": 1, "reward": 0.5} and "object" in second["failed"]
+
+
 async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
     async with small() as factory:
         worker = factory.shared["setup"].worker
@@ -134,7 +159,7 @@ async def test_the_contract_holds() -> None:
 
 OWNER = """
 import asyncio, json, sys
-from contrib.verifiers import interpreter
+from contrib.verifiers import interpreter, worker
 from contrib.verifiers.tests import small_worker
 from forge_env.rollout.factory import make
 interpreter.worker.__file__ = small_worker.__file__
