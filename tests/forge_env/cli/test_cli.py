@@ -100,6 +100,15 @@ def in_a_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
+def test_a_path_that_this_machine_does_not_take_is_one_sentence(run: Run, project: Path) -> None:
+    code, out, err = run("diff", "a" * 300, "a" * 300)
+    assert (code, out) == (2, "") and err.startswith("error: aaaa") and err.endswith("File name too long\n")
+    code, out, err = run("diff", "~no-user/a", "~no-user/a")
+    assert (code, out) == (2, "") and err.startswith("error: a path begins with ~ and the name of no user here")
+    (project / "loop").symlink_to("loop")
+    assert run("new", "loop")[0] == 2
+
+
 def test_a_function_registered_from_the_command_line_works_by_its_name(run: Run, project: Path) -> None:
     code, out, err = run("register", "tools.py:add", "--timeout", "4", "--idempotent", "--retries", "1")
     assert (code, err) == (0, "")
