@@ -35,8 +35,7 @@ class Instance(BaseModel):
     snapshot: str = Field(default="", validation_alias=AliasChoices("snapshot", "repo_path"))
     """A folder, a tar archive or a git bundle, relative to the task file; "" is what the image has in `workdir`."""
     image: str = Field(default="", validation_alias=AliasChoices("image", "image_name", "docker_image"))
-    """In the form of `contrib.workspaces.images.resolve.find_image`; it needs git, Python and pytest. By default the
-    option
+    """In the form of `contrib.workspaces.images.resolve.find_image`, with git, Python and pytest. By default the option
     `image`."""
     workdir: Folder = "/testbed"
     setup: str = ""
@@ -57,15 +56,6 @@ class Instance(BaseModel):
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
         return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-    @model_validator(mode="after")
-    def _begins_broken(self) -> Instance:
-        if self.repo.startswith("swesmith/") and not (self.snapshot or self.setup):
-            raise ValueError(
-                "the patch of a row of SWE-smith makes the bug, and the repository of its image has none: write a "
-                "setup that applies it, and the reverse of it as patch"
-            )
-        return self
 
     @field_validator("patch", "test_patch")
     @classmethod
@@ -117,6 +107,11 @@ def read_instance(values: Mapping[str, Any], folder: Path) -> Task:
         raise BadRow(f"it is no task in the shape of SWE-bench: {problem_of(error, Instance)}") from None
     if not instance.fail_to_pass and not instance.pass_to_pass:
         raise BadRow("it names no tests: FAIL_TO_PASS and PASS_TO_PASS are empty")
+    if instance.repo.startswith("swesmith/") and not (instance.snapshot or instance.setup):
+        raise BadRow(
+            "the patch of a row of SWE-smith makes the bug, and the repository of its image has none: write a setup "
+            "that applies it, and the reverse of it as patch"
+        )
     data = instance.model_dump(exclude_defaults=True, exclude={"problem_statement"})
     if instance.snapshot:
         path = (folder / Path(instance.snapshot).expanduser()).absolute()
