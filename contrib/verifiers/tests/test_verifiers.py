@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import re
@@ -11,10 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,25 +90,12 @@ async def test_what_breaks_is_a_fault_and_the_next_episode_works(behave: str, ou
         assert (await play(factory, task, str(task.target))).reward == 1.0
 
 
-async def test_a_result_that_is_no_json_is_a_failure_and_numbers_of_numpy_are_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    readable, writable = os.pipe()
+async def test_a_result_that_is_no_json_is_a_failure_of_its_own_rollout() -> None:
+    async def result(reward: Any) -> dict[str, Any]:
+        return {"reward": reward}
 
-    async def results(request: dict[str, Any]) -> dict[str, Any]:
-        if request["id"] == 1:
-            return {"reward": np.float32(0.5)}
-        os.close(writable)
-        return {"reward": object()}
-
-    os.write(writable, b'{"id": 1}\n{"id": 2}\n')
-    environment: Any = SimpleNamespace(play=results, facts={}, env=SimpleNamespace(serving=nullcontext))
-    channel = io.StringIO()
-    with os.fdopen(readable) as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin)
-        await worker._serve(environment, channel)
-    _, first, second = map(json.loads, channel.getvalue().splitlines())
-    assert first == {"id": 1, "reward": 0.5} and "object" in second["failed"]
+    assert json.loads(await worker._answer(1, result(np.float32(0.5)))) == {"id": 1, "reward": 0.5}
+    assert "object" in json.loads(await worker._answer(2, result(object())))["failed"]
 
 
 async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
