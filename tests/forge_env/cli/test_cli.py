@@ -282,6 +282,7 @@ EVAL = "forge_env eval --env math --agent scripted:null --tasks 2 --out"
         ("forge_env infoo 2> /dev/full", 2, ""),
         (f"{EVAL} one 2>&-", 0, None),
         ("forge_env list --json > /dev/full", 1, "error: the output cannot be written: No space left on device\n"),
+        ("forge_env infoo --json > /dev/full", 2, None),
         ("forge_env infoo 2>&1 |", 2, ""),
         ("forge_env list --json |", 1, ""),
         ("trainers.grpo --help 2>&1 |", 0, ""),
