@@ -172,7 +172,10 @@ def _usage(message: str, options: Sequence[str]) -> str:
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started."""
+    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started.
+
+    An error that Ctrl-C has caused is Ctrl-C: NumPy makes a RuntimeError of it while it is imported.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -183,6 +186,10 @@ def _ends_in_order() -> Iterator[None]:
     previous = {number: signal.signal(number, end) for number in ending_signals()}
     try:
         yield
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
