@@ -123,6 +123,26 @@ def _equal(embedding: Place, head: Place) -> bool:
         return all(bool((first[part] == second[part]).all()) for part in parts)
 
 
+def check_finite(folder: Path) -> None:
+    """Check that no weight of a model is NaN or infinite. All are read, which brings them into the system's cache."""
+    from safetensors import safe_open
+
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as content:
+            for name in content.keys():  # noqa: SIM118
+                if not is_finite(content.get_tensor(name)):
+                    raise UserError(
+                        f"the model folder {folder} has values that are not finite in {name}: choose another"
+                    )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor has neither infinities nor NaN. It is read once, and nothing is allocated."""
+    if not tensor.numel() or not tensor.is_floating_point() or tensor.element_size() < 2:  # no bounds of a float8
+        return True
+    return all(bool(bound.isfinite()) for bound in tensor.aminmax())
+
+
 OLD = "rotary_emb.inv_freq"
 """Old folders have a weight with this end of its name, which no model reads."""
 PREDICTS = ".eh_proj.weight"

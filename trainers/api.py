@@ -19,7 +19,7 @@ from forge_env.records.run_files import ENVIRONMENT
 from forge_env.registry.registry import env_class, is_of_process
 from forge_env.rollout.factory import EnvFactory, name_env
 from forge_env.utils.exits import show_crashes
-from forge_env.utils.folders import remove_empty
+from forge_env.utils.folders import disk_problem, remove_empty
 from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
@@ -137,10 +137,13 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
         return int(end.code or 0)
     except InvariantError:
         raise  # a bug of ours
-    except ForgeError as error:
+    except (ForgeError, OSError, RuntimeError) as error:
+        sentence = disk_problem(error)
+        if not (sentence or isinstance(error, ForgeError)):
+            raise  # a bug of ours
         quiet()
-        print(masked_text(f"error: {error}"), file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1
+        print(masked_text(f"error: {sentence or error}"), file=sys.stderr)
+        return 2 if sentence or isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1
     finally:
         leave_at_once()
         quiet()

@@ -13,6 +13,7 @@ from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import GATHER_S, EngineSettings
 from agents.model_folder import context_length, find_model, has_linear_attention, split_adapter, trained_model
+from agents.model_weights import check_finite
 from agents.served_tokenizer import REMEDY, check_folder
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
@@ -126,6 +127,7 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
     thinking = cast("Thinking", settings.thinking or "off")  # the renderer checks it
     tokenizer = check_folder(folder, thinking).tokenizer
+    await asyncio.to_thread(check_finite, Path(folder))
     policy = LocalPolicy(
         folder,
         _engine(settings, context, folder=folder, lora_rank=adapter.rank if adapter else 0),

@@ -119,6 +119,8 @@ def _place(folder: Path) -> dict[str, Any]:
         place = json.loads((folder / FILE).read_text(encoding="utf-8"))
         host, pid = place["host"], int(place["pid"])
         place = {"port": int(place["port"]), "token": str(place["token"])}
+        if not 0 < place["port"] < 2**16:
+            raise ValueError(place["port"])
     except (FileNotFoundError, NotADirectoryError):
         raise _end_error(folder) from None
     except PermissionError:

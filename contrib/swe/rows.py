@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -33,8 +35,7 @@ class Instance(BaseModel):
     snapshot: str = Field(default="", validation_alias=AliasChoices("snapshot", "repo_path"))
     """A folder, a tar archive or a git bundle, relative to the task file; "" is what the image has in `workdir`."""
     image: str = Field(default="", validation_alias=AliasChoices("image", "image_name", "docker_image"))
-    """In the form of `contrib.workspaces.images.resolve.find_image`; it needs git, Python and pytest. By default the
-    option
+    """In the form of `contrib.workspaces.images.resolve.find_image`, with git, Python and pytest. By default the option
     `image`."""
     workdir: Folder = "/testbed"
     setup: str = ""
@@ -56,14 +57,22 @@ class Instance(BaseModel):
     def _without_nulls(cls, data: Any) -> Any:
         return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
+    @field_validator("patch", "test_patch")
+    @classmethod
+    def _whole_lines(cls, value: str) -> str:
+        """SWE-bench puts an end to the last line, without which git takes a patch for a damaged one."""
+        return value if value.endswith("\n") or not value else value + "\n"
+
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
     def _a_list(cls, value: Any) -> Any:
-        """Published files have these lists as JSON texts."""
-        try:
-            return json.loads(value) if isinstance(value, str) else value
-        except ValueError:
-            raise ValueError("it is a list of ids, or the JSON text of one") from None
+        """Published files have these lists as texts: of JSON, and SWE-bench Pro of Python."""
+        if not isinstance(value, str):
+            return value
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+                return read(value)
+        raise ValueError("it is a list of ids, or the JSON text of one")
 
     @field_validator("fail_to_pass", "pass_to_pass")
     @classmethod
@@ -98,6 +107,11 @@ def read_instance(values: Mapping[str, Any], folder: Path) -> Task:
         raise BadRow(f"it is no task in the shape of SWE-bench: {problem_of(error, Instance)}") from None
     if not instance.fail_to_pass and not instance.pass_to_pass:
         raise BadRow("it names no tests: FAIL_TO_PASS and PASS_TO_PASS are empty")
+    if instance.repo.startswith("swesmith/") and not (instance.snapshot or instance.setup):
+        raise BadRow(
+            "the patch of a row of SWE-smith makes the bug, and the repository of its image has none: write a setup "
+            "that applies it, and the reverse of it as patch"
+        )
     data = instance.model_dump(exclude_defaults=True, exclude={"problem_statement"})
     if instance.snapshot:
         path = (folder / Path(instance.snapshot).expanduser()).absolute()

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,16 @@ def _result(episode: Any, role: str) -> dict[str, Any]:
     }
 
 
+async def _answer(number: int, rollout: Awaitable[dict[str, Any]]) -> str:
+    """The line of a rollout's result, in which NumPy's numbers are numbers; or of its failure."""
+    try:
+        return json.dumps({"id": number, **await rollout}, default=float)
+    except asyncio.CancelledError:
+        return json.dumps({"id": number, "failed": "the rollout was cancelled"})
+    except Exception as error:
+        return json.dumps({"id": number, "failed": f"{type(error).__name__}: {error}"})
+
+
 async def _serve(environment: _Environment, channel: Any) -> None:
     """Play the rollouts that standard input asks for, until it ends."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2**26)
@@ -190,15 +201,9 @@ async def _serve(environment: _Environment, channel: Any) -> None:
     running: dict[int, asyncio.Task[None]] = {}
 
     async def play(request: dict[str, Any]) -> None:
-        number = request["id"]
-        try:
-            result = await environment.play(request)
-        except asyncio.CancelledError:
-            result = {"failed": "the rollout was cancelled"}
-        except Exception as error:
-            result = {"failed": f"{type(error).__name__}: {error}"}
-        running.pop(number, None)
-        channel.write(json.dumps({"id": number, **result}) + "\n")
+        answer = await _answer(request["id"], environment.play(request))
+        running.pop(request["id"], None)
+        channel.write(answer + "\n")
 
     async with environment.env.serving():
         channel.write(json.dumps({"ready": environment.facts}) + "\n")

@@ -44,7 +44,7 @@ def episode_from(data: Any) -> dict[str, Any]:
 def episode_row(line: bytes, offset: int) -> Row:
     try:
         return _row(parse_json(line), offset, len(line))
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"it is no episode ({type(error).__name__}: {error})") from None
 
 
@@ -80,7 +80,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
         reward,
         int(_is_success(outcome, reward, episode.get("success"))),
         len(work),
-        sum(len(turn["token_ids"]) for turn in work if turn.get("kind") == "sampled") - insertions,
+        _integer(sum(len(turn["token_ids"]) for turn in work if turn.get("kind") == "sampled") - insertions),
         _finite_number(info.get("seconds")) or turn_seconds,
         _finite_number(info.get("started")),
         _integer(min(versions)) if versions else None,

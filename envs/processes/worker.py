@@ -52,10 +52,10 @@ def main(library_file: str, *, is_trial: bool) -> None:
     channel.write(json.dumps({"enforced": _confine(library.PACKAGES)}) + "\n")
     for line in sys.stdin:
         try:
-            response = answer(json.loads(line))
+            response = json.dumps(answer(json.loads(line)), default=float)  # NumPy's numbers
         except Exception as error:
-            response = {"error": _describe(error)}
-        channel.write(json.dumps(response) + "\n")
+            response = json.dumps({"error": _describe(error)})
+        channel.write(response + "\n")
 
 
 def run_forked(

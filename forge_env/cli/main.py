@@ -23,7 +23,12 @@ from forge_env.cli import diff, evaluate, export_model, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from forge_env.registry.contrib import Row, rows
 from forge_env.utils.exits import Terminated, ending_signals, show_crashes
+<<<<<<< HEAD
 from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
+=======
+from forge_env.utils.folders import disk_problem
+from forge_env.utils.interrupts import interrupt_again, leave_at_once
+>>>>>>> h-hunt4
 from forge_env.utils.secret_values import masked_text
 from forge_env.utils.std_streams import is_output_lost
 
@@ -147,12 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         output.last_words("interrupted")
         return INTERRUPTED
-    except (ForgeError, BaseExceptionGroup) as raised:
+    except (ForgeError, OSError, RuntimeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
-        if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
+        sentence = disk_problem(error)
+        if not (sentence or isinstance(error, ForgeError)) or isinstance(error, InvariantError):
             raise  # a bug of ours
-        output.fail(str(error), as_json=as_json)
-        return 2 if isinstance(error, UserError) else 1
+        output.fail(sentence or str(error), as_json=as_json)
+        return 2 if sentence or isinstance(error, UserError) else 1
     except Exception as error:
         # An error of typer: the module of these classes differs between its versions.
         if not hasattr(error, "format_message"):
@@ -171,7 +177,10 @@ def _usage(message: str, options: Sequence[str]) -> str:
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started."""
+    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started.
+
+    An error that Ctrl-C has caused is Ctrl-C: NumPy makes a RuntimeError of it while it is imported.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -182,6 +191,10 @@ def _ends_in_order() -> Iterator[None]:
     previous = {number: signal.signal(number, end) for number in ending_signals()}
     try:
         yield
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

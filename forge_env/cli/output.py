@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Annotated, Any
 
 import typer
 
+from forge_env.core.errors import ForgeError
 from forge_env.utils.secret_values import masked_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
@@ -42,7 +43,9 @@ def fail(sentence: str, *, as_json: bool) -> None:
     sentence = masked_text(" ".join(sentence.split()))
     sys.stderr.write(f"error: {sentence}\n")
     if as_json:
-        emit({"error": sentence})
+        with suppress(ForgeError):  # stdout cannot be written, and stderr has the sentence
+            emit({"error": sentence})
+            sys.stdout.flush()
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[int] = ()) -> None:

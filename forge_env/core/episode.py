@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_env.core.errors import UserError
+from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.routes import Routes
 from forge_env.core.tokens import FLOATS, IDS, Ids, array_of, json_list
 from forge_env.core.turn import Row, Turn, TurnKind, digest, join, require, violation
@@ -317,11 +317,11 @@ def read_jsonl(path: Path) -> Iterator[Episode]:
     Raises:
         UserError: with file and line, when a line is not an Episode.
     """
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                yield Episode.from_json(line)
-            except UserError as error:
+                yield Episode.from_json(line.decode())
+            except (UserError, InvariantError, UnicodeDecodeError) as error:
                 raise UserError(f"{path}:{number}: {error}") from None
 
 

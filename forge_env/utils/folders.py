@@ -79,3 +79,18 @@ def full_disk(error: BaseException, path: Path) -> str:
     if error.errno == errno.ENOSPC if isinstance(error, OSError) else free < _FULL_BYTES:
         return f"the disk mounted at {place} is full ({free / 1e6:.1f} MB free)"
     return ""
+
+
+_OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def disk_problem(error: BaseException) -> str:
+    """A sentence for an error that is of a path or a disk, as this machine has it; "" if it may be a bug of ours."""
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        return "a path begins with ~ and the name of no user here: write the whole path"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return f"{error}, which leads to itself: name another path"
+    if not isinstance(error, OSError) or error.errno not in (*_OF_DISKS, *(_OF_PATHS if error.filename else ())):
+        return ""
+    return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}"

@@ -20,8 +20,8 @@ KEYS = {*_ALWAYS, *LLAMA3, *YARN_OPTIONS}
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The rope settings with rope_type and rope_theta; versions of transformers write them in different places."""
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
-    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))  # a null there is no default
     rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
     if config.get("original_max_position_embeddings"):  # transformers prefers this value
         rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
@@ -56,6 +56,8 @@ def uncomputed(config: Mapping[str, Any], types: tuple[str, ...], fields: frozen
             return [f"{name} {config[name]!r}, which is no object"]
     rope = rope_parameters(config)
     kind, required_names = rope["rope_type"], NEEDED.get(rope["rope_type"], ())
+    if (old := rope.get("type", kind)) != kind and (old, kind) != ("mrope", "default"):
+        return [f"rope_type {kind!r} beside type {old!r}, of which vLLM wants only the first"]
     if kind not in types:
         return [f"rope scaling {kind!r}"]
     if missing := [name for name in required_names if not _is_number(rope.get(name))]:

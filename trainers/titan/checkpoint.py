@@ -33,13 +33,13 @@ from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.components.checkpoint import MODEL, CheckpointManager, ModelWrapper
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
+from agents.model_weights import is_finite
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.folders import full_disk
 from trainers import checkpoints
 from trainers.families.table import family_of
 from trainers.titan.lora import is_adapter
 from trainers.titan.shards import shard_of
-from trainers.titan.weight_files import is_finite
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager names a checkpoint by its step, and of a step 0 it restores only the weights. So the step is in

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agents.model_folder import weight_files
-from agents.model_weights import places, plain_name
+from agents.model_weights import is_finite, places, plain_name
 from forge_env.core.errors import InvariantError, UserError
 
 SINGLE = "model.safetensors"
@@ -73,13 +73,6 @@ class WeightFiles:
         if not is_finite(tensor):
             raise UserError(f"{self.where} cannot be trained: its weight {name} has values that are not finite")
         return tensor
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor has neither infinities nor NaN. It is read once, and nothing is allocated."""
-    if not tensor.numel() or tensor.dtype not in _DTYPES:
-        return True
-    return all(bool(bound.isfinite()) for bound in tensor.aminmax())
 
 
 def write_folder(

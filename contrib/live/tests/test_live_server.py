@@ -195,7 +195,8 @@ async def test_a_wrong_token_is_refused(serve: Callable[..., Served], tmp_path: 
         (tmp_path / FILE).write_text(json.dumps(place | {"token": wrong}))
         assert (await run.ask("pause")).startswith("refused: this is not the token of the run in ")
     assert not run.controls.is_paused
-    for damaged in ("{", "[]", "{}", "[" * 10**5, json.dumps(place).replace(str(place["port"]), "1e400")):
+    others = [json.dumps(place).replace(str(place["port"]), port) for port in ("1e400", "70000")]
+    for damaged in ("{", "[]", "{}", "[" * 10**5, *others):
         (tmp_path / FILE).write_text(damaged)
         assert "is damaged: only the run writes it" in await run.ask("pause")
     (tmp_path / FILE).write_text(json.dumps(place | {"host": "elsewhere"}))

@@ -1,4 +1,4 @@
-"""The file of `--out`: a new one."""
+"""The file of `--out`: a new one, which is there once all of it is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from forge_env.core.errors import UserError
+from forge_env.core.errors import InfraError
+from forge_env.utils.atomic import Target
 
 
 @contextmanager
@@ -15,11 +16,10 @@ def new_file(path: Path | None) -> Iterator[IO[str] | None]:
     if path is None:
         yield None
         return
-    try:
-        file = path.expanduser().open("x", encoding="utf-8")
-    except FileExistsError:
-        raise UserError(f"--out {path} exists already: name a new file") from None
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be written: {error.strerror}") from None
-    with file:
-        yield file
+    with Target(path) as target:
+        try:
+            with target.path.open("x", encoding="utf-8") as file:
+                yield file
+            target.commit()
+        except OSError as error:
+            raise InfraError(f"--out {path} could not be written: {error}; nothing is left of it") from error

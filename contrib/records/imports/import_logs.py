@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from contrib.common.json_text import decoded
 from contrib.records.imports.atif import is_trajectory, read_trajectory
 from contrib.records.imports.build import BadRecord, Log, NotCarried, build
 from contrib.records.imports.openai import read_chat
@@ -176,12 +177,13 @@ def _verdict(path: Path) -> float | None:
         if path.parent.name != "agent" or not file.is_file():
             continue
         try:
-            value = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
+            text = decoded(file.read_bytes())
+            value = json.loads(text) if file.suffix == ".json" else float(text)
+        except (ValueError, RecursionError):
             raise UserError(f"{file} holds no number and no object of them") from None
         if isinstance(value, Mapping):
             value = value.get("reward", next(iter(value.values())) if len(value) == 1 else None)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)):  # true is 1 to Harbor
             return float(value)
         raise UserError(f"{file} holds no reward: it is a number, or an object with reward or with one number")
     return None

@@ -13,6 +13,7 @@ from contrib.records.tests.conftest import Command
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, read_jsonl, write_jsonl
 from forge_env.core.types import Message, Outcome, Task
+from tests.helpers.disks import full_disk
 
 REWARDS = """\
 def length(answer, target):
@@ -127,3 +128,6 @@ def test_mistakes_are_sentences(run: Command, tmp_path: Path) -> None:
     assert "no attribute 'lenght'" in run("lenght", code=2)["error"]
     (tmp_path / "there.jsonl").touch()
     assert "exists already" in run("length", "--out", str(tmp_path / "there.jsonl"), code=2)["error"]
+    with full_disk(1000):
+        assert "nothing is left of it" in run("length", "--out", str(tmp_path / "full.jsonl"), code=1)["error"]
+    assert not (tmp_path / "full.jsonl").exists()

@@ -273,6 +273,7 @@ async def test_what_is_prepared_once_serves_many_episodes(made: Made, tmp_path: 
         ({"base_commit": "--upload-pack=x"}, "it is no name of a commit"),
         ({"snapshot": "nothing.tar"}, "there is no snapshot"),
         ({"workdir": "/"}, "it is an absolute path of a folder below /"),
+        ({"repo": "swesmith/a__b.1fd52536", "snapshot": None}, "the patch of a row of SWE-smith makes the bug"),
     ],
 )
 def test_a_malformed_row_is_one_sentence(made: Made, change: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -322,6 +323,14 @@ def test_a_row_with_nothing_to_fix_and_words_of_the_log_is_read(made: Made, tmp_
     row = {**made.row, "FAIL_TO_PASS": "[]", "PASS_TO_PASS": json.dumps(["[100%]", *_PASS_TO_PASS])}
     instance = instance_of(read_instance(row, tmp_path))
     assert (instance.fail_to_pass, instance.pass_to_pass) == ([], _PASS_TO_PASS)
+
+
+def test_lists_of_python_and_patches_without_a_last_line_end_are_read(made: Made, tmp_path: Path) -> None:
+    cut = {name: made.row[name].removesuffix("\n") for name in ("patch", "test_patch")}
+    row = {**made.row, **cut, "PASS_TO_PASS": str(_PASS_TO_PASS)}
+    instance = instance_of(read_instance(row, tmp_path))
+    assert (instance.patch, instance.test_patch) == (made.row["patch"], made.row["test_patch"])
+    assert instance.pass_to_pass == _PASS_TO_PASS
 
 
 def test_what_decides_about_tests() -> None:

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contrib.check import run_checks
 from contrib.check.strategies import StrategyAgent, actions_in_order, final_answer
 from contrib.common.http_clients import no_proxy
-from contrib.verifiers import interpreter
+from contrib.verifiers import interpreter, worker
 from contrib.verifiers.env import _merge
 from contrib.verifiers.tests import small_worker
 from forge_env.core.episode import Episode
@@ -89,6 +90,14 @@ async def test_what_breaks_is_a_fault_and_the_next_episode_works(behave: str, ou
         assert (await play(factory, task, str(task.target))).reward == 1.0
 
 
+async def test_a_result_that_is_no_json_is_a_failure_of_its_own_rollout() -> None:
+    async def result(reward: Any) -> dict[str, Any]:
+        return {"reward": reward}
+
+    assert json.loads(await worker._answer(1, result(np.float32(0.5)))) == {"id": 1, "reward": 0.5}
+    assert "object" in json.loads(await worker._answer(2, result(object())))["failed"]
+
+
 async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
     async with small() as factory:
         worker = factory.shared["setup"].worker
@@ -134,7 +143,7 @@ async def test_the_contract_holds() -> None:
 
 OWNER = """
 import asyncio, json, sys
-from contrib.verifiers import interpreter
+from contrib.verifiers import interpreter, worker
 from contrib.verifiers.tests import small_worker
 from forge_env.rollout.factory import make
 interpreter.worker.__file__ = small_worker.__file__

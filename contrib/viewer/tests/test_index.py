@@ -17,7 +17,7 @@ from contrib.viewer.stored_runs import StoredRun, find_runs
 from contrib.viewer.tests.runs import make_episode, training_run, write
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
-from forge_env.core.types import Outcome
+from forge_env.core.types import NOT_SAMPLED, Outcome
 from forge_env.evaluation.evaluate import is_success
 
 
@@ -212,7 +212,8 @@ def test_a_filter_without_sense_is_one_sentence() -> None:
 
 
 SHAPES: list[dict[str, Any]] = [{"task": "x"}, {"reward": "high"}, {"outcome": {"a": [1]}}, {"info": [1]}]
-TURNS = [None, [{"kind": "sampled"}], [{"versions": [[2**80, 1]]}], [3]]
+TURNS = [None, [{"kind": "sampled"}], [{"versions": [[2**80, 1]]}], [{"versions": [[]]}], [3]]
+TURNS += [[{"versions": [[NOT_SAMPLED, 2**80]]}]]
 
 
 @pytest.mark.parametrize("change", [*SHAPES, *({"turns": turns} for turns in TURNS)])

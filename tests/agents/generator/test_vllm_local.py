@@ -71,6 +71,16 @@ async def test_greedy_and_hot_contradict_each_other() -> None:
             pass
 
 
+async def test_weights_that_are_not_finite_are_refused_before_the_engine_starts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    change_weights(folder, model__norm__weight=torch.tensor([1.0, torch.nan]))
+    with pytest.raises(UserError, match=r"values that are not finite in model\.norm\.weight"):
+        async with open_agent(f"vllm:{folder}", SETTINGS):
+            pass
+
+
 def test_an_engine_may_be_silent_for_the_seconds_of_the_settings(tiny_model: Path) -> None:
     assert _engine(SETTINGS, 64, folder=tiny_model).stall_seconds == EngineSettings().stall_seconds
     assert _engine(replace(SETTINGS, idle_seconds=7.0), 64, folder=tiny_model).stall_seconds == 7.0

@@ -18,6 +18,8 @@ if sys.platform != "linux":
     pytest.skip("helper processes are confined on Linux", allow_module_level=True)
 
 LIBRARY = """
+from fractions import Fraction
+
 PACKAGES = ()
 
 def open_library(run_forked):
@@ -32,6 +34,8 @@ def open_library(run_forked):
     def answer(request):
         if request["do"] == "raise":
             raise ValueError("in the library")
+        if request["do"] == "object":
+            return {"number": Fraction(1, 2) if request["control"] else object()}
         written, exit_code = run_forked(
             lambda write: work(write, request),
             cpu_seconds=0.2,
@@ -70,6 +74,8 @@ def test_responses_errors_and_limits(helper: HelperProcess) -> None:
     }
     first = helper.pid
     assert helper.request({"do": "raise"}, seconds=60) == {"error": "ValueError: in the library"}
+    assert helper.request({"do": "object", "control": "x"}, seconds=60) == {"number": 0.5}
+    assert "'object'" in helper.request({"do": "object", "control": ""}, seconds=60)["error"]
     with pytest.raises(EnvError, match="^the small helper raised ValueError: in the library$"):
         helper.ask({"do": "raise"})
     assert helper.request({"do": "fail"}, seconds=60) == {"do": "fail", "written": ["begun"], "exit_code": 1}

@@ -14,7 +14,7 @@ import pytest
 
 import forge_env
 from forge_env.cli import main as cli_main
-from forge_env.cli.main import main
+from forge_env.cli.main import _ends_in_order, main
 from forge_env.registry import registry
 from forge_env.registry.contrib import Row
 from forge_env.registry.registry import env_class, tools_of
@@ -98,6 +98,20 @@ def data_of(done: tuple[int, str, str]) -> dict[str, Any]:
 def in_a_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "forge_env", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_ctrl_c_that_a_package_has_made_an_error_of_is_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), _ends_in_order():
+        raise RuntimeError("it cannot be imported") from KeyboardInterrupt()
+
+
+def test_a_path_that_this_machine_does_not_take_is_one_sentence(run: Run, project: Path) -> None:
+    code, out, err = run("diff", "a" * 300, "a" * 300)
+    assert (code, out) == (2, "") and err.startswith("error: aaaa") and err.endswith("File name too long\n")
+    code, out, err = run("diff", "~no-user/a", "~no-user/a")
+    assert (code, out) == (2, "") and err.startswith("error: a path begins with ~ and the name of no user here")
+    (project / "loop").symlink_to("loop")
+    assert run("new", "loop")[0] == 2
 
 
 def test_a_function_registered_from_the_command_line_works_by_its_name(run: Run, project: Path) -> None:
@@ -273,6 +287,7 @@ EVAL = "forge_env eval --env math --agent scripted:null --tasks 2 --out"
         ("forge_env infoo 2> /dev/full", 2, ""),
         (f"{EVAL} one 2>&-", 0, None),
         ("forge_env list --json > /dev/full", 1, "error: the output cannot be written: No space left on device\n"),
+        ("forge_env infoo --json > /dev/full", 2, None),
         ("forge_env infoo 2>&1 |", 2, ""),
         ("forge_env list --json |", 1, ""),
         ("trainers.grpo --help 2>&1 |", 0, ""),

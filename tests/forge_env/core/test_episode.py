@@ -372,7 +372,8 @@ def test_a_line_of_version_0_2_0_is_read() -> None:
 
 FOREIGN = [
     *("no json", "", "3", '"text"', "null", "{}", '{"step": 1, "loss": 0.1}', "[1]"),
-    *('{"schema_version": 99, "task": {}}', '{"schema_version": 2, "step": 3}'),
+    *('{"schema_version": 99, "task": {}}', '{"schema_version": 2, "step": 3}', "not UTF-8: \udcff"),
+    LINE_OF_0_2_0.replace('"reward": 0.5', '"reward": null', 1),
 ]
 
 
@@ -380,7 +381,7 @@ FOREIGN = [
 def test_a_foreign_line_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "episodes.jsonl"
     write_jsonl(path, [episode()])
-    path.write_text(path.read_text() + line + "\n")
+    path.write_text(path.read_text() + line + "\n", errors="surrogateescape")
     with pytest.raises(UserError, match=r"episodes\.jsonl:2: "):
         list(read_jsonl(path))
 

@@ -254,7 +254,7 @@ ANSWERED = {"source": "agent", "message": "hi", "metrics": METRICS}
 
 
 def test_a_folder_of_harbor_brings_its_verdicts(tmp_path: Path, read: Command) -> None:
-    for name, verdict, text in (("a", "reward.txt", "0.5\n"), ("b", "reward.json", '{"reward": 1, "tests": 3}')):
+    for name, verdict, text in (("a", "reward.txt", " .5\n"), ("b", "reward.json", '{"reward": true, "tests": 3}')):
         for folder in ("agent", "verifier"):
             (tmp_path / "job" / name / folder).mkdir(parents=True)
         write(tmp_path / "job" / name / "agent" / "trajectory.json", an_atif(ASKED, ANSWERED, session_id="same"))
