@@ -23,12 +23,8 @@ from forge_env.cli import diff, evaluate, export_model, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from forge_env.registry.contrib import Row, rows
 from forge_env.utils.exits import Terminated, ending_signals, show_crashes
-<<<<<<< HEAD
-from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
-=======
 from forge_env.utils.folders import disk_problem
-from forge_env.utils.interrupts import interrupt_again, leave_at_once
->>>>>>> h-hunt4
+from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
 from forge_env.utils.secret_values import masked_text
 from forge_env.utils.std_streams import is_output_lost
 
