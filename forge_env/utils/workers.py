@@ -163,7 +163,12 @@ class _Workers:
             self._idle -= 1
             self._signals.put(None)
         else:
-            threading.Thread(target=self._work, name="forge_env", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="forge_env", daemon=True).start()
+            except RuntimeError:  # no more threads: those that there are make the calls
+                if self._threads:
+                    return
+                raise
             self._threads += 1
         self._is_coming = True
 
@@ -177,8 +182,7 @@ class _Workers:
                 if call is None:
                     self._idle += 1
                 elif self._calls:
-                    with contextlib.suppress(RuntimeError):  # no more threads: those that there are make the calls
-                        self._send_one()
+                    self._send_one()
             if done is not None:
                 done.ends.add(done)  # now, since the caller's next call finds this thread free
             done = call
