@@ -30,7 +30,7 @@ from trainers.titan.trainer import TitanTrainer
 
 CASES = cases_of("ep=2 packed full")
 """Experts over ranks that share sequences or matrices are in test_replay.py, those of fsdp in test_module.py."""
-OF_FOUR = cases_of("fsdp=2", "tp=2 packed", "hsdp=2 ep=2 selective", "tp=2 ep=4")
+OF_FOUR = cases_of("fsdp=4", "tp=2 packed", "hsdp=2 ep=2 selective", "tp=2 ep=4")
 Make = Callable[..., TitanTrainer]
 
 
