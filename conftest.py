@@ -103,6 +103,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             scope: str = super()._split_scope(nodeid)
             return next((places[0] for places in TOGETHER if scope.startswith(places)), scope)
 
+        def remove_node(self, node: Any) -> str | None:
+            # The finished files of a worker that has died would come again, empty: who gets one waits for ever.
+            work = self.assigned_work[node]
+            for scope in [scope for scope, tests in work.items() if all(tests.values())]:
+                del work[scope]
+            return super().remove_node(node)
+
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
