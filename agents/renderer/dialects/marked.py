@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from agents.renderer.dialects.bodies import Body, Piece
+from agents.renderer.dialects.bodies import Body
 from agents.renderer.dialects.calls import Calls, Tools, Written
 from agents.renderer.dialects.scan import Scan, before_marks, sure_unless_json
 from agents.renderer.model_json import SPACE, shorten
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 _NO_MARK = re.compile("(?!)")
 
@@ -110,11 +110,6 @@ class Marked:
         """The length of the beginning of an answer that is content, however the answer goes on."""
         return before_marks(text, [self.open, *(mark.strip() for mark in self.section if mark)])
 
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        inner = self.body.pieces(function)
-        start, end = self.section
-        return inner and [f"{start}{self.open}{self.pad}", *inner, f"{self.pad}{self.close}{end}"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bare:
@@ -146,6 +141,3 @@ class Bare:
 
     def sure(self, text: str) -> int:
         return sure_unless_json(text)
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return self.body.pieces(function)

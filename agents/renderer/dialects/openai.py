@@ -8,7 +8,7 @@ from typing import Any
 from agents.renderer.dialects.calls import Calls, Tools, Written, with_ids
 from agents.renderer.dialects.scan import sure_unless_json
 from agents.renderer.model_json import SPACE, arguments_of, decode_all, dump, kind
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 _OBJECT = (dict, Mapping)  # dict first: asking an abstract class is slow
 _FORM = '{"id": "ID", "type": "function", "function": {"name": "TOOL", "arguments": {...}}}'
@@ -101,6 +101,3 @@ class OpenAI:
 
     def sure(self, text: str) -> int:
         return sure_unless_json(text)
-
-    def pieces(self, function: FunctionSpec) -> None:
-        """No grammar: no model's template writes this dialect."""
