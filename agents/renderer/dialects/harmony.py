@@ -109,7 +109,3 @@ class Harmony:
             for call in calls
         ]
         return f"{END}{ANSWER}".join([*content_parts, *call_parts])
-
-    def sure(self, text: str) -> int:
-        """0: where content begins is known by its header, see `agents.renderer.reading.ChannelForm`."""
-        return 0

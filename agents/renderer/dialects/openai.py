@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.renderer.dialects.calls import Calls, Tools, Written, with_ids
-from agents.renderer.dialects.scan import sure_unless_json
 from agents.renderer.model_json import SPACE, arguments_of, decode_all, dump, kind
 from forge_env.core.types import ToolCall
 
@@ -98,6 +97,3 @@ class OpenAI:
         if calls or self.read(content, ()) != (content, []):  # content that would be read as calls is wrapped, too
             return dump({"content": content, "tool_calls": to_openai(calls)})
         return content
-
-    def sure(self, text: str) -> int:
-        return sure_unless_json(text)

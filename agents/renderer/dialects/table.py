@@ -34,9 +34,6 @@ class Dialect(Protocol):
 
     def write(self, content: str, calls: Calls) -> str: ...
 
-    def sure(self, text: str) -> int:
-        """The length of the beginning of an answer that is content, however the answer goes on."""
-
 
 class NoCalls:
     """No calls: everything is content."""
@@ -48,9 +45,6 @@ class NoCalls:
 
     def write(self, content: str, calls: Calls) -> str:
         return content
-
-    def sure(self, text: str) -> int:
-        return len(text)
 
 
 def _xml(tag: str, *, pad: str = "\n") -> Marked:
