@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contrib.families.transformers import PREDICTIONS, ModuleFamily
-from trainers.families.family import Experts, gated_mlp, is_size, number_of_experts, sizes
+from trainers.families.family import Experts, experts_of, gated_mlp, is_size, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
 
@@ -44,13 +44,7 @@ class Glm4Moe(ModuleFamily):
         ]
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        value: Any = config.get
-        return Experts(
-            **number_of_experts(config, "n_routed_experts", "num_local_experts"),
-            active=value("num_experts_per_tok"),
-            size=value("moe_intermediate_size"),
-            normalised=bool(value("norm_topk_prob", True)),
-        )
+        return experts_of(config, "n_routed_experts", "num_local_experts", normalised=True)
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         shape = super(Glm4Moe, self._of(config)).shape(config)
