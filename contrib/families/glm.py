@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contrib.families.transformers import PREDICTIONS, ModuleFamily
+from contrib.families.modules import PREDICTIONS, ModuleFamily
 from trainers.families.family import Experts, experts_of, gated_mlp, is_size, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape

@@ -29,5 +29,5 @@ def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path
 @pytest.mark.parametrize("family", SPECIAL)
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
-    folder = make_folder(tmp_path / "model", family, tied=False, **LONG, **SPECIAL[family])
+    folder = make_folder(tmp_path / "model", family, tied=False, **LONG | SPECIAL[family])
     check_activations(folder, mode, most)

@@ -23,7 +23,7 @@ _PATTERN = "sliding_window_pattern"
 class ModuleFamily(Family):
     """Decoders with grouped queries and gated MLPs, computed by transformers."""
 
-    builder: str = "contrib.families.transformers_model:ModuleBuilder"
+    builder: str = "contrib.families.modules_model:ModuleBuilder"
     norms: tuple[str, ...] = _TWO_NORMS
     """The norms of a layer over the whole width."""
     joint_qk_norm: bool = False
