@@ -68,7 +68,8 @@ class GptOss(Family):
         return [] if config.get("sliding_window", 128) else [f"sliding_window {config['sliding_window']!r}"]
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        experts, value = experts_of(config, "num_local_experts", "num_experts", normalised=True), config.get
+        value: Any = config.get
+        experts = experts_of(config, "num_local_experts", "num_experts", normalised=True)
         return replace(experts, size=value("intermediate_size"), normalised=True)
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
