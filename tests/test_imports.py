@@ -54,10 +54,8 @@ OWNERS = {
         *("contrib/clusters/*", "contrib/families/*", "contrib/serve/openai_server.py"),
     ],
     "transformers": [
-        "agents/*",
-        "trainers/*",
-        "contrib/families/*_model.py",
-        "contrib/external/grammar_trial_process.py",
+        *("agents/*", "trainers/*"),
+        *("contrib/families/*_model.py", "contrib/external/grammar_trial_process.py"),
     ],
     "vllm": ["agents/generator/*", "contrib/external/engine_grammars.py", "contrib/serve/answer_parser.py"],
     "torchtitan": ["trainers/titan/*", "contrib/families/*"],
