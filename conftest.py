@@ -42,7 +42,7 @@ TOGETHER = (
         "tests/trainers/run/test_checkpoint_model",
         "tests/forge_env/runtime/test_weights_shared",
         *("contrib/families/tests/test_gpt_oss", "contrib/families/tests/test_models"),
-        *("contrib/families/tests/test_experts", "contrib/clusters/tests/test_weights_nccl"),
+        *("contrib/families/tests/test_two_ranks", "contrib/clusters/tests/test_weights_nccl"),
     ),
 )
 """Files that one worker runs: it alone imports vLLM, or starts the server of tests/helpers/forks.py."""

@@ -12,10 +12,10 @@ import numpy as np
 from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.thought_budget import context_digest, sample_within
-from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy, PromptCounted
+from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
 from forge_env.core.tokens import IDS, array_of, join_arrays
 from forge_env.core.turn import Completion, Turn
-from forge_env.core.types import NOT_SAMPLED, Action, Sampling, TokenLogprob, ToolSpec
+from forge_env.core.types import Action, Sampling, ToolSpec
 
 _DEFAULT_TURN = NextTurn()
 
@@ -33,8 +33,6 @@ class TokenAgent:
 
     completes = True
     constrains = True
-    gives_logprobs = True
-    counts = True
 
     def __init__(
         self,
@@ -67,7 +65,6 @@ class TokenAgent:
 
         Raises:
             ContextFull: the prompt leaves no room to answer.
-            PromptCounted: the prompt is only to be counted.
             TurnRefused: the policy, or a feature of the schema, does not allow an answer of this form.
             PolicyError: the policy did not answer.
         """
@@ -79,8 +76,6 @@ class TokenAgent:
             observation = ({"role": "user", "content": self.renderer.decode(new_ids)},)
         new = array_of(new_ids, IDS)
         prompt = join_arrays(IDS, row, new)
-        if next_turn.count:
-            raise PromptCounted(len(prompt))
         room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
         if next_turn.max_tokens is not None:
             room = min(room, next_turn.max_tokens)
@@ -115,20 +110,7 @@ class TokenAgent:
         if next_turn.prompt is not None:
             text = self.renderer.plain_text(sampled)
             action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
-        if next_turn.logprobs:
-            action = replace(action, logprobs=self._logprobs(turn))
         return turn, action
-
-    def _logprobs(self, turn: Turn) -> tuple[TokenLogprob, ...]:
-        """The logprobs of the sampled tokens of a turn, without the token that ended it."""
-        versions = [version for version, count in turn.versions for _ in range(count)]
-        token_ids = turn.token_ids.tolist()
-        sampled = [
-            TokenLogprob(self.renderer.token_bytes(token), logprob)
-            for token, logprob, version in zip(token_ids, turn.logprobs.tolist(), versions, strict=True)
-            if version != NOT_SAMPLED
-        ]
-        return tuple(sampled[:-1] if token_ids[-1] in self.renderer.stop_token_ids else sampled)
 
     async def _sample(
         self, conversation: Conversation, next_turn: NextTurn, prompt: np.ndarray, room: int, tools: Sequence[ToolSpec]

@@ -53,7 +53,10 @@ OWNERS = {
         *("forge_env/runtime/*", "agents/*", "trainers/*"),
         *("contrib/clusters/*", "contrib/families/*", "contrib/serve/openai_server.py"),
     ],
-    "transformers": ["agents/*", "trainers/*", "contrib/external/grammar_trial_process.py"],
+    "transformers": [
+        *("agents/*", "trainers/*"),
+        *("contrib/families/*_model.py", "contrib/external/grammar_trial_process.py"),
+    ],
     "vllm": ["agents/generator/*", "contrib/external/engine_grammars.py", "contrib/serve/answer_parser.py"],
     "torchtitan": ["trainers/titan/*", "contrib/families/*"],
     "torchao": ["trainers/titan/*"],

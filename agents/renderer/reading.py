@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from agents.renderer.dialects import harmony, parse, sure_content
-from agents.renderer.dialects.scan import before_marks
+from agents.renderer.dialects import harmony, parse
 from agents.renderer.model_json import dump
 from forge_env.core.types import ToolCall, ToolSpec
 
@@ -45,7 +44,7 @@ class AnswerForm:
 
     def is_in_thought(self, text: str) -> bool:
         """Whether a text begins with a thought, and does not end it."""
-        return self._split(text)[1] is None
+        return self.split(text)[1] is None
 
     def read(self, text: str, *, tools: Sequence[ToolSpec] | None, is_cut: bool) -> Answer:
         """Read an answer. No text raises.
@@ -56,7 +55,7 @@ class AnswerForm:
         Args:
             tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
         """
-        thought, rest = self._split(text)
+        thought, rest = self.split(text)
         if rest is None:  # the thought has no end
             assert thought is not None
             if is_cut:
@@ -66,25 +65,8 @@ class AnswerForm:
         content, calls = self._calls(rest, tools)
         return Answer(content.strip(), None if thought is None else thought.strip(), calls)
 
-    def read_beginning(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
-        """The thought and the content of the beginning of an answer, as far as they stay however it goes on.
-
-        What `read` returns for the full answer begins with them. Calls are known at the end of an answer only.
-        """
-        body = text.lstrip()
-        if len(body) < len(THINK) and THINK.startswith(body):
-            return "", ""
-        thought, rest = self._split(text)
-        if rest is None:
-            assert thought is not None
-            sure = thought[: before_marks(thought, [END_THINK])]
-            return self._sure(sure, tools).strip(), ""
-        return (thought or "").strip(), self._sure(rest, tools).strip()
-
-    def _sure(self, text: str, tools: Sequence[ToolSpec] | None) -> str:
-        return text if tools is not None and not tools else text[: sure_content(text, self.dialect)]
-
-    def _split(self, text: str) -> tuple[str | None, str | None]:
+    def split(self, text: str) -> tuple[str | None, str | None]:
+        """The thought, None without one; and the rest of the answer, None if the thought has no end."""
         if not self.has_thoughts:
             return None, text
         body = text.lstrip()
@@ -119,17 +101,7 @@ class ChannelForm(AnswerForm):
         """See `AnswerForm.read`; but no call ends an analysis, whose text may be a call's header."""
         return super().read(text, tools=tools, is_cut=is_cut or self.is_in_thought(text))
 
-    def read_beginning(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
-        *earlier, last = [*harmony.messages(text)] or [harmony.ChannelMessage("", "", False)]
-        if not last.is_ended and not last.header:  # a header that is not whole
-            last = harmony.ChannelMessage("", "", False)
-        body = last.body if last.is_ended else last.body[: before_marks(last.body, [harmony.END])]
-        messages = [*earlier, harmony.ChannelMessage(last.header, body, last.is_ended)]
-        thought = "\n\n".join(each.body.strip() for each in messages if each.is_thought and each.body)
-        contents = [each.body for each in messages if each.header and not each.is_thought and not each.recipient]
-        return thought.strip(), "\n".join(filter(None, contents)).strip()
-
-    def _split(self, text: str) -> tuple[str | None, str | None]:
+    def split(self, text: str) -> tuple[str | None, str | None]:
         return harmony.split(text)
 
     def _plain_content(self, text: str) -> str:

@@ -215,9 +215,9 @@ class Renderer:
         """A conversation as the template writes it, with special tokens, also those that a message spells out."""
         return self._render(messages, tools)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, which may be a part of a character."""
-        return self._tokenizer.token_bytes(token_id)
+    def token_text(self, token_id: int) -> str:
+        """The text of a token as the vocabulary has it; "" if there is none of this id."""
+        return self._tokenizer.token_text(token_id)
 
     def token_id(self, text: str) -> int | None:
         """The id of a text that is one token of the vocabulary, such as a mark; otherwise None."""

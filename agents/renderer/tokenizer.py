@@ -60,13 +60,6 @@ class FastTokenizer:
         """The text of a token of the vocabulary; "" if there is none of this id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, which may be a part of a character. The vocabulary is byte-level BPE."""
-        text = self._tokenizer.id_to_token(token_id) or ""
-        if not all(character in _BYTES for character in text):
-            return text.encode("utf-8", "replace")
-        return bytes([_BYTES[character] for character in text])
-
     @property
     def special_tokens(self) -> list[str]:
         """Special tokens, as text."""
@@ -93,13 +86,3 @@ def _load(path: Path, modified_ns: int) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower one
         raise UserError(f"{path} is no tokenizer: {error}; copy it again from the model") from None
-
-
-def _byte_characters() -> dict[str, int]:
-    """The characters that byte-level BPE writes for bytes: printable ones of Latin-1 stand for themselves."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agents.renderer.dialects.bodies import Piece
 from agents.renderer.dialects.table import dialect_of
+from agents.renderer.model_json import dump
 from forge_env.core.errors import TurnRefused
-from forge_env.core.types import FunctionSpec, ToolSpec
+from forge_env.core.types import FunctionSpec, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from agents.renderer.reading import AnswerForm
@@ -21,6 +21,18 @@ _MOST_WHITESPACE = 32
 _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
 _BESIDE_REF = {"$ref", "$defs", "definitions", "$schema", "$id", "$comment"} | _ANNOTATIONS
+_KEY, _VALUE = "a key", "a value"
+_STYLES = {
+    dump({_KEY: _VALUE}): "json",
+    f"<parameter={_KEY}>\n{_VALUE}\n</parameter>\n": "qwen_xml",
+    f"<parameter={_KEY}>{_VALUE}</parameter>\n": "qwen_xml",
+    f"<arg_key>{_KEY}</arg_key>\n<arg_value>{_VALUE}</arg_value>\n": "glm_xml",
+    f'<parameter name="{_KEY}">{_VALUE}</parameter>\n': "minimax_xml",
+    f'<｜DSML｜parameter name="{_KEY}" string="true">{_VALUE}</｜DSML｜parameter>\n': "deepseek_xml",
+}
+"""An argument as a dialect writes it -> what XGrammar calls this form of arguments. It has no other forms."""
+_Piece = str | tuple[Any, str]
+"""A part of a call: text, or the schema of the arguments and their form."""
 _Format = dict[str, Any]
 _TokenId = Callable[[str], int | None]
 
@@ -55,21 +67,24 @@ def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], form: AnswerFo
 
 
 def _call(function: FunctionSpec, dialect: str, token_id: _TokenId) -> _Format:
-    pieces = dialect_of(dialect).pieces(function)
-    if pieces is None:
+    call = ToolCall(id="", name=function["name"], arguments={_KEY: _VALUE})
+    text = dialect_of(dialect).write("", (call,))
+    argument = next((argument for argument in _STYLES if argument in text), "")
+    if not argument:
         raise TurnRefused(
             f"the tool {function['name']!r:.80} has to be called, and no grammar can say the calls of the model's "
             f"dialect, {dialect}: let the model choose"
         )
-    return _sequence(pieces, token_id)
+    start, _, end = text.partition(argument)
+    return _sequence([start, (function["parameters"], _STYLES[argument]), end], token_id)
 
 
-def _sequence(pieces: Sequence[Piece], token_id: _TokenId) -> _Format:
+def _sequence(pieces: Sequence[_Piece], token_id: _TokenId) -> _Format:
     elements = [element for piece in pieces for element in _elements(piece, token_id)]
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
-def _elements(piece: Piece, token_id: _TokenId) -> list[_Format]:
+def _elements(piece: _Piece, token_id: _TokenId) -> list[_Format]:
     if not isinstance(piece, str):
         schema, style = piece
         if otherwise := _otherwise(schema):

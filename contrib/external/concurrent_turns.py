@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from contrib.external.sampled import ProgramTurn, TokenLogprob, length_of_prompt, renderer_of, token_logprobs
 from forge_env.core.env import Env, StepResult
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, TurnRefused, first_error
 from forge_env.core.plain_value import own_action
-from forge_env.core.protocols import ContextFull, Conversation, PromptCounted
+from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Outcome, Task, ToolSpec
 from forge_env.rollout.env_calls import StepResult as ReadStep
 from forge_env.rollout.env_calls import read_step
@@ -57,8 +58,9 @@ class ConcurrentEnv(Env):
         """
         raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method listen()")
 
-    async def answer(self, context: int, action: Action) -> None:
-        """Take the agent's answer to the turn that runs in a conversation."""
+    async def answer(self, context: int, action: Action, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Take the agent's answer to the turn that runs in a conversation, and the logprobs that a `ProgramTurn` asks
+        for."""
         raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method answer()")
 
     async def no_room(self, context: int, reason: str) -> None:
@@ -73,7 +75,7 @@ class ConcurrentEnv(Env):
         raise EnvError(reason)
 
     async def counted(self, context: int, tokens: int) -> None:
-        """Take the number of tokens of a prompt, for `NextTurn.count`; it is not a turn."""
+        """Take the number of tokens of a prompt, for `ProgramTurn.count`; it is not a turn."""
         raise NotImplementedError(f"{type(self).__name__} asks for counts: define the coroutine method counted()")
 
 
@@ -156,18 +158,21 @@ class _ConcurrentTurns:
 
     async def _take_turn(self, order: int, number: int, conversation: Conversation, tools: Sequence[ToolSpec]) -> None:
         run, start = self._run, time.perf_counter()
+        asked = conversation.next_turn if isinstance(conversation.next_turn, ProgramTurn) else ProgramTurn()
         try:
+            renderer = renderer_of(run.agent, asked) if asked.count or asked.logprobs else None
+            if renderer is not None and asked.count:
+                tokens = length_of_prompt(renderer, conversation, tools)
+                self._answering.remove(number)
+                self._turns -= not conversation.auxiliary
+                conversation.observation = ()
+                await run.call_env("counted", _nothing, self._env.counted, number, tokens)
+                return
             turn, action = await run.act(conversation, tools)
         except ContextFull as reason:
             self._no_turn(number, conversation)
             run.note_full_prompt()
             await run.call_env("on_limit", _nothing, self._env.no_room, number, str(reason))
-            return
-        except PromptCounted as count:
-            self._answering.remove(number)
-            self._turns -= not conversation.auxiliary
-            conversation.observation = ()
-            await run.call_env("counted", _nothing, self._env.counted, number, count.tokens)
             return
         except TurnRefused as reason:
             self._no_turn(number, conversation)
@@ -181,7 +186,8 @@ class _ConcurrentTurns:
             self._note_other()
         elif self._last is None or order > self._last[0]:
             self._last = order, run.cutting_limit(conversation, turn, action)
-        await run.call_env("step", _nothing, self._env.answer, number, own_action(action))
+        logprobs = () if renderer is None else (token_logprobs(turn, renderer),)
+        await run.call_env("step", _nothing, self._env.answer, number, own_action(action), *logprobs)
         self._answer = time.perf_counter(), turn
         turn.env_seconds += self._answer[0] - end
 

@@ -28,13 +28,13 @@ from contrib.external.record import PlayerRecord, ended_by, too_long
 from contrib.external.responses import ProgramReply
 from contrib.external.rooms import Options, has_workspaces, is_inside, task_factory
 from contrib.external.row_began import why_row_began
+from contrib.external.sampled import ProgramTurn, TokenLogprob
 from contrib.external.session import PendingRequest, ProgramSession, was_cut_by_program
 from contrib.external.setup import ProgramSetup, Setup
 from contrib.external.start_program import start_program
 from contrib.external.tasks import make_tasks
 from forge_env.core.env import StepResult, TimeSpentBy, after_reset
 from forge_env.core.errors import EnvError
-from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
 from forge_env.utils.deadlines import Deadline, queued
 
@@ -139,13 +139,13 @@ class External(ConcurrentEnv):
         await self.answer(next(iter(self._open_requests)), action)
         return await self.listen()
 
-    async def answer(self, context: int, action: Action) -> None:
+    async def answer(self, context: int, action: Action, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Deliver an answer to the program."""
         if self._open_requests[context].pending.request.counts:  # of a caller that answers each request
             await self.refused(context, "nobody counts tokens in this episode: go on without their number")
             return
         pending, conversation = self._open_requests.pop(context)
-        reply = ProgramReply.of(action, pending.request, turn=self._turns)
+        reply = ProgramReply.of(action, pending.request, logprobs, turn=self._turns)
         self._turns += 1
         self._conversations.answered(conversation, pending.request, reply.message)
         is_latest = self._last is None or pending.number > self._last[0].number  # whatever the order of the answers
@@ -314,7 +314,7 @@ class External(ConcurrentEnv):
         self._none_asked.clear()
         self.tools = conversation.tools
         return observation, {
-            "next": NextTurn(
+            "next": ProgramTurn(
                 context=conversation.number,
                 max_tokens=request.max_tokens,
                 stop=request.stop,

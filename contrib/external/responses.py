@@ -9,7 +9,8 @@ from typing import Any
 
 from contrib.common.json_text import write
 from contrib.external.requests import ProgramRequest
-from forge_env.core.types import Action, Message, TokenLogprob
+from contrib.external.sampled import TokenLogprob
+from forge_env.core.types import Action, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,9 @@ class ProgramReply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, action: Action, request: ProgramRequest, *, turn: int) -> ProgramReply:
+    def of(
+        cls, action: Action, request: ProgramRequest, logprobs: Sequence[TokenLogprob] = (), *, turn: int
+    ) -> ProgramReply:
         """Make a response of an action: cut at the first stop text, with only those calls that could be parsed."""
         content, finish, stop_text = _cut(action, request.stop)
         message: Message = {"role": "assistant", "content": content}
@@ -44,7 +47,7 @@ class ProgramReply:
             finish_reason="tool_calls" if calls and finish == "stop" else finish,
             usage={**usage, "total_tokens": sum(usage.values())},
             stop_text=stop_text,
-            logprobs=action.logprobs if request.logprobs else (),
+            logprobs=tuple(logprobs),
         )
 
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainers.families.family import Experts, Family, number_of_experts, sizes
+from trainers.families.family import Experts, Family, experts_of, sizes
 from trainers.families.rope import rope_parameters
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
@@ -69,12 +69,8 @@ class GptOss(Family):
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
         value: Any = config.get
-        return Experts(
-            **number_of_experts(config, "num_local_experts", "num_experts"),
-            active=value("num_experts_per_tok"),
-            size=value("intermediate_size"),
-            normalised=True,
-        )
+        experts = experts_of(config, "num_local_experts", "num_experts", normalised=True)
+        return replace(experts, size=value("intermediate_size"), normalised=True)
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         shape = super().shape(config)

@@ -30,6 +30,7 @@ from agents.renderer.reading import THINK, Answer, AnswerForm, ChannelForm
 from agents.renderer.rendering import Renderer
 from contrib.external.answer_grammar import grammar_of
 from contrib.external.constraint import Constraint
+from contrib.serve.streamed import read_beginning
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import Message, ToolCall, ToolSpec
 
@@ -155,7 +156,7 @@ class AnswerParser(Parser):
         else:
             if self._tools is None:
                 self._tools = _tools(request)
-            thought, content = self._form.read_beginning(self._text, tools=self._tools)
+            thought, content = read_beginning(self._form, self._text, tools=self._tools)
         if request.include_reasoning and (more := self._more(0, thought)):
             delta.reasoning = more
         if more := self._more(1, content):

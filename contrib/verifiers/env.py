@@ -20,6 +20,7 @@ from contrib.common.json_text import portable
 from contrib.external.dialects.reading import medium_of
 from contrib.external.env import External
 from contrib.external.player import Player
+from contrib.external.sampled import TokenLogprob
 from contrib.external.session import ProgramSession
 from contrib.verifiers.interpreter import configuration, describe, make_settings
 from contrib.verifiers.process import Rollout
@@ -107,12 +108,13 @@ class Verifiers(External):
     def success(self, reward: float) -> bool:
         return reaches(reward, self._success_reward)
 
-    async def answer(self, context: int, action: Action) -> None:
+    async def answer(self, context: int, action: Action, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Deliver an answer; the JSON reader of verifiers refuses half a surrogate pair, which a model may write."""
         calls = tuple(
             replace(call, arguments=portable(call.arguments), raw=portable(call.raw)) for call in action.tool_calls
         )
-        await super().answer(context, replace(action, message=portable(action.message), tool_calls=calls))
+        action = replace(action, message=portable(action.message), tool_calls=calls)
+        await super().answer(context, action, logprobs)
 
     async def _begin(self, session: ProgramSession, seed: int) -> Player:
         request = {"data": self._task.metadata["data"], "base_url": self.setup.gateway.base_url, "token": session.token}

@@ -163,7 +163,6 @@ def own_action(action: Action) -> Action:
         tool_calls=tuple(calls),
         finish_reason=action.finish_reason,
         usage=action.usage,
-        logprobs=action.logprobs,
     )
 
 

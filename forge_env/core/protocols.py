@@ -99,11 +99,6 @@ class NextTurn:
     without a chat template."""
     constraint: AnswerForm | None = None
     """The form that the answer must have, for an agent that `constrains`."""
-    logprobs: bool = False
-    """Whether the action needs the logprobs of its tokens, for an agent that `gives_logprobs`."""
-    count: bool = False
-    """Whether the tokens of the prompt are to be counted, by an agent that `counts`. It samples nothing, and there is
-    no turn. Only an environment with turns at once may ask for it."""
     began: RowBegan | None = None
     """Why a new conversation begins, for the record."""
     auxiliary: str = ""
@@ -178,21 +173,12 @@ class EndpointFull(ContextFull):
     """The context of the agent's endpoint is full, whatever `max_tokens` allows."""
 
 
-class PromptCounted(Exception):
-    """Raised by an agent for `NextTurn.count`: the prompt has `tokens` tokens."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__(f"the prompt has {tokens} tokens")
-        self.tokens = tokens
-
-
 class Agent(Protocol):
     """Works on messages: reads a conversation and answers it.
 
-    An agent that also accepts a plain prompt, see `NextTurn.prompt`, has the attribute `completes = True`; one that
-    holds its answers to a form, see `NextTurn.constraint`, `constrains = True`; and one whose actions can have logprobs
-    `gives_logprobs = True`. One that counts the tokens of a prompt, see `NextTurn.count`, `counts = True`. Any other
-    agent is not asked for such a turn: the environment is told that it is refused.
+    An agent that also accepts a plain prompt, see `NextTurn.prompt`, has the attribute `completes = True`; and one that
+    holds its answers to a form, see `NextTurn.constraint`, `constrains = True`. Any other agent is not asked for such a
+    turn: the environment is told that it is refused.
 
     The time limits of an episode do not run while an agent answers. The attribute `answer_seconds`, by default
     ANSWER_SECONDS, limits an answer; None means that the agent limits its answers itself.
@@ -205,7 +191,6 @@ class Agent(Protocol):
 
         Raises:
             ContextFull: when the prompt leaves no room to answer.
-            PromptCounted: when the prompt is only to be counted.
             TurnRefused: when it cannot do what `NextTurn` asks.
             InfraError: when the policy did not answer.
             UserError: for a mistake that affects every episode; it ends the run.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeVar, dataclass_transform
 
 from annotated_types import Ge, Gt, Interval
 
@@ -68,14 +68,6 @@ class ToolCall:
     error: str = ""
 
 
-class TokenLogprob(NamedTuple):
-    """A sampled token, and the logprob that it was sampled with."""
-
-    text: bytes
-    """A token may be a part of a character."""
-    logprob: float
-
-
 @record
 class Action:
     """An action in an environment: an assistant message with its parsed tool calls."""
@@ -86,8 +78,6 @@ class Action:
     """"stop", or "length" when the model was cut off."""
     usage: Mapping[str, int] | None = None
     """"prompt_tokens" and "completion_tokens" of the turn, where the agent counts them."""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens that the model sampled, without the stop token, where the environment asked for them."""
 
     @property
     def text(self) -> str:

@@ -11,7 +11,6 @@ A lock on the folder itself, which ends with the process, admits one process at 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Outcome
 from forge_env.evaluation.digests import changed_parts
 from forge_env.records.run_files import EPISODES, FAULTS, PLAN, read_object
-from forge_env.utils.atomic import replace_file
+from forge_env.utils.atomic import replace_file, take_lock
 from forge_env.utils.folders import make_folders, remove_empty
 from forge_env.utils.secret_values import FILE as SECRETS
 from forge_env.utils.secret_values import keep, masked
@@ -157,11 +156,9 @@ def open_locked(path: Path) -> tuple[list[Path], int]:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(f"the folder {path} cannot be opened: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take_lock(lock):
         os.close(lock)
-        raise UserError(f"another process evaluates into {path}: wait for it, or choose another --out") from None
+        raise UserError(f"another process evaluates into {path}: wait for it, or choose another --out")
     return new_folders, lock
 
 

@@ -20,7 +20,6 @@ from forge_env.core.protocols import (
     Conversation,
     EndpointFull,
     NextTurn,
-    PromptCounted,
 )
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
@@ -94,10 +93,6 @@ class EpisodeRun:
                 if end is not None:
                     return end
                 continue
-            except PromptCounted:
-                raise EnvError(
-                    "NextTurn.count asks for no turn, so only an environment with turns at once may set it"
-                ) from None
             turns += 1
             end = await self._step(env, turn, action, time.perf_counter() - start_time)
             if end is not None:
@@ -186,7 +181,7 @@ class EpisodeRun:
             if isinstance(cause, TemplateError) and conversation.next_turn is not None:
                 raise EnvError(str(cause)) from cause  # these messages are the environment's; others may be fine
             conversation.endpoint_is_full = isinstance(cause, EndpointFull)
-            if isinstance(cause, (ForgeError, ContextFull, PromptCounted)):
+            if isinstance(cause, (ForgeError, ContextFull)):
                 raise cause from None
             raise PolicyError(describe("agent", cause if cause.__traceback__ else error)) from error
 
@@ -201,10 +196,6 @@ class EpisodeRun:
             if not getattr(agent, "constrains", False):
                 raise TurnRefused(f"{name} does not hold its answers to a form: ask without one, or use another agent")
             self.info.setdefault("constraints", {})[next_turn.constraint.label] = next_turn.constraint.record
-        if next_turn.count and not getattr(agent, "counts", False):
-            raise TurnRefused(f"{name} counts no tokens: use an agent that samples tokens, vllm: or checkpoint:")
-        if next_turn.logprobs and not getattr(agent, "gives_logprobs", False):
-            raise TurnRefused(f"{name} gives no logprobs: ask without them, or use an agent that samples tokens")
 
     async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> End | None:
         """Take one step; returns the end of the episode, or None."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from forge_env.core.errors import UserError
 
@@ -48,6 +48,15 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def take_lock(file: int | BinaryIO, kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether an open file or folder was free, and is locked from now on, until its descriptors are closed."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -212,10 +212,16 @@ def check_size(value: Any, name: str, path: Path) -> None:
         raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
 
 
-def number_of_experts(config: Mapping[str, Any], *spellings: str) -> dict[str, Any]:
-    """Fields of `Experts` from the spelling of transformers' versions that a config has, or else the first."""
+def experts_of(config: Mapping[str, Any], *spellings: str, normalised: bool) -> Experts:
+    """The experts of a config. Their number has one of the spellings of transformers' versions.
+
+    `normalised` is the default of norm_topk_prob.
+    """
+    value: Any = config.get
     setting = next((name for name in spellings if config.get(name)), spellings[0])
-    return {"setting": setting, "count": config.get(setting)}
+    active, size = value("num_experts_per_tok"), value("moe_intermediate_size")
+    normalised = bool(value("norm_topk_prob", normalised))
+    return Experts(setting=setting, count=value(setting), active=active, size=size, normalised=normalised)
 
 
 def is_size(value: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.families.family import Experts, Family, number_of_experts, sizes
+from trainers.families.family import Experts, Family, experts_of, sizes
 from trainers.families.settings import names
 
 _WINDOWS = names("sliding_window use_sliding_window max_window_layers")
@@ -59,13 +59,7 @@ class Qwen3Moe(Family):
     only: Mapping[str, Any] = field(default_factory=lambda: {"decoder_sparse_step": 1})
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        value: Any = config.get
-        return Experts(
-            **number_of_experts(config, "num_experts", "num_local_experts"),
-            active=value("num_experts_per_tok"),
-            size=value("moe_intermediate_size"),
-            normalised=bool(value("norm_topk_prob", False)),
-        )
+        return experts_of(config, "num_experts", "num_local_experts", normalised=False)
 
 
 FAMILIES = (

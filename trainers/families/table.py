@@ -1,4 +1,4 @@
-"""The families that can be trained: the `FAMILIES` of the files of this folder, and those of others.
+"""The families that can be trained: those of Llama and Qwen, and those of others.
 
 Others are rows of the table [models] of a contrib/NAME/names.toml, and entry points of installed packages.
 
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from agents.model_folder import config_of
 from forge_env.core.errors import UserError
 from forge_env.registry.contrib import rows
 from forge_env.utils.targets import load
+from trainers.families import llama, qwen
 from trainers.families.family import Family
 from trainers.families.shape import ModelShape
 
-_MODULES = [f"{__package__}.{module.name}" for module in iter_modules([str(Path(__file__).parent)])]
 GROUP = "forge_env.models"
 """The entry points of installed packages that name a `Family`."""
 
@@ -31,8 +29,7 @@ GROUP = "forge_env.models"
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Every family, by its model_type."""
-    modules = (import_module(module) for module in _MODULES if module != __name__)
-    every = [family for module in modules for family in getattr(module, "FAMILIES", ())]
+    every = [*llama.FAMILIES, *qwen.FAMILIES]
     targets = {row.target: f"the outbuilding {row.folder}:" for row in rows("models").values()}
     for point in entry_points(group=GROUP):
         targets[f"{point.module}:{point.attr}"] = f"the package {point.dist.name if point.dist else point.name}:"

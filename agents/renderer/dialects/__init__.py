@@ -24,7 +24,7 @@ from agents.renderer.dialects.openai import from_openai, to_openai
 from agents.renderer.dialects.table import DIALECTS, dialect_of, id_form
 from forge_env.core.types import Message, ToolCall, ToolSpec
 
-__all__ = ["DIALECTS", "begin_of", "from_openai", "matching", "new_id", "parse", "sure_content", "to_openai", "write"]
+__all__ = ["DIALECTS", "begin_of", "from_openai", "matching", "new_id", "parse", "to_openai", "write"]
 
 
 def parse(text: str, dialect: str, tools: Sequence[ToolSpec] = ()) -> tuple[str, Calls]:
@@ -40,11 +40,6 @@ def parse(text: str, dialect: str, tools: Sequence[ToolSpec] = ()) -> tuple[str,
     """
     content, calls = dialect_of(dialect).read(text, tools)
     return content, with_ids(calls, id_form(dialect))
-
-
-def sure_content(text: str, dialect: str) -> int:
-    """The length of the beginning of an answer that is content, however it goes on: for a reader of a stream."""
-    return dialect_of(dialect).sure(text)
 
 
 def write(message: Message | Sequence[ToolCall], dialect: str) -> str:

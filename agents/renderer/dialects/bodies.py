@@ -11,7 +11,7 @@ from agents.renderer.dialects.calls import Block, Calls, Parameters, Tools, Writ
 from agents.renderer.dialects.literals import IDENTIFIER, Literals, NotRead, literal, python
 from agents.renderer.dialects.scan import Scan
 from agents.renderer.model_json import decode_all, dump, flaw, read_arguments, shorten
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
@@ -72,12 +72,6 @@ def types_of(schema: Any, level: int = 0) -> set[str]:
     return types
 
 
-Style = str
-"""How XGrammar writes arguments: "json", "qwen_xml", "minimax_xml", "glm_xml" or "deepseek_xml"."""
-Piece = str | tuple[Any, Style]
-"""A part of a call for its grammar: text, or the schema of the arguments and their style."""
-
-
 class Body(Protocol):
     """One form of a call, or of all calls of a turn."""
 
@@ -92,9 +86,6 @@ class Body(Protocol):
     def read(self, scan: Scan, at: int, tools: Tools) -> Block: ...
 
     def write(self, calls: Calls) -> str: ...
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        """The parts of a call of one tool; None if no grammar can say them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +117,6 @@ class Json:
     def write(self, calls: Calls) -> str:
         return self._in_list(", ".join([self._object(call) for call in calls]))
 
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        start, end = self._in_list("\0").split("\0")
-        head = f'{start}{{"{self.name}": {dump(function["name"])}, "{self.keys[0]}": '
-        return [head, (function["parameters"], "json"), f"}}{end}"]
-
     def _object(self, call: ToolCall) -> str:
         return call.raw if call.arguments is None else dump({self.name: call.name, self.keys[0]: call.arguments})
 
@@ -144,9 +130,6 @@ class Arguments(Protocol):
     @property
     def form(self) -> str: ...
 
-    @property
-    def style(self) -> Style: ...
-
     def read(self, scan: Scan, at: int, parameters: Parameters) -> tuple[dict[str, Any] | None, int, str]:
         """The arguments, their end, and the problem if there is one (they are then None)."""
 
@@ -154,7 +137,7 @@ class Arguments(Protocol):
 
 
 class JsonArguments:
-    form, style = "{...}", "json"
+    form = "{...}"
 
     def read(self, scan: Scan, at: int, parameters: Parameters) -> tuple[dict[str, Any] | None, int, str]:
         value, end, problem = scan.json(at)
@@ -193,7 +176,6 @@ class Pairs:
     """What a writer puts after a pair."""
     has_cdata: bool = False
     """Whether a text with "<", "&" or line ends stands in ``<![CDATA[...]]>``."""
-    style: Style = ""
 
     @property
     def form(self) -> str:
@@ -241,7 +223,6 @@ class Literal:
     """Names and values as a program writes an object: ``{a:1,b:<escape>text<escape>}``, without the first bracket."""
 
     quote: str
-    style: Style = ""
 
     @property
     def form(self) -> str:
@@ -324,12 +305,6 @@ class Named:
             return call.raw
         return f"{self.lead}{self._name(call.name, call.id)}{self.sep}{self.arguments.write(call.arguments)}{self.tail}"
 
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        if not self.arguments.style:
-            return None
-        name = self._name(function["name"], "")
-        return [f"{self.lead}{name}{self.sep}", (function["parameters"], self.arguments.style), self.tail]
-
     def _name(self, name: str, id_: str) -> str:
         if not self.is_id:
             return name
@@ -359,9 +334,6 @@ class Either:
 
     def write(self, calls: Calls) -> str:
         return self._form_to_write.write(calls)
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return self._form_to_write.pieces(function)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,9 +374,6 @@ class Python:
     def write(self, calls: Calls) -> str:
         texts = [call.raw if call.arguments is None else _python_call(call) for call in calls]
         return f"[{', '.join(texts)}]" if self.has_brackets else "\n".join(texts)
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return None
 
 
 def _python_call(call: ToolCall) -> str:

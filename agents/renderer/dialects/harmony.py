@@ -15,11 +15,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agents.renderer.dialects.bodies import Piece
 from agents.renderer.dialects.calls import Calls, Tools, Written
 from agents.renderer.dialects.scan import Scan
 from agents.renderer.model_json import SPACE, dump, read_arguments
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 END, ANSWER = "<|end|>", "<|start|>assistant"
 THOUGHT, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
@@ -110,10 +109,3 @@ class Harmony:
             for call in calls
         ]
         return f"{END}{ANSWER}".join([*content_parts, *call_parts])
-
-    def sure(self, text: str) -> int:
-        """0: where content begins is known by its header, see `agents.renderer.reading.ChannelForm`."""
-        return 0
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return [_HEADER.format(function["name"]), (function["parameters"], "json")]

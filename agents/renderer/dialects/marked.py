@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from agents.renderer.dialects.bodies import Body, Piece
+from agents.renderer.dialects.bodies import Body
 from agents.renderer.dialects.calls import Calls, Tools, Written
-from agents.renderer.dialects.scan import Scan, before_marks, sure_unless_json
+from agents.renderer.dialects.scan import Scan
 from agents.renderer.model_json import SPACE, shorten
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 _NO_MARK = re.compile("(?!)")
 
@@ -106,15 +106,6 @@ class Marked:
             return calls[0].raw
         return f"{self.open}{self.pad}{self.body.write(calls)}{self.pad}{self.close}"
 
-    def sure(self, text: str) -> int:
-        """The length of the beginning of an answer that is content, however the answer goes on."""
-        return before_marks(text, [self.open, *(mark.strip() for mark in self.section if mark)])
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        inner = self.body.pieces(function)
-        start, end = self.section
-        return inner and [f"{start}{self.open}{self.pad}", *inner, f"{self.pad}{self.close}{end}"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bare:
@@ -143,9 +134,3 @@ class Bare:
             return content
         block = self.body.write(calls)
         return f"{block}\n{content}" if content else block
-
-    def sure(self, text: str) -> int:
-        return sure_unless_json(text)
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return self.body.pieces(function)

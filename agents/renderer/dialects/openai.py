@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.renderer.dialects.calls import Calls, Tools, Written, with_ids
-from agents.renderer.dialects.scan import sure_unless_json
 from agents.renderer.model_json import SPACE, arguments_of, decode_all, dump, kind
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 _OBJECT = (dict, Mapping)  # dict first: asking an abstract class is slow
 _FORM = '{"id": "ID", "type": "function", "function": {"name": "TOOL", "arguments": {...}}}'
@@ -98,9 +97,3 @@ class OpenAI:
         if calls or self.read(content, ()) != (content, []):  # content that would be read as calls is wrapped, too
             return dump({"content": content, "tool_calls": to_openai(calls)})
         return content
-
-    def sure(self, text: str) -> int:
-        return sure_unless_json(text)
-
-    def pieces(self, function: FunctionSpec) -> None:
-        """No grammar: no model's template writes this dialect."""

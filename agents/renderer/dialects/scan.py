@@ -3,34 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from agents.renderer.model_json import SPACE, decode
-
-
-def before_marks(text: str, marks: Iterable[str]) -> int:
-    """The length of a text before its first mark, or before an end that may be the beginning of a mark.
-
-    >>> before_marks("one <tool", ["<tool_call>"]), before_marks("one <b> two", ["<tool_call>"])
-    (4, 11)
-    """
-    first = len(text)
-    for mark in marks:
-        if (at := text.find(mark, 0, first)) >= 0:
-            first = at
-        for size in range(min(len(mark) - 1, len(text)), 0, -1):
-            if text.endswith(mark[:size]):
-                first = min(first, len(text) - size)
-                break
-    return first
-
-
-def sure_unless_json(text: str) -> int:
-    """The length of a text that does not begin as a JSON object or a list does; else 0."""
-    first = text.strip(SPACE)[:1]
-    return 0 if first in ("", "{", "[") else len(text)
-
 
 _SPACES = re.compile(rf"[{SPACE}]*")
 

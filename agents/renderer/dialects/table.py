@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from agents.renderer.dialects.bodies import Either, Json, Literal, Named, Pairs, Piece, Python
+from agents.renderer.dialects.bodies import Either, Json, Literal, Named, Pairs, Python
 from agents.renderer.dialects.calls import Calls, Tools
 from agents.renderer.dialects.harmony import Harmony
 from agents.renderer.dialects.marked import Bare, Marked
 from agents.renderer.dialects.openai import OpenAI
 from agents.renderer.dialects.unmarked import Llama, looks_like_json_list, looks_like_python
 from forge_env.core.errors import UserError, nearest
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 
 class Dialect(Protocol):
@@ -34,12 +34,6 @@ class Dialect(Protocol):
 
     def write(self, content: str, calls: Calls) -> str: ...
 
-    def sure(self, text: str) -> int:
-        """The length of the beginning of an answer that is content, however the answer goes on."""
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        """The parts of a call of one tool, for a grammar; None if no grammar can say them."""
-
 
 class NoCalls:
     """No calls: everything is content."""
@@ -52,16 +46,10 @@ class NoCalls:
     def write(self, content: str, calls: Calls) -> str:
         return content
 
-    def sure(self, text: str) -> int:
-        return len(text)
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return None
-
 
 def _xml(tag: str, *, pad: str = "\n") -> Marked:
     """``<tag><function=NAME><parameter=P>VALUE</parameter></function></tag>``."""
-    arguments = Pairs(start="<parameter=", key_end=">", end="</parameter>", pad=pad, style="qwen_xml")
+    arguments = Pairs(start="<parameter=", key_end=">", end="</parameter>", pad=pad)
     body = Named(lead="<function=", sep=">\n", arguments=arguments, tail="</function>")
     return Marked(open=f"<{tag}>", close=f"</{tag}>", pad="\n", body=body)
 
@@ -75,7 +63,6 @@ def _arg_keys(tag: str, *, prefix: str = "", suffix: str = "", sep: str = "\n", 
         gap="\n",
         value_start=f"<{value}>",
         end=f"</{value}>",
-        style="" if prefix or suffix else "glm_xml",
     )
     return Marked(
         open=f"<{tag}{suffix}>",
@@ -87,10 +74,8 @@ def _arg_keys(tag: str, *, prefix: str = "", suffix: str = "", sep: str = "\n", 
 
 def _invokes(section: str, *, mark: str = "") -> Marked:
     """``<invoke name="NAME"><parameter name="P">VALUE</parameter></invoke>`` in a section."""
-    type_mark, style = (' string="?"', "deepseek_xml") if mark else ("", "minimax_xml")
-    arguments = Pairs(
-        start=f'<{mark}parameter name="', key_end=f'"{type_mark}>', end=f"</{mark}parameter>", style=style
-    )
+    type_mark = ' string="?"' if mark else ""
+    arguments = Pairs(start=f'<{mark}parameter name="', key_end=f'"{type_mark}>', end=f"</{mark}parameter>")
     return Marked(
         section=(f"<{mark}{section}>\n", f"\n</{mark}{section}>"),
         open=f'<{mark}invoke name="',

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from agents.renderer.dialects.bodies import Json, Piece
+from agents.renderer.dialects.bodies import Json
 from agents.renderer.dialects.calls import Calls, Tools, Written, names_a_call
-from agents.renderer.dialects.scan import before_marks, sure_unless_json
 from agents.renderer.model_json import SPACE, decode
-from forge_env.core.types import FunctionSpec, ToolCall
+from forge_env.core.types import ToolCall
 
 _PYTHON_TAG = "<|python_tag|>"
 _BETWEEN = re.compile(rf"[{SPACE};]*")
@@ -72,9 +71,3 @@ class Llama:
         if not content or not calls:
             return content or text
         return f"{content}{_PYTHON_TAG}{text}"
-
-    def sure(self, text: str) -> int:
-        return before_marks(text[: sure_unless_json(text)], [_PYTHON_TAG])
-
-    def pieces(self, function: FunctionSpec) -> list[Piece] | None:
-        return self._body.pieces(function)

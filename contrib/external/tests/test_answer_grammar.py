@@ -11,7 +11,6 @@ import pytest
 import xgrammar
 
 from agents.renderer.dialects import DIALECTS, new_id, parse, write
-from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm, ChannelForm
 from contrib.external.answer_grammar import grammar_of
 from contrib.external.constraint import Constraint
@@ -34,7 +33,10 @@ FUNCTION: FunctionSpec = {
     },
 }
 TOOLS: list[ToolSpec] = [{"type": "function", "function": FUNCTION}]
-WITHOUT = [dialect for dialect in DIALECTS if dialect_of(dialect).pieces(FUNCTION) is None]
+WITHOUT = [
+    *("pythonic", "lfm2", "olmo3", "longcat_xml", "hy_v3_opensource", "solar"),
+    *("gemma4", "functiongemma", "minicpm5", "openai", "none"),
+]
 END = 256
 """Ends an answer; the tokens before it are the 256 bytes, those after it marks."""
 
@@ -75,7 +77,7 @@ def test_a_mark_is_a_token_if_the_vocabulary_has_it() -> None:
     grammar = grammar_of(Constraint(tools=("look_up",)), TOOLS, AnswerForm(dialect="qwen_xml"), ids.get)
     elements = json.loads(grammar)["format"]["elements"]
     assert elements[0] == {"type": "token", "token": 257} and elements[-1] == {"type": "token", "token": 258}
-    assert "".join(element["value"] for element in elements[1:3]) == "\n<function=look_up>\n"
+    assert elements[1]["value"] == "\n<function=look_up>\n"
     written = write([ToolCall(id="", name="look_up", arguments={"word": "a"})], "qwen_xml")
     inner = written.removeprefix("<tool_call>").removesuffix("</tool_call>")
     matcher = compiled(grammar, [*ids])

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import GptOssConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+from transformers import (
+    Gemma3TextConfig,
+    Glm4MoeConfig,
+    GptOssConfig,
+    Olmo3Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    SmolLM3Config,
+)
 
 from tests.trainers.titan.folders import Kinds, save_random
 
@@ -55,8 +63,55 @@ FAMILIES: Kinds = {
     "qwen3.5-moe": (Qwen3_5MoeTextConfig, HYBRID_MOE),
     "gpt-oss": (GptOssConfig, GPT_OSS),
 }
+UNTIED = {"olmo3", "glm4-moe"}
+"""Families of `MODULES` whose output layer is not the embedding."""
+KINDS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0}
+# Transformers' own module is the trainer's model; dropout is nobody's in a run.
+MODULES: Kinds = {
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            **KINDS,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 48,
+            "attention_dropout": 0.5,
+            "rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "olmo3": (
+        Olmo3Config,
+        {
+            **KINDS,
+            "sliding_window": 24,
+            "attention_dropout": 0.5,
+            "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 12,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
 
 
 def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Path:
     """Save a random model of one of these families; the output layer of gpt-oss is never the embedding."""
-    return save_random(folder, *FAMILIES[family], _LARGE, **changes, tie_word_embeddings=tied)
+    return save_random(folder, *{**FAMILIES, **MODULES}[family], _LARGE, **changes, tie_word_embeddings=tied)

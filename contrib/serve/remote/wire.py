@@ -26,7 +26,7 @@ from forge_env.core.protocols import NextTurn, RowBegan
 from forge_env.core.types import Action, Task, ToolCall, ToolUse
 from forge_env.rollout.env_calls import StepResult
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change that a client or a server of another version would misread."""
 HEADER = "x-forge-env-protocol"
 PATH = "/forge-env"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.core.errors import SandboxError, UserError
+from forge_env.utils.atomic import take_lock
 
 T = TypeVar("T")
 
@@ -260,7 +261,7 @@ def _lock(folder: Path, kind: int, patience: _Patience | None = None) -> int | N
     except OSError as error:
         raise SandboxError(f"the entry {folder} of the cache of images cannot be opened: {error.strerror}") from None
     try:
-        while not _is_locked(lock, kind):
+        while not take_lock(lock, kind):
             if patience is None:
                 os.close(lock)
                 return None
@@ -274,14 +275,6 @@ def _lock(folder: Path, kind: int, patience: _Patience | None = None) -> int | N
         raise
     os.close(lock)
     return None
-
-
-def _is_locked(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _entry_of(root: Path) -> Path | None:

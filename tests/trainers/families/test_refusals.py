@@ -9,7 +9,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from tests.helpers.rows import rows
-from tests.trainers.titan.folders import FAMILIES, MODULES, UNTIED, make_folder
+from tests.trainers.titan.folders import FAMILIES, make_folder
 from trainers.families.table import read_config
 
 ABSENT = "(absent)"
@@ -20,8 +20,7 @@ ABSENT = "(absent)"
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The config.json of a model of each family that can be trained."""
     root = tmp_path_factory.mktemp("families")
-    tied = {name: name in MODULES and name not in UNTIED for name in (*FAMILIES, *MODULES)}
-    folders = {name: make_folder(root / name, name, tied=is_tied) for name, is_tied in tied.items()}
+    folders = {name: make_folder(root / name, name, tied=False) for name in FAMILIES}
     return {name: (folder / "config.json").read_text() for name, folder in folders.items()}
 
 
@@ -29,13 +28,18 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_what_cannot_be_trained_is_refused_with_a_sentence(
     configs: dict[str, str], tmp_path: Path, name: str, changes: str, match: str
 ) -> None:
-    config, path = json.loads(configs[name]), tmp_path / "config.json"
-    path.write_text(configs[name])
-    read_config(tmp_path)
+    check_refusal(tmp_path, configs[name], changes, match)
+
+
+def check_refusal(folder: Path, text: str, changes: str, match: str) -> None:
+    """A config.json is read, and with these changes refused."""
+    config, path = json.loads(text), folder / "config.json"
+    path.write_text(text)
+    read_config(folder)
     changed = (config | json.loads(changes)).items()
     path.write_text(json.dumps({setting: value for setting, value in changed if value != ABSENT}))
     with pytest.raises(UserError, match=match):
-        read_config(tmp_path)
+        read_config(folder)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,7 +25,6 @@ SIZES = {
 }
 EXPERTS: dict[str, dict[str, int]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
-    "glm4_moe": {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2},
 }
 
 
@@ -40,29 +40,23 @@ EXPERTS: dict[str, dict[str, int]] = {
         ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
         ("meta-llama/Llama-3.1-8B", 8_030_261_248),
-        ("google/gemma-3-270m-it", 268_098_176),
-        ("google/gemma-3-1b-it", 999_885_952),
-        ("allenai/Olmo-3-7B-Instruct", 7_298_011_136),
-        ("HuggingFaceTB/SmolLM3-3B", 3_075_098_624),
-        ("zai-org/GLM-4.5-Air", 106_852_245_504),
     ],
 )
 def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     assert known_shapes()[name].parameters == parameters
 
 
-@pytest.mark.parametrize(
-    ("kind", "tied"),
-    [
-        *product(["qwen3", "qwen2", "llama", "qwen3_moe", "gemma3_text", "olmo3", "smollm3"], [True, False]),
-        ("glm4_moe", False),
-    ],
-)
+@pytest.mark.parametrize(("kind", "tied"), product(["qwen3", "qwen2", "llama", "qwen3_moe"], [True, False]))
 def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str, tied: bool) -> None:
-    config = AutoConfig.for_model(kind, **SIZES, **EXPERTS.get(kind, {}), tie_word_embeddings=tied, pad_token_id=None)
-    config.save_pretrained(tmp_path)
+    check_parameters(tmp_path, kind, **EXPERTS.get(kind, {}), tie_word_embeddings=tied)
+
+
+def check_parameters(folder: Path, kind: str, **changes: Any) -> None:
+    """The plan counts the parameters of a model as transformers has them."""
+    config = AutoConfig.for_model(kind, **SIZES, **changes, pad_token_id=None)
+    config.save_pretrained(folder)
     model = AutoModelForCausalLM.from_config(config)
-    assert read_shape(tmp_path).parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert read_shape(folder).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_active_parameters_count_the_active_experts_only() -> None:

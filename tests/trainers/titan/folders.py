@@ -1,4 +1,4 @@
-"""Hugging Face folders of tiny random models, one for each family that the trainer knows."""
+"""Hugging Face folders of tiny random models, one for each family of the heart."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    Gemma3TextConfig,
-    Glm4MoeConfig,
     LlamaConfig,
     MistralConfig,
-    Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
-    SmolLM3Config,
 )
 
 VOCABULARY = 97  # odd, as those of real tokenizers often are
@@ -49,8 +45,6 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
-UNTIED = {"olmo3", "glm4-moe"}
-"""Families whose output layer is not the embedding."""
 Kinds = dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]]
 """The config class of each family, and what is special about it."""
 FAMILIES: Kinds = {
@@ -61,56 +55,11 @@ FAMILIES: Kinds = {
     "qwen2.5": (Qwen2Config, {}),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 8}),
 }
-KINDS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0}
-# Transformers' own module is the trainer's model; dropout is nobody's in a run.
-MODULES: Kinds = {
-    "gemma3": (
-        Gemma3TextConfig,
-        {
-            **KINDS,
-            "head_dim": 32,
-            "sliding_window": 24,
-            "query_pre_attn_scalar": 48,
-            "attention_dropout": 0.5,
-            "rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE},
-        },
-    ),
-    "olmo3": (
-        Olmo3Config,
-        {
-            **KINDS,
-            "sliding_window": 24,
-            "attention_dropout": 0.5,
-            "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL_ROPE},
-        },
-    ),
-    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "pad_token_id": 3}),
-    "glm4-moe": (
-        Glm4MoeConfig,
-        {
-            "head_dim": 32,
-            "num_hidden_layers": 3,
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 3,
-            "n_routed_experts": 12,
-            "n_shared_experts": 2,
-            "routed_scaling_factor": 2.5,
-            "n_group": 4,
-            "topk_group": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
-        },
-    ),
-}
 
 
 def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Path:
     """Save a random model of one of these families."""
-    return save_random(folder, *{**FAMILIES, **MODULES}[family], **changes, tie_word_embeddings=tied)
+    return save_random(folder, *FAMILIES[family], **changes, tie_word_embeddings=tied)
 
 
 def save_random(

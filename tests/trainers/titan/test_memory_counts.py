@@ -19,7 +19,7 @@ pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
 from tests.trainers.setup.test_memory import plan_with
 from tests.trainers.titan import measured_bytes
-from tests.trainers.titan.folders import KINDS, make_folder
+from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.families.table import read_shape
 from trainers.lora import Lora
@@ -43,13 +43,10 @@ def bytes_of(*tensors: torch.Tensor) -> int:
         ("llama-3", False),
         ("qwen2.5", True),
         ("qwen3-moe", False),
-        ("gemma3", True),
-        ("glm4-moe", False),
     ],
 )
 def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
-    sizes = sizes | (KINDS if family == "gemma3" else {})
     check_bytes(make_folder(tmp_path / family, family, tied=tied, **sizes))
 
 
@@ -90,12 +87,11 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     trainer.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma3", "glm4-moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
 def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
-    sizes = LONG | (KINDS if family == "gemma3" else {})
-    check_activations(make_folder(tmp_path / "model", family, tied=False, **sizes), mode, most)
+    check_activations(make_folder(tmp_path / "model", family, tied=False, **LONG), mode, most)
 
 
 def check_activations(folder: Path, mode: str, most: float) -> None:

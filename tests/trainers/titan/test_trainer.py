@@ -694,8 +694,6 @@ MORE_CASES: Cases = {
     "qwen2.5-tied-fsdp": ("qwen2.5-tied", FSDP),
     "mistral-cp": ("mistral", {"context_parallel_degree": 2, "pack_length": 64}),
     "qwen2.5-tp": ("qwen2.5", TP | {"activation_checkpoint": "selective"}),
-    "gemma3-tied-fsdp": ("gemma3-tied", FSDP | PACKED | {"activation_checkpoint": "full"}),
-    "olmo3-fsdp": ("olmo3", FSDP | {"activation_checkpoint": "selective"}),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, SUMMARY, read_object
+from forge_env.utils.atomic import take_lock
 from forge_env.utils.secret_values import masked
 from forge_env.utils.settings import BY_CASE, may_change
 from trainers.checkpoints import Checkpoint, find, read_manifest
@@ -115,10 +115,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder against a second process; the kernel releases the lock however this process ends."""
     lock = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is at work on the run in {folder}: wait for its end, or end it") from None
+        if not take_lock(lock):
+            raise UserError(f"another process is at work on the run in {folder}: wait for its end, or end it")
         yield
     finally:
         os.close(lock)

@@ -25,6 +25,7 @@ from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
 from forge_env.runtime.weights.store import StoreRequest, WeightStore, no_version, published_already, refusal_text
 from forge_env.runtime.weights.tensor_layout import TensorLayout, WeightStream
+from forge_env.utils.atomic import take_lock
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +153,7 @@ class SegmentStore(WeightStore):
             raise ServiceError(self._missing(version)) from None
         with lock:
             # Between reading the manifest and locking, the version may have been forgotten, and its segment taken.
-            if not _try_lock(lock, fcntl.LOCK_SH) or _text(manifest) != text:
+            if not take_lock(lock, fcntl.LOCK_SH) or _text(manifest) != text:
                 raise ServiceError(self._missing(version))
             try:
                 yield TensorLayout.from_json(content["layout"]).views(self._map(segment))
@@ -174,7 +175,7 @@ class SegmentStore(WeightStore):
             if segment.name in in_use:
                 continue
             lock = segment.open("rb")
-            if not _try_lock(lock, fcntl.LOCK_EX):
+            if not take_lock(lock, fcntl.LOCK_EX):
                 lock.close()  # a slow reader has it
                 continue
             if (flat := self._writable.get(segment.name)) is None:
@@ -205,14 +206,6 @@ class SegmentStore(WeightStore):
     def _drop(self, segment: Path) -> None:
         self._writable.pop(segment.name, None)
         segment.unlink()
-
-
-def _try_lock(file: BinaryIO, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _text(path: Path) -> str:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.renderer.dialects import DIALECTS, sure_content, write
-from agents.renderer.dialects.scan import before_marks
+from agents.renderer.dialects import DIALECTS, harmony, write
 from agents.renderer.dialects.table import dialect_of
-from agents.renderer.reading import END_THINK, THINK, AnswerForm
+from agents.renderer.reading import END_THINK, THINK, AnswerForm, ChannelForm
+from contrib.serve.streamed import before_marks, read_beginning, sure_content
 from forge_env.core.types import ToolCall, ToolSpec
 
 TOOLS: tuple[ToolSpec, ...] = (
@@ -52,21 +52,21 @@ def test_what_was_streamed_stays(dialect: str, data: st.DataObject) -> None:
     tools = data.draw(st.sampled_from([TOOLS, ()]))
     full = [form.read(text, tools=tools, is_cut=is_cut) for is_cut in (False, True)]
     for end in range(len(text) + 1):
-        thought, content = form.read_beginning(text[:end], tools=tools)
+        thought, content = read_beginning(form, text[:end], tools=tools)
         for answer in full:
             assert (answer.thought or "").startswith(thought) and answer.content.startswith(content), text[:end]
 
 
 def test_a_stream_does_not_wait_without_need() -> None:
     hermes = AnswerForm(dialect="hermes")
-    assert hermes.read_beginning("The sum", tools=TOOLS) == ("", "The sum")
-    assert hermes.read_beginning("The sum <tool", tools=TOOLS) == ("", "The sum")
-    assert hermes.read_beginning("The sum <tool", tools=()) == ("", "The sum <tool")
-    assert hermes.read_beginning("<think>\nI add. </thi", tools=TOOLS) == ("I add.", "")
-    assert hermes.read_beginning("<think>I add.</think>\n\nThree", tools=TOOLS) == ("I add.", "Three")
-    assert hermes.read_beginning("<thi", tools=TOOLS) == ("", "")
-    assert AnswerForm(dialect="llama").read_beginning("Three <|python", tools=TOOLS) == ("", "Three")
-    assert AnswerForm(dialect="pythonic").read_beginning("[add", tools=TOOLS) == ("", "")
+    assert read_beginning(hermes, "The sum", tools=TOOLS) == ("", "The sum")
+    assert read_beginning(hermes, "The sum <tool", tools=TOOLS) == ("", "The sum")
+    assert read_beginning(hermes, "The sum <tool", tools=()) == ("", "The sum <tool")
+    assert read_beginning(hermes, "<think>\nI add. </thi", tools=TOOLS) == ("I add.", "")
+    assert read_beginning(hermes, "<think>I add.</think>\n\nThree", tools=TOOLS) == ("I add.", "Three")
+    assert read_beginning(hermes, "<thi", tools=TOOLS) == ("", "")
+    assert read_beginning(AnswerForm(dialect="llama"), "Three <|python", tools=TOOLS) == ("", "Three")
+    assert read_beginning(AnswerForm(dialect="pythonic"), "[add", tools=TOOLS) == ("", "")
 
 
 def test_only_an_end_that_may_become_a_mark_waits() -> None:
@@ -74,3 +74,25 @@ def test_only_an_end_that_may_become_a_mark_waits() -> None:
     assert before_marks("a <c", ["<b>"]) == 4
     assert before_marks("a <b> <b> <", ["<b>"]) == 2
     assert sure_content("{", "llama") == sure_content("", "llama") == 0
+
+
+THOUGHT, CALL = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", '<|message|>{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{THOUGHT}<|channel|>final<|message|>Yes.",
+        f"{THOUGHT} to=functions.add<|channel|>commentary json{CALL}",
+        f"{THOUGHT}<|channel|>commentary to=functions.add <|constrain|>json{CALL}",
+        f"<|channel|>commentary<|message|>I add.<|end|><|start|>assistant to=add{CALL}",
+        f"{THOUGHT}{THOUGHT}<|channel|>final<|message|>Yes.",
+        f"{THOUGHT}<|channel|>final<|message|>Yes.{harmony.END}",
+    ],
+)
+def test_what_was_streamed_of_channels_stays(text: str) -> None:
+    form = ChannelForm(dialect="harmony")
+    answer = form.read(text, tools=TOOLS, is_cut=False)
+    known = [read_beginning(form, text[:size], tools=TOOLS) for size in range(len(text))]
+    assert all((answer.thought or "").startswith(one) and answer.content.startswith(two) for one, two in known)
+    assert known[-1] != ("", "")

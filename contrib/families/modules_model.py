@@ -1,4 +1,4 @@
-"""Transformers' own module as the trainer's model, for the families of `trainers/families/transformers.py`.
+"""Transformers' own module as the trainer's model, for the families of `modules.py`.
 
 Its weights have Hugging Face's names and layouts. Masks come from `TitanModel`: one for each window.
 """

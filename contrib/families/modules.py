@@ -1,4 +1,4 @@
-"""Families that the trainer computes with transformers' own module. A family that needs nothing more is a row here.
+"""Families that the trainer computes with transformers' own module. A family that needs nothing more is one here.
 
 Only FSDP shares such a model between processes. It has no adapters.
 """
@@ -23,7 +23,7 @@ _PATTERN = "sliding_window_pattern"
 class ModuleFamily(Family):
     """Decoders with grouped queries and gated MLPs, computed by transformers."""
 
-    builder: str = "trainers.titan.module:ModuleBuilder"
+    builder: str = "contrib.families.modules_model:ModuleBuilder"
     norms: tuple[str, ...] = _TWO_NORMS
     """The norms of a layer over the whole width."""
     joint_qk_norm: bool = False
@@ -105,48 +105,46 @@ class ModuleFamily(Family):
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 PREDICTIONS = names("mtp_num_hidden_layers n_predict num_nextn_predict_layers")
 
-FAMILIES = (
-    ModuleFamily(
-        model_type="gemma3_text",
-        architecture="Gemma3ForCausalLM",
-        qk_norm=True,
-        norms=("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
-        full_every=6,
-        rope_of_kinds=True,
-        rope_types=("default", "linear"),
-        computed=names(f"sliding_window query_pre_attn_scalar rope_local_base_freq {_PATTERN}"),
-        harmless=names("image_token_id mm_tokens_per_image"),
-        only={
-            "hidden_activation": "gelu_pytorch_tanh",
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "use_bidirectional_attention": False,
-        },
-        published_sizes={
-            "google/gemma-3-270m-it": sizes(640, 2048, 18, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
-            "google/gemma-3-1b-it": sizes(1152, 6912, 26, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
-        },
-    ),
-    ModuleFamily(
-        model_type="olmo3",
-        architecture="Olmo3ForCausalLM",
-        joint_qk_norm=True,
-        norms=_AFTER,
-        full_every=4,
-        rope_of_kinds=True,
-        rope_types=("default", "yarn"),
-        computed=names("sliding_window"),
-        harmless=PREDICTIONS,
-        published_sizes={"allenai/Olmo-3-7B-Instruct": sizes(4096, 11008, 32, 32, 32, 128, 100278, 65536)},
-    ),
-    ModuleFamily(
-        model_type="smollm3",
-        architecture="SmolLM3ForCausalLM",
-        rope_types=("default", "yarn"),
-        computed=names("no_rope_layers no_rope_layer_interval"),
-        harmless=PREDICTIONS,
-        published_sizes={
-            "HuggingFaceTB/SmolLM3-3B": sizes(2048, 11008, 36, 16, 4, 128, 128256, 65536, tie_word_embeddings=True)
-        },
-    ),
+GEMMA3 = ModuleFamily(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    qk_norm=True,
+    norms=("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+    full_every=6,
+    rope_of_kinds=True,
+    rope_types=("default", "linear"),
+    computed=names(f"sliding_window query_pre_attn_scalar rope_local_base_freq {_PATTERN}"),
+    harmless=names("image_token_id mm_tokens_per_image"),
+    only={
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    },
+    published_sizes={
+        "google/gemma-3-270m-it": sizes(640, 2048, 18, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
+        "google/gemma-3-1b-it": sizes(1152, 6912, 26, 4, 1, 256, 262144, 32768, tie_word_embeddings=True),
+    },
+)
+OLMO3 = ModuleFamily(
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    joint_qk_norm=True,
+    norms=_AFTER,
+    full_every=4,
+    rope_of_kinds=True,
+    rope_types=("default", "yarn"),
+    computed=names("sliding_window"),
+    harmless=PREDICTIONS,
+    published_sizes={"allenai/Olmo-3-7B-Instruct": sizes(4096, 11008, 32, 32, 32, 128, 100278, 65536)},
+)
+SMOLLM3 = ModuleFamily(
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    rope_types=("default", "yarn"),
+    computed=names("no_rope_layers no_rope_layer_interval"),
+    harmless=PREDICTIONS,
+    published_sizes={
+        "HuggingFaceTB/SmolLM3-3B": sizes(2048, 11008, 36, 16, 4, 128, 128256, 65536, tie_word_embeddings=True)
+    },
 )

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainers.families.family import Experts, gated_mlp, is_size, number_of_experts, sizes
+from contrib.families.modules import PREDICTIONS, ModuleFamily
+from trainers.families.family import Experts, experts_of, gated_mlp, is_size, sizes
 from trainers.families.settings import names
 from trainers.families.shape import ModelShape
-from trainers.families.transformers import PREDICTIONS, ModuleFamily
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,7 @@ class Glm4Moe(ModuleFamily):
         ]
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        value: Any = config.get
-        return Experts(
-            **number_of_experts(config, "n_routed_experts", "num_local_experts"),
-            active=value("num_experts_per_tok"),
-            size=value("moe_intermediate_size"),
-            normalised=bool(value("norm_topk_prob", True)),
-        )
+        return experts_of(config, "n_routed_experts", "num_local_experts", normalised=True)
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         shape = super(Glm4Moe, self._of(config)).shape(config)
@@ -70,21 +64,19 @@ class Glm4Moe(ModuleFamily):
         return weights
 
 
-FAMILIES = (
-    Glm4Moe(
-        model_type="glm4_moe",
-        architecture="Glm4MoeForCausalLM",
-        thinks=True,
-        rope_fields=names("partial_rotary_factor"),
-        computed=names(
-            """attention_bias use_qk_norm n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size
-            norm_topk_prob n_group topk_group n_shared_experts routed_scaling_factor first_k_dense_replace"""
-        ),
-        harmless=PREDICTIONS | names("num_mtp_layers"),
-        only={"tie_word_embeddings": False},  # vLLM has an output layer of its own
-        published_sizes={
-            "zai-org/GLM-4.5-Air": sizes(4096, 10944, 46, 96, 8, 128, 151552, 131072, experts=(128, 8, 1408))
-            | {"n_routed_experts": 128, "attention_bias": True}
-        },
+GLM4_MOE = Glm4Moe(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    thinks=True,
+    rope_fields=names("partial_rotary_factor"),
+    computed=names(
+        """attention_bias use_qk_norm n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size
+        norm_topk_prob n_group topk_group n_shared_experts routed_scaling_factor first_k_dense_replace"""
     ),
+    harmless=PREDICTIONS | names("num_mtp_layers"),
+    only={"tie_word_embeddings": False},  # vLLM has an output layer of its own
+    published_sizes={
+        "zai-org/GLM-4.5-Air": sizes(4096, 10944, 46, 96, 8, 128, 151552, 131072, experts=(128, 8, 1408))
+        | {"n_routed_experts": 128, "attention_bias": True}
+    },
 )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ import torch
 pytest.importorskip("torchtitan")
 from safetensors.torch import load_file, save_file
 
+from agents.model_folder import weight_files
+from agents.model_weights import places
+from contrib.families.tests.folders import MODULES, UNTIED, make_folder
 from forge_env.core.errors import UserError
 from tests.helpers.forks import run_ranks
 from tests.helpers.routed_rows import distinct
-from tests.trainers.titan.folders import MODULES, UNTIED, make_folder
+from tests.helpers.rows import rows
+from tests.trainers.families.test_refusals import check_refusal
+from tests.trainers.model.test_model_shape import check_parameters
 from tests.trainers.titan.layouts import PACKED
 from tests.trainers.titan.test_context import SETTINGS as RANKS
 from tests.trainers.titan.test_models import (
@@ -33,7 +39,7 @@ from tests.trainers.titan.test_models import (
 )
 from tests.trainers.titan.test_replay import be_a_rank, take_steps
 from tests.trainers.titan.weights import check_same, weights_of
-from trainers.families.table import read_config, read_shape
+from trainers.families.table import family_of, known_shapes, read_config, read_shape
 from trainers.lora import Lora
 from trainers.losses import SFTLoss
 from trainers.titan.builder import builder_of
@@ -216,3 +222,39 @@ def test_a_folder_that_says_nothing_of_its_head_ties_it(folders: dict[str, Path]
     del config["tie_word_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path)["tie_word_embeddings"] is True
+
+
+def test_the_plan_knows_every_tensor(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        config = read_config(folder)
+        held = {name: place.shape for name, place in places(weight_files(folder)).items()}
+        assert family_of(config).weights(config) == held
+
+
+@pytest.mark.parametrize(("name", "changes", "match"), rows(__file__, "refusals.tsv"))
+def test_what_cannot_be_trained_is_refused_with_a_sentence(
+    folders: dict[str, Path], tmp_path: Path, name: str, changes: str, match: str
+) -> None:
+    check_refusal(tmp_path, (folders[name] / "config.json").read_text(), changes, match)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("google/gemma-3-270m-it", 268_098_176),
+        ("google/gemma-3-1b-it", 999_885_952),
+        ("allenai/Olmo-3-7B-Instruct", 7_298_011_136),
+        ("HuggingFaceTB/SmolLM3-3B", 3_075_098_624),
+        ("zai-org/GLM-4.5-Air", 106_852_245_504),
+    ],
+)
+def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert known_shapes()[name].parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [*product(["gemma3_text", "olmo3", "smollm3"], [True, False]), ("glm4_moe", False)]
+)
+def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str, tied: bool) -> None:
+    experts = {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2}
+    check_parameters(tmp_path, kind, **(experts if kind == "glm4_moe" else {}), tie_word_embeddings=tied)
