@@ -6,6 +6,7 @@ Lines run one after another in one process, which has imported what any of them 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,8 +66,11 @@ def test_a_trainer_says_help_and_refuses_a_typo_before_it_imports_torch(tmp_path
 
 
 def test_an_algorithm_that_is_not_there_is_named_before_torch_is_imported() -> None:
-    done, packages = loaded("-m", "trainers.ppo", cwd=ROOT)
-    assert done.returncode == 2 and "Did you mean grpo?" in done.stderr and packages.isdisjoint(SLOW)
+    sentence = r"^error: there is no algorithm 'ppo'. Did you mean grpo\?.*gspo.*sft.*trainers my_file\.py:MINE"
+    for module, words in (("trainers.ppo", sentence), ("trainers.lora", "^error: there is no algorithm 'lora'")):
+        done, packages = loaded("-m", module, cwd=ROOT)
+        assert done.returncode == 2 and re.search(words, done.stderr, re.M), done.stderr
+        assert "Traceback" not in done.stderr and packages.isdisjoint(SLOW)
 
 
 LINES = """

@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = """
-torch rich.console rich.table rich.progress jinja2 packaging.version
+torch openai rich.console rich.table rich.progress jinja2 packaging.version
 forge_env.cli.main forge_env.rollout.rollout forge_env.evaluation.api envs.math envs.code_exec sandboxes.host.namespace
 agents.scripted agents.renderer.rendering
 """

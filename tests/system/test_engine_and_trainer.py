@@ -29,11 +29,13 @@ from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
+from tests.agents.generator.test_fast_path import bits, mixed_requests, undress
 from tests.helpers.engine_rows import differences, samples_of
 from trainers.run.delivery import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS = EngineSettings(max_model_len=256, max_requests=64, sleep=True)
+STALL_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -349,27 +351,17 @@ async def _over_a_swap(
     raise AssertionError("all completions ended before the new weights came")
 
 
-async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found(model: Path) -> None:
-    """Completions that take longer than the engine may stand still are not cut; then its scheduler is paused."""
-    from vllm.v1.core.sched.interface import PauseState
-
-    stall = 1.0
-    engine = VLLMEngine(str(model), replace(SETTINGS, max_model_len=1024, stall_seconds=stall))
-    await engine.start()
-    try:
-        started = time.perf_counter()
-        long = [engine.generate([i + 1], Sampling(max_tokens=600, seed=i), f"long/{i}") for i in range(32)]
-        assert [len(completion.token_ids) for completion in await asyncio.gather(*long)] == [600] * 32
-        assert time.perf_counter() - started > stall, "they were too quick to show anything"
-        scheduler = engine._thread.engine.engine_core.engine_core.scheduler
-        await engine._command(lambda: scheduler.set_pause_state(PauseState.PAUSED_ALL))
-        with pytest.raises(PolicyError, match=r"the engine hangs: it has 2 requests, and made no step for 1 s"):
-            await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=9), f"stuck/{i}") for i in range(2)))
-        assert engine.why_broken.startswith("the engine hangs")
-        with pytest.raises(PolicyError, match="is not running: the engine hangs"):
-            await engine.generate([1], Sampling(max_tokens=1), "late")
-    finally:
-        await engine.close()
+async def test_an_engine_says_the_same_with_and_without_its_fast_path(fresh: VLLMEngine) -> None:
+    """Whose steps test_fast_path.py compares; the engine is without it from now on."""
+    asked = mixed_requests(SETTINGS.max_model_len)
+    fast = await fresh.generate_batch(asked)
+    assert len(fresh._thread.engine.templates) >= 3
+    await fresh._command(lambda: undress(fresh._thread.engine))
+    own = await fresh.generate_batch(asked)
+    assert list(map(bits, fast)) == list(map(bits, own))
+    assert [len(each.token_ids) for each in fast[:8]] == [40] * 8 and isinstance(fast[-1], PolicyError)
+    stats = fresh.stats
+    assert 0 < stats.worker_seconds < stats.step_seconds and stats.admission_seconds > 0
 
 
 async def test_a_closed_engine_refuses_and_leaves_the_group_to_the_others(
@@ -428,7 +420,7 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
 ) -> None:
     """On a CPU such a layer has a packed copy of the weight, which an update has to make anew. A file may have one.
 
-    A trainer's process group outlives the engine, which is garbage while it works.
+    Then the engine stands still. A trainer's process group outlives it, and it is garbage while that works.
     """
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -439,11 +431,14 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
     new = {name: weight.roll(1, 0) if "embed" in name else weight for name, weight in old.items()}
     _copy_with(tmp_path / "tied", tmp_path / "new", new)
-    tied = VLLMEngine(str(tmp_path / "tied"), SETTINGS)
+    tied = VLLMEngine(str(tmp_path / "tied"), replace(SETTINGS, max_model_len=1024, stall_seconds=STALL_S))
     await tied.start()
-    await tied.update_weights(1, new)
-    completions = await _sample(tied, count=4, tokens=16, temperature=1.0)
-    await tied.close()
+    try:
+        await tied.update_weights(1, new)
+        completions = await _sample(tied, count=4, tokens=16, temperature=1.0)
+        await _decodes_and_is_found_when_it_stands_still(tied)
+    finally:
+        await tied.close()
     assert not torch.distributed.is_initialized(), "the last engine has ended what vLLM began"
     trainer = TitanTrainer(str(tmp_path / "new"), TitanSettings())
     core = weakref.ref(tied._thread.engine.engine_core)
@@ -453,6 +448,23 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
     expected = trainer.logprobs(samples_of(completions))
     trainer.close()
     assert max(differences(completions, expected)) < 1e-4
+
+
+async def _decodes_and_is_found_when_it_stands_still(engine: VLLMEngine) -> None:
+    """Completions that take longer than the engine may stand still are not cut; then its scheduler is paused."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    started = time.perf_counter()
+    long = [engine.generate([i + 1], Sampling(max_tokens=600, seed=i), f"long/{i}") for i in range(32)]
+    assert [len(completion.token_ids) for completion in await asyncio.gather(*long)] == [600] * 32
+    assert time.perf_counter() - started > STALL_S, "they were too quick to show anything"
+    scheduler = engine._thread.engine.engine_core.engine_core.scheduler
+    await engine._command(lambda: scheduler.set_pause_state(PauseState.PAUSED_ALL))
+    with pytest.raises(PolicyError, match=r"the engine hangs: it has 2 requests, and made no step for 1 s"):
+        await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=9), f"stuck/{i}") for i in range(2)))
+    assert engine.why_broken.startswith("the engine hangs")
+    with pytest.raises(PolicyError, match="is not running: the engine hangs"):
+        await engine.generate([1], Sampling(max_tokens=1), "late")
 
 
 async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: float) -> list[Completion]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import pickle
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from trainers.model.tiny_model import make_tiny_model
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-SETTINGS = EngineSettings(max_model_len=256, max_requests=16)
+SETTINGS = EngineSettings(max_model_len=256, max_requests=16, return_routes=True)
 Said = list[tuple[object, object]]
 
 
@@ -95,15 +94,6 @@ async def test_new_weights_arrive_bit_by_bit_over_several_swaps(engine: VLLMEngi
         assert bits(await complete(engine)) == said
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def routed(engine: VLLMEngine, model: Path) -> AsyncIterator[VLLMEngine]:
-    """An engine that returns routes; what both share ends with the first that is closed."""
-    routed = VLLMEngine(str(model), dataclasses.replace(SETTINGS, return_routes=True))
-    await routed.start()
-    yield routed
-    await routed.close()
-
-
 def check_routes(model: Path, completion: Completion) -> int:
     """All tokens but the last have the experts that transformers chooses; returns how many tokens and layers that are.
 
@@ -126,23 +116,21 @@ def check_routes(model: Path, completion: Completion) -> int:
     return checked
 
 
-async def test_completions_have_the_experts_of_every_token(engine: VLLMEngine, routed: VLLMEngine, model: Path) -> None:
+async def test_completions_have_the_experts_of_every_token(engine: VLLMEngine, model: Path) -> None:
     """Of requests of many lengths at once, and of those that find their beginning in the cache."""
     await engine.update_weights(engine.version + 1, load_file(model / "model.safetensors"))
-    plain, completions = await complete(engine), await complete(routed)
-    assert bits(completions) == bits(plain), "to log the routes changes nothing"
-    assert all(not completion.routes for completion in plain)
-    completions += await complete(routed)
+    before = engine.stats.prefix_found
+    completions = await complete(engine) + await complete(engine)
     prompts = [[7, 3, *range(5, 5 + 17 * number)] for number in range(1, 9)]
     shared = list(range(20, 120))
     for begin in ([], shared):  # the siblings' beginning is in the cache when the second round comes
         for _ in range(2):
             calls = [
-                routed.generate([*begin, *prompt], Sampling(max_tokens=6 + i, seed=i), f"{len(begin)}/{i}")
+                engine.generate([*begin, *prompt], Sampling(max_tokens=6 + i, seed=i), f"{len(begin)}/{i}")
                 for i, prompt in enumerate(prompts)
             ]
             completions += await asyncio.gather(*calls)
-    found = routed.stats.prefix_found
+    found = engine.stats.prefix_found - before
     assert found >= 8 * 96, found
     assert sum(check_routes(model, completion) for completion in completions) > 4000
 
@@ -159,14 +147,14 @@ class Asks(Env):
         return [{"role": "user", "content": "And what is 30 more?"}], 0.0, self.turns == 3, False, {}
 
 
-async def test_the_row_of_an_episode_has_routes_of_every_input(routed: VLLMEngine, model: Path) -> None:
+async def test_the_row_of_an_episode_has_routes_of_every_input(engine: VLLMEngine, model: Path) -> None:
     """Each turn holds what the ones before it do not have; they stay when they travel, and are written where asked."""
 
     class Through:
         async def generate(
             self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
         ) -> Completion:
-            return await routed.generate(prompt_ids, sampling, request_id)
+            return await engine.generate(prompt_ids, sampling, request_id)
 
     agent = TokenAgent(str(model), Through())
     limits = EpisodeLimits(max_turns=3, max_turn_tokens=12, max_tokens=256)

@@ -47,10 +47,9 @@ def alone(folder: Path) -> Iterator[dict[str, Any]]:
     trainer.close()
 
 
+@pytest.mark.slow  # the quick tests of ranks are those of other families
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name", ["ep, full", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks_take_the_steps_of_one(folder: Path, alone: dict[str, Any], name: str) -> None:
     run_ranks(be_a_rank, folder.parent, {name: CASES[name]}, world=2, seconds=300)
     for rank in range(2):

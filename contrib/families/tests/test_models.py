@@ -68,6 +68,7 @@ def test_any_sizes_give_the_logits_of_transformers(
     models.check_logits(make_folder(tmp_path_factory.mktemp("any"), family, tied=tied and not is_fixed, **changes))
 
 
+@pytest.mark.slow  # the quick one is of the heart's families
 def test_two_ranks_of_fsdp_read_their_slices_and_stream_full_tensors(tmp_path: Path) -> None:
     cases = {"qwen3.5-moe-tied": {"data_parallel_shard_degree": 2}}
     make_folder(tmp_path / "qwen3.5-moe-tied", "qwen3.5-moe", tied=True)

@@ -196,6 +196,7 @@ def test_a_layer_computes_with_the_experts_of_its_micro_batch(folders: dict[str,
     assert all(map(torch.equal, none, own)) and not all(map(torch.equal, own, alone))
 
 
+@pytest.mark.slow  # the quick one is in test_replay.py
 def test_two_ranks_with_experts_take_the_steps_of_one(make: Make, tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "n_routed_experts": 8, "num_experts_per_tok": 2}
     folder = make_folder(tmp_path / "model", "glm4-moe", tied=False, **sizes)

@@ -44,7 +44,7 @@ def pieces(dialect: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)  # of each dialect
 @given(data=st.data())
 def test_what_was_streamed_stays(dialect: str, data: st.DataObject) -> None:
     form = AnswerForm(dialect=dialect, opens_thought=data.draw(st.booleans()), one_call=data.draw(st.booleans()))

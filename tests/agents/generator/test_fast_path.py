@@ -1,4 +1,7 @@
-"""The engine's fast path changes nothing but time: beside vLLM's own scheduler, step by step, whatever happens."""
+"""The engine's fast path changes nothing but time: beside vLLM's own scheduler, step by step, whatever happens.
+
+A whole engine with it and without it is in tests/system/test_engine_and_trainer.py.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.generator.engine import VLLMEngine
 from agents.generator.fast_path import install
 from agents.generator.requests import completion_of, vllm_sampling
-from agents.generator.settings import EngineSettings
-from forge_env.core.errors import PolicyError
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 
@@ -259,31 +259,14 @@ def test_another_vllm_is_left_alone(tiny_model: Path, monkeypatch: pytest.Monkey
     install.hand_over(side)
 
 
-@pytest.mark.timeout(240)  # one start of the engine
-async def test_an_engine_says_the_same_with_and_without_it(tiny_model: Path) -> None:
-    engine = VLLMEngine(str(tiny_model), EngineSettings(max_model_len=64, max_requests=16))
-    await engine.start()
-    try:
-        fast = await engine.generate_batch(requests())
-        assert len(engine._thread.engine.templates) == 3
-        await engine._command(lambda: undress(engine._thread.engine))
-        own = await engine.generate_batch(requests())
-        stats = engine.stats
-    finally:
-        await engine.close()
-    assert list(map(bits, fast)) == list(map(bits, own))
-    assert [len(each.token_ids) for each in fast[:8]] == [40] * 8 and isinstance(fast[-1], PolicyError)
-    assert 0 < stats.worker_seconds < stats.step_seconds and stats.admission_seconds > 0
-
-
-def requests() -> list[Request]:
+def mixed_requests(context: int) -> list[Request]:
     """A group with a seed each, greedy ones, some that stop at a token or a text, one that needs all of the context,
     and one that is too long."""
     asked = [([5, 6, 7] * 5, Sampling(max_tokens=40, seed=seed)) for seed in range(8)]
     asked += [([5, 6, number], Sampling(max_tokens=9 + number, temperature=0.0)) for number in range(4)]
     asked += [([5, 6], Sampling(max_tokens=60, seed=seed, stop_token_ids=tuple(range(0, 90, 9)))) for seed in range(6)]
     asked += [([5, 6], Sampling(max_tokens=30, seed=seed, stop=("1", "2", "a"))) for seed in range(3)]
-    asked += [([9] * 30, Sampling(max_tokens=500, seed=1)), ([9] * 64, Sampling(seed=1))]
+    asked += [([9] * (context - 34), Sampling(max_tokens=500, seed=1)), ([9] * context, Sampling(seed=1))]
     return [Request(prompt, sampling, f"r{number}") for number, (prompt, sampling) in enumerate(asked)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.renderer.dialects import DIALECTS, begin_of, from_openai, matching, new_id, parse, to_openai, write
@@ -98,41 +98,39 @@ def check(calls: tuple[ToolCall, ...]) -> None:
 # ---- properties ----
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+# To draw an example takes far longer than to read it: all dialects share each.
+
+
 @given(text=any_text | structured)
 @example(text="so <|python_tag|> <|eot_id|>")
 @example(text='{"type": "function"}0\n0')
-def test_reading_never_raises_and_is_stable(dialect: str, text: str) -> None:
-    content, calls = parse(text, dialect)
-    check(calls)
-    assert calls or content == text, "text without calls stays as it is"
-    write(calls, dialect)
-    json.dumps(to_openai(calls))
+def test_reading_never_raises_and_is_stable(text: str) -> None:
+    for dialect in DIALECTS:
+        content, calls = parse(text, dialect)
+        check(calls)
+        assert calls or content == text, f"text without calls stays as it is in {dialect}"
+        write(calls, dialect)
+        json.dumps(to_openai(calls))
 
 
-@pytest.mark.parametrize("dialect", IN_JSON)
-@settings(max_examples=20, deadline=None)
 @given(content=words, made=calls)
-def test_what_is_written_is_read_back(dialect: str, content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
-    check_written(dialect, content, numbered(dialect, made))
+def test_what_is_written_is_read_back(content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
+    for dialect in IN_JSON:
+        check_written(dialect, content, numbered(dialect, made), tools=[])
 
 
-@pytest.mark.parametrize("dialect", [dialect for dialect in CALLING if dialect not in IN_JSON])
-@settings(max_examples=20, deadline=None)
 @given(content=words, made=simple_calls)
 @example(content="", made=[("a", {"x": "null", "y": "3", "z": "[1]"})])
-def test_what_is_written_without_quotes_is_read_back(
-    dialect: str, content: str, made: list[tuple[str, dict[str, Any]]]
-) -> None:
-    check_written(dialect, content, numbered(dialect, made), tools=[tool(name, args) for name, args in made])
+def test_what_is_written_without_quotes_is_read_back(content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
+    tools = [tool(name, args) for name, args in made]
+    for dialect in sorted({*CALLING} - {*IN_JSON}):
+        check_written(dialect, content, numbered(dialect, made), tools)
 
 
-def check_written(
-    dialect: str, content: str, wanted: tuple[ToolCall, ...], tools: list[ToolSpec] | None = None
-) -> None:
+def check_written(dialect: str, content: str, wanted: tuple[ToolCall, ...], tools: list[ToolSpec]) -> None:
     message: Message = {"role": "assistant", "content": content, "tool_calls": to_openai(wanted)}
-    assert parse(write(message, dialect), dialect, tools or []) == (content, wanted)
-    assert parse(write(wanted, dialect), dialect, tools or []) == ("", wanted)
+    assert parse(write(message, dialect), dialect, tools) == (content, wanted), dialect
+    assert parse(write(wanted, dialect), dialect, tools) == ("", wanted), dialect
 
 
 def tool(name: str, arguments: dict[str, Any]) -> ToolSpec:

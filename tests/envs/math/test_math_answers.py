@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -271,21 +270,6 @@ def test_thinking_is_not_searched_and_what_follows_its_first_end_is_content() ->
         "Use the <think> tag: \\boxed{4}",
     ):
         assert extract_answer(response).text == "4"  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("9", "\n", "(", "\\(", "$", "{", "\\boxed{", "<answer>", "</answer", "1 ", "1,", "1/", "#### ", "answer is "),
-        *("٣", "|", "|1", "<", "5 to ", "between 1 ", "from 1 "),
-    ],
-)
-def test_a_hundred_thousand_characters_are_read_at_once(text: str) -> None:
-    """Quadratic patterns would need minutes for them: the processor time is bounded, and generously."""
-    started = time.process_time()
-    assert MathReward()("", text * (100_000 // len(text)), 893) == 0.0
-    assert MathReward()("", text * (100_000 // len(text)), "blue") == 0.0
-    assert time.process_time() - started < 10.0
 
 
 def test_math_reward_takes_text_and_numbers() -> None:

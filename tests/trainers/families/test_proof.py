@@ -29,10 +29,9 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow  # the quick tests are test_models.py, and for the engine test_engine_and_trainer.py
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name", [name if name == "qwen2" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 async def test_trainer_transformers_and_engine_compute_the_same(tmp_path: Path, name: str) -> None:
     family, tied, changes = CASES[name]
     folder = make_folder(tmp_path / "model", family, tied=tied, **changes)

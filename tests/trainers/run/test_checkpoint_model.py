@@ -62,10 +62,10 @@ RANKS: dict[str, dict[str, Any]] = {
 }
 
 
-def be_a_rank(root: Path) -> None:
+def be_a_rank(root: Path, names: tuple[str, ...]) -> None:
     init_process_group()
-    for name, changes in RANKS.items():
-        trainer = TitanTrainer(root / name / "initial_model", replace(SETTINGS, learning_rate=1e-2, **changes))
+    for name in names:
+        trainer = TitanTrainer(root / name / "initial_model", replace(SETTINGS, learning_rate=1e-2, **RANKS[name]))
         trainer.train_step(make_samples(2), SFTLoss())
         trainer.save(path_of(root / name, 1), 1, EXTRA)
         trainer.export_hf(root / name / "expected")
@@ -73,14 +73,19 @@ def be_a_rank(root: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_a_checkpoint_of_two_ranks_is_read_by_one_process(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [("adapters", "experts"), pytest.param(("tied tensor",), marks=pytest.mark.slow)], ids=" ".join
+)
+def test_a_checkpoint_of_two_ranks_is_read_by_one_process(
+    tiny_model: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
     experts = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], **EXPERTS}
-    for name in RANKS:
+    for name in names:
         (tmp_path / name).mkdir()
         changes = {"tied tensor": {"tie_word_embeddings": True}, "experts": experts}.get(name, {})
         make_model_folder(tmp_path / name / "initial_model", tiny_model, num_hidden_layers=1, **changes)
-    run_ranks(be_a_rank, tmp_path, world=2, seconds=120)
-    for name in RANKS:
+    run_ranks(be_a_rank, tmp_path, names, world=2, seconds=120)
+    for name in names:
         out = tmp_path / name / "out"
         export_checkpoint(path_of(tmp_path / name, 1), out)
         start, expected, weights = (

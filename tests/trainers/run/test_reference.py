@@ -153,9 +153,9 @@ def test_it_computes_as_the_trainer_does_with_weights_of_its_dtype(tiny_model: P
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path: Path, replicas: int) -> None:
-    """Weights sharded over two processes, samples split into two shares: the logprobs of one process, in order."""
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_replicas_share_a_step(tiny_model: Path, tmp_path: Path, count: int) -> None:
+    """Samples split into two shares are the logprobs of one process, in order; also with the weights over two."""
     weights = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
     save_file(weights, tmp_path / "kept.safetensors")
     async with Launcher(tmp_path / "logs") as launcher:
@@ -163,7 +163,7 @@ async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path
             actor_class=TrainerActor,
             arguments={"model": str(tiny_model), "settings": TitanSettings(threads=1), "is_frozen": True},
             name="reference",
-            options=ServiceOptions(procs=2, num_replicas=replicas, environ=lambda replica: {"OMP_NUM_THREADS": "1"}),
+            options=ServiceOptions(procs=count, num_replicas=count, environ=lambda replica: {"OMP_NUM_THREADS": "1"}),
             launcher=launcher,
         )
         await service.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -82,25 +81,6 @@ def test_a_loss_that_is_not_there_or_not_used(
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]) -> None:
     assert enter(GRPO, never, options) == 2
     assert_one_sentence(capsys.readouterr().err, *words)
-
-
-@pytest.mark.parametrize(
-    ("module", "options", "words"),
-    [
-        ("trainers.ppo", (), ["no algorithm 'ppo'", "Did you mean grpo?", "gspo", "sft", "trainers my_file.py:MINE"]),
-        ("trainers.lora", (), ["no algorithm 'lora'"]),
-        ("trainers", (), ["name the algorithm", "grpo"]),
-        ("trainers.sft", ("--sft.epoch", "3"), ["--sft.epochs"]),
-    ],
-)
-def test_a_typo_is_refused_before_torch_is_imported(module: str, options: tuple[str, ...], words: list[str]) -> None:
-    """In a process of its own, as a user starts it, which says what it imports."""
-    command = [sys.executable, "-m", module, *options]
-    environ = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, *words)
-    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
 def test_help_lists_every_setting_with_what_it_is_and_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,9 +28,8 @@ from trainers.titan.parallel import init_process_group
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
-CASES = cases_of("ep=2 packed full")
-"""Experts over ranks that share sequences or matrices are in test_replay.py, those of fsdp in test_module.py."""
 OF_FOUR = cases_of("fsdp=4", "tp=2 packed", "hsdp=2 ep=2 selective", "tp=2 ep=4")
+"""Experts over two ranks are in test_replay.py, those of fsdp in test_module.py."""
 Make = Callable[..., TitanTrainer]
 
 
@@ -57,14 +56,6 @@ def _held(part: SameDtypeExperts) -> list[torch.Size]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("experts")
-    make_model(root / "model")
-    run_ranks(be_a_rank, root, CASES, world=2, seconds=300)
-    return root
-
-
-@pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("more-experts")
     make_model(root / "model")
@@ -84,32 +75,19 @@ def next_step(trainer: TitanTrainer) -> dict[str, float]:
     return trainer.train_step(make_samples(7, seed=9), GRPOLoss()) | {"seconds": 0}
 
 
-def compare(root: Path, name: str, make: Make, alone: dict[str, Any], *, world: int) -> None:
-    """All ranks have the metrics and logprobs of one process, the first its weights; one goes on from their files."""
-    for rank in range(world):
-        check_same(torch.load(root / f"{name} {rank}.pt"), alone, rank=rank)
-    another = make(root / "model")
-    another.load(root / name)
-    assert next_step(another) == pytest.approx(alone["next"], abs=1e-5, rel=1e-4)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_take_the_steps_of_one(two_ranks: Path, make: Make, alone: dict[str, Any], name: str) -> None:
-    compare(two_ranks, name, make, alone, world=2)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks_take_the_steps_of_one(four_ranks: Path, make: Make, alone: dict[str, Any], name: str) -> None:
-    compare(four_ranks, name, make, alone, world=4)
-
-
-def test_each_of_two_ranks_holds_half_of_the_experts(two_ranks: Path) -> None:
-    for rank in range(2):
-        for gate, down, up in torch.load(two_ranks / f"ep=2 packed full {rank} parts.pt", weights_only=False):
-            assert gate == up == (4, 32, 64) and down == (4, 64, 32)
+    """All ranks have the metrics and logprobs of one process, the first its weights; one goes on from their files."""
+    for rank in range(4):
+        check_same(torch.load(four_ranks / f"{name} {rank}.pt"), alone, rank=rank)
+        if name == "hsdp=2 ep=2 selective":
+            for gate, down, up in torch.load(four_ranks / f"{name} {rank} parts.pt", weights_only=False):
+                assert gate == up == (4, 32, 64) and down == (4, 64, 32), "half of the experts"
+    another = make(four_ranks / "model")
+    another.load(four_ranks / name)
+    assert next_step(another) == pytest.approx(alone["next"], abs=1e-5, rel=1e-4)
 
 
 def test_experts_and_router_compute_in_the_dtype_of_the_model(make: Make, tmp_path: Path) -> None:
@@ -159,10 +137,10 @@ def test_settings_that_do_not_fit_the_model_are_refused(
         TitanSettings(**settings).check_model(shape)
 
 
-def test_experts_are_exported_one_by_one(two_ranks: Path, make: Make) -> None:
-    saved = load_file(two_ranks / "model" / "model.safetensors")
+def test_experts_are_exported_one_by_one(tmp_path: Path, make: Make) -> None:
+    saved = load_file(make_model(tmp_path / "model") / "model.safetensors")
     assert saved["model.layers.1.mlp.experts.7.down_proj.weight"].shape == (64, 32)
-    layout = make(two_ranks / "model").model.weights.layout(torch.float32)
+    layout = make(tmp_path / "model").model.weights.layout(torch.float32)
     assert {name: tensor.shape for name, tensor in layout.items()} == {
         name: value.shape for name, value in saved.items()
     }

@@ -184,7 +184,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])])
+@pytest.mark.slow  # the quick test of adapters on two ranks is in test_checkpoint_model.py
+@pytest.mark.parametrize("case", CASES)
 def test_two_ranks_take_the_steps_of_one(tmp_path: Path, make: Make, case: str) -> None:
     """Losses, logprobs, the merged folder, and a checkpoint that one process goes on from."""
     kind, changes = CASES[case]

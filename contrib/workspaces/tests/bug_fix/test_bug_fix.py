@@ -31,7 +31,9 @@ def task(factory: EnvFactory) -> Task:
     return task
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", [LEVELS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in LEVELS[1:-1]), LEVELS[-1]]
+)
 async def test_the_expert_is_paid_on_every_level_also_of_the_test_split(level: int) -> None:
     async with EnvFactory(BugFix, level=level) as factory:
         tasks = [*factory.tasks("train", count=1), *factory.tasks("test", count=1)]
