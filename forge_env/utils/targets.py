@@ -65,8 +65,8 @@ def load_source(target: str) -> ModuleType:
 
 
 def split_target(target: str) -> tuple[str, str]:
-    source, separator, attribute = target.rpartition(":")
-    if not separator or not attribute or not source:
+    source, _, attribute = target.rpartition(":") if isinstance(target, str) else ("", "", "")
+    if not attribute or not source:
         raise UserError(
             f"{target!r} is not a target: write it as 'module:attribute' or 'path/to/file.py:attribute', "
             "for example 'envs.math:Math'"

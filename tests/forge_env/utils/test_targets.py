@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,8 +110,8 @@ def test_a_file_that_cannot_be_imported_is_a_users_mistake(tmp_path: Path, text:
     ] == []
 
 
-@pytest.mark.parametrize("target", ["", "shop.py", "shop.py:", ":Shop", "shop"])
-def test_a_malformed_target_is_a_users_mistake(target: str) -> None:
+@pytest.mark.parametrize("target", ["", "shop.py", "shop.py:", ":Shop", "shop", load])
+def test_a_malformed_target_is_a_users_mistake(target: Any) -> None:
     with pytest.raises(UserError, match="write it as 'module:attribute' or 'path/to/file.py:attribute'"):
         load(target)
 
