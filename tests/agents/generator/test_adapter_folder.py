@@ -145,7 +145,7 @@ def test_a_folder_that_is_no_adapter_is_refused(model: Path, tmp_path: Path) -> 
 
 
 async def test_only_an_engine_computes_with_an_adapter() -> None:
-    with pytest.raises(UserError, match="the adapter is mine, and only the engines of local models"):
+    with pytest.raises(UserError, match="adapter is mine, and a.* does not use it: leave --adapter out"):
         async with open_agent("scripted:null", AgentSettings(env="math", adapter="mine")):
             pass
 
