@@ -23,7 +23,7 @@ from forge_env.utils.folders import disk_problem, remove_empty
 from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
-from forge_env.utils.targets import is_file, load
+from forge_env.utils.targets import check_not_importing, is_file, load
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import begin_now, quiet
 from trainers.run.training_run import TrainingRun
@@ -164,6 +164,7 @@ def _begin(
     env: Environment | list[Any], algorithm: str | Algorithm, options: Options
 ) -> Iterator[tuple[RunPlan, TrainingRun]]:
     """The plan of a run, which this machine can start, and the run; a process has one at a time."""
+    check_not_importing("train")
     if unknown := sorted(options.keys() - Options.__annotations__):
         hint = nearest(unknown[0], Options.__annotations__)
         raise UserError(f"train has no argument {unknown[0]!r}. {hint} A setting is given by settings={{NAME: VALUE}}")

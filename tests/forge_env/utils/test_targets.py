@@ -95,6 +95,7 @@ def test_objects_of_a_file_travel_between_processes_that_load_it(tmp_path: Path)
         ("from forge_env.core.tools import tool\n@tool(timeout=-1)\ndef f(): ...\n", ["timeout is -1", "line 2"]),
         ("def g(): ...\ndef h(): ...\n", ["no attribute 'f'", "Available: g, h."]),
         ("f\0 = 3\n", ["null byte"]),
+        ("from forge_env import Env, evaluate\nevaluate(Env, len)\n", ["file calls evaluate meanwhile", "line 2"]),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_a_users_mistake(tmp_path: Path, text: str, words: list[str]) -> None:
