@@ -183,13 +183,8 @@ def _renderer(model: str, thinking: Thinking, tools: ToolsForm) -> Renderer:
 @asynccontextmanager
 async def open_scripted(script: str | Script | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
     """Open scripted:expert, scripted:null or scripted:module:function, or a function; an Agent stays as it is."""
-    if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
-        raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
-    check_no_adapter(settings)
-    if settings.thinking is not None:
-        raise UserError(f"thinking is {settings.thinking!r}, and a scripted agent has none: leave --thinking out")
-    if settings.idle_seconds is not None:
-        raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
+    of_models = ("temperature", "top_p", "deterministic", "thinking", "adapter", "idle_seconds")
+    settings.refuse("a scripted agent", *of_models, "requests_per_minute", "api_key_env")
     seconds, name = ANSWER_SECONDS if settings.answer_seconds is None else settings.answer_seconds, ""
     if script == "expert":
         script, name = getattr(settings.env_class or env_class(settings.env), "expert", ""), f"expert of {settings.env}"
@@ -206,12 +201,3 @@ async def open_scripted(script: str | Script | Agent, settings: AgentSettings) -
         yield script
     else:
         raise UserError(f"answer_seconds is {seconds:g}, and an Agent that is given has its own: leave it out")
-
-
-def check_no_adapter(settings: AgentSettings) -> None:
-    """Refuse settings that only a model in an engine of ours has."""
-    if settings.adapter:
-        raise UserError(
-            f"the adapter is {settings.adapter}, and only the engines of local models, vllm: and checkpoint:, compute "
-            "with one: leave --adapter out"
-        )

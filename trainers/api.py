@@ -18,12 +18,12 @@ from forge_env.core.plain_value import plain
 from forge_env.records.run_files import ENVIRONMENT
 from forge_env.registry.registry import env_class, is_of_process
 from forge_env.rollout.factory import EnvFactory, name_env
-from forge_env.utils.exits import show_crashes
+from forge_env.utils.exits import ends_in_order, show_crashes
 from forge_env.utils.folders import disk_problem, remove_empty
 from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
-from forge_env.utils.targets import is_file, load
+from forge_env.utils.targets import check_not_importing, is_file, load
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import begin_now, quiet
 from trainers.run.training_run import TrainingRun
@@ -117,19 +117,20 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
     interrupt_again()
     run = TrainingRun()
     try:
-        algorithm = _find(algorithm)
-        if {"--help", "-h"} & {*arguments}:
-            from trainers.setup.options.usage import usage
+        with ends_in_order():
+            algorithm = _find(algorithm)
+            if {"--help", "-h"} & {*arguments}:
+                from trainers.setup.options.usage import usage
 
-            print(usage(algorithm.config))
+                print(usage(algorithm.config))
+                return 0
+            plan = _plan(algorithm, arguments)
+            if plan.config.dry_run:
+                from trainers.setup.describe import dry_run
+
+                return dry_run(plan)
+            run_async(run.in_order(execute(_ready(plan), run), _say), insists=False)
             return 0
-        plan = _plan(algorithm, arguments)
-        if plan.config.dry_run:
-            from trainers.setup.describe import dry_run
-
-            return dry_run(plan)
-        run_async(run.in_order(execute(_ready(plan), run), _say), insists=False)
-        return 0
     except KeyboardInterrupt:
         print("interrupted: nothing was started" if run.folder == Path() else "interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -163,6 +164,7 @@ def _begin(
     env: Environment | list[Any], algorithm: str | Algorithm, options: Options
 ) -> Iterator[tuple[RunPlan, TrainingRun]]:
     """The plan of a run, which this machine can start, and the run; a process has one at a time."""
+    check_not_importing("train")
     if unknown := sorted(options.keys() - Options.__annotations__):
         hint = nearest(unknown[0], Options.__annotations__)
         raise UserError(f"train has no argument {unknown[0]!r}. {hint} A setting is given by settings={{NAME: VALUE}}")

@@ -112,6 +112,7 @@ class LocalAgent(TokenAgent):
 @asynccontextmanager
 async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]:
     """Open vllm:MODEL, a Hugging Face folder or hub id, or the folder of an adapter, which names its model."""
+    settings.refuse("a model in this process", "requests_per_minute", "api_key_env")
     temperature = 1.0 if settings.temperature is None else settings.temperature
     if settings.deterministic:
         if settings.temperature:

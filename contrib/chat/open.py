@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.scripted import check_no_adapter
 from contrib.chat.agent import OPENAI, TIMEOUT, ChatAgent
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent
@@ -27,7 +26,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         raise UserError(
             "an external endpoint does not guarantee equal answers: leave --deterministic out and set --temperature 0"
         )
-    check_no_adapter(settings)
+    settings.refuse("an endpoint", "adapter")
     body: dict[str, Any] = {} if settings.top_p is None else {"top_p": settings.top_p}
     if settings.thinking in ("off", "on"):
         body["chat_template_kwargs"] = {"enable_thinking": settings.thinking == "on"}

@@ -121,7 +121,8 @@ def _options(env: type[Env]) -> list[dict[str, Any]]:
     shared = [load(target) for target in env.shared.values()]
     for function in (*shared, env.tasks, env.__init__):
         for parameter in option_parameters(function):
-            if Tool in typing.get_args(option_types(function)[parameter.name]):
+            kinds = typing.get_args(option_types(function)[parameter.name])
+            if any(Tool in (kind, *typing.get_args(kind)) for kind in kinds):
                 continue  # only code has such values
             description = {"name": parameter.name, "type": _type(function, parameter)} | _default(parameter)
             if description["required"] or parameter.name not in options:
@@ -133,9 +134,10 @@ def _type(function: Callable[..., Any], parameter: inspect.Parameter) -> str:
     if parameter.annotation is parameter.empty:
         return "any"
     try:
-        return inspect.formatannotation(typing.get_type_hints(inspect.unwrap(function))[parameter.name])
+        hint = typing.get_type_hints(inspect.unwrap(function))[parameter.name]
     except (NameError, TypeError):
-        return inspect.formatannotation(parameter.annotation).strip("'")
+        hint = parameter.annotation
+    return inspect.formatannotation(hint, base_module=function.__module__).strip("'")
 
 
 def _default(parameter: inspect.Parameter) -> dict[str, Any]:

@@ -7,11 +7,8 @@ and an outbuilding that cannot be imported breaks only its own commands.
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -22,7 +19,7 @@ from forge_env import __version__
 from forge_env.cli import diff, evaluate, export_model, new, output, register
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from forge_env.registry.contrib import Row, rows
-from forge_env.utils.exits import Terminated, ending_signals, show_crashes
+from forge_env.utils.exits import ends_in_order, show_crashes
 from forge_env.utils.folders import disk_problem
 from forge_env.utils.interrupts import ends_process, interrupt_again, leave_at_once
 from forge_env.utils.secret_values import masked_text
@@ -139,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt_again()
     show_crashes()
     try:
-        with _ends_in_order():
+        with ends_in_order():
             code = app(args=options, prog_name="forge-env", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # some versions of typer return it, some raise Abort
@@ -169,28 +166,3 @@ def _usage(message: str, options: Sequence[str]) -> str:
     command = next((word for word in options if not word.startswith("-")), "")
     help_of = f"forge-env {command} --help" if command in _commands() else "forge-env --help"
     return f"{' '.join(message.split()).rstrip('.')}; see {help_of}"
-
-
-@contextmanager
-def _ends_in_order() -> Iterator[None]:
-    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started.
-
-    An error that Ctrl-C has caused is Ctrl-C: NumPy makes a RuntimeError of it while it is imported.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _: Any) -> None:
-        raise Terminated(128 + number)
-
-    previous = {number: signal.signal(number, end) for number in ending_signals()}
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -31,6 +31,7 @@ from forge_env.records.sinks import load_sink
 from forge_env.registry.agent_spec import open_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.utils.run_async import run_async
+from forge_env.utils.targets import check_not_importing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -172,6 +173,7 @@ def evaluate(env: str | type[Env] | EnvFactory, agent: str | Script | Agent, **a
     Raises:
         KeyboardInterrupt: after Ctrl-C; with `out` the same call resumes the evaluation.
     """
+    check_not_importing("evaluate")
     return run_async(evaluate_async(env, agent, **arguments))
 
 

@@ -81,11 +81,6 @@ class EvalPlan:
             object.__setattr__(self, "thinking", "off")
         if self.thinking not in (None, *THINKING):
             raise UserError(f"thinking is {self.thinking!r}. {nearest(self.thinking, THINKING)}")
-        if self.adapter and kind not in LOCAL:
-            raise UserError(
-                f"the adapter is {self.adapter} and the agent is {self.agent}: an adapter is for local models, vllm: "
-                "and checkpoint:, so leave --adapter out or name such an agent"
-            )
         if self.tasks < 1 or self.n < 1:
             raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
         if self.temperature is not None and not 0 <= self.temperature <= HOTTEST:

@@ -40,6 +40,7 @@ from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
+from forge_env.utils.targets import check_not_importing
 from forge_env.utils.yaml_text import read_yaml_file
 
 RESULT = "set.json"
@@ -133,6 +134,7 @@ async def evaluate_set_async(
 
 def evaluate_set(file: str | Path, out: str | Path, **arguments: Any) -> SetResult:
     """Do the same in plain code, see `evaluate_set_async`."""
+    check_not_importing("evaluate_set")
     return run_async(evaluate_set_async(file, out, **arguments))
 
 

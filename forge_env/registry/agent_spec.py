@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
@@ -31,7 +31,7 @@ OPENERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Settings of an agent, most of them as in `EvalSettings`. A kind reports those that do not apply to it."""
+    """Settings of an agent, most of them as in `EvalSettings`. A kind refuses those that it does not read."""
 
     env: str
     """Name of the environment, for its expert."""
@@ -49,6 +49,13 @@ class AgentSettings:
     answer_seconds: float | None = None
     idle_seconds: float | None = None
     seed: int = 0
+
+    def refuse(self, kind: str, *names: str) -> None:
+        """Refuse a setting of these names if it is given: the kind of agent does not read it."""
+        for field in fields(self):
+            if field.name in names and (value := getattr(self, field.name)) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
+                raise UserError(f"{field.name} is {value}, and {kind} does not use it: leave {option} out")
 
 
 def open_agent(spec: str, settings: AgentSettings) -> AbstractAsyncContextManager[Agent]:

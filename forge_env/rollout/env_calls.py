@@ -194,12 +194,12 @@ class StepResult(NamedTuple):
 
 
 def read_reset(result: Any) -> ResetResult:
-    observation, info = result
+    observation, info = _parts(result, "messages, info")
     return ResetResult(_messages(observation), info.get("next"), recorded_info(info))
 
 
 def read_step(result: Any) -> StepResult:
-    observation, reward, terminated, truncated, info = result
+    observation, reward, terminated, truncated, info = _parts(result, "messages, reward, terminated, truncated, info")
     return StepResult(
         _messages(observation),
         reward_value(reward, "step returned the reward"),
@@ -232,8 +232,15 @@ def recorded_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: pydantic_core.to_jsonable_python(value, fallback=repr) for key, value in others.items()}
 
 
+def _parts(result: Any, form: str) -> Any:
+    if not isinstance(result, (tuple, list)) or len(result) != form.count(",") + 1:
+        raise TypeError(f"it is {result!r:.80}, and not ({form})")
+    return result
+
+
 def _messages(observation: Any) -> tuple[Message, ...]:
-    messages = own_copy(tuple(observation))  # the environment may edit them, and the model saw these
+    given = (observation,) if isinstance(observation, str) else tuple(observation)
+    messages = own_copy(given)  # the environment may edit them, and the model saw these
     for message in messages:
         if not isinstance(message, _MAPPING) or "role" not in message or "content" not in message:
             raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")

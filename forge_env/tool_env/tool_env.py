@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -202,15 +202,16 @@ class ToolEnv(Env):
         )
 
     @instant
-    def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
+    def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         """Make an instance.
 
         Args:
             use_tools: if False, the tools are shown but refuse every call, to measure their benefit.
-            extra_tools: further tools; one with the name of a method replaces it.
+            extra_tools: further tools or functions; one with the name of a method replaces it.
         """
         self._use_tools = use_tools
-        self.set_tools({tool.name: tool for tool in extra_tools})
+        tools = [tool if isinstance(tool, Tool) else make_tool(tool) for tool in extra_tools]
+        self.set_tools({tool.name: tool for tool in tools})
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: its class's except `without`, and `extra`.

@@ -9,6 +9,9 @@ import os
 import signal
 import struct
 import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # of linux/pidfd.h
 _PIDFD_INFO_EXIT = 1 << 3
@@ -21,6 +24,35 @@ class Terminated(SystemExit):
 def ending_signals() -> list[signal.Signals]:
     """SIGTERM, and SIGHUP at the end of a terminal unless it is ignored, as under nohup."""
     return [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else [])]
+
+
+@contextlib.contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Turn `ending_signals` into `Terminated`, so that a command ends in order what it has started.
+
+    An error that Ctrl-C has caused is Ctrl-C: NumPy makes a RuntimeError of it while it is imported, and the import of
+    a user's file makes an error of that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: Any) -> None:
+        raise Terminated(128 + number)
+
+    previous = {number: signal.signal(number, end) for number in ending_signals()}
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        if cause is not None:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def show_crashes() -> None:

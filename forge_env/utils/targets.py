@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -25,6 +26,8 @@ from forge_env.utils import by_value
 from forge_env.utils.exits import Terminated
 
 _loading = threading.RLock()
+_importing = ContextVar("_importing", default="")
+"""The target whose module this thread imports."""
 
 
 def load(target: str, *, option: str = "") -> Any:
@@ -61,12 +64,25 @@ def _load(target: str) -> Any:
 
 def load_source(target: str) -> ModuleType:
     source, _ = split_target(target)
-    return _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
+    before = _importing.set(target)
+    try:
+        return _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
+    finally:
+        _importing.reset(before)
+
+
+def check_not_importing(call: str) -> None:
+    """Refuse a call that a target's own file makes while it is imported: it would wait for that import for ever."""
+    if target := _importing.get():
+        raise UserError(
+            f"{target!r} cannot be imported, for its file calls {call} meanwhile: write that call below "
+            'if __name__ == "__main__":'
+        )
 
 
 def split_target(target: str) -> tuple[str, str]:
-    source, separator, attribute = target.rpartition(":")
-    if not separator or not attribute or not source:
+    source, _, attribute = target.rpartition(":") if isinstance(target, str) else ("", "", "")
+    if not attribute or not source:
         raise UserError(
             f"{target!r} is not a target: write it as 'module:attribute' or 'path/to/file.py:attribute', "
             "for example 'envs.math:Math'"

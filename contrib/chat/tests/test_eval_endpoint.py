@@ -161,7 +161,7 @@ def test_an_endpoint_is_its_name_and_the_record_says_so() -> None:
 
 
 async def test_an_endpoint_computes_with_no_adapter() -> None:
-    with pytest.raises(UserError, match="the adapter is mine, and only the engines of local models"):
+    with pytest.raises(UserError, match="adapter is mine, and a.* does not use it: leave --adapter out"):
         async with open_agent("openai:gpt@http://127.0.0.1:9/v1", AgentSettings(env="math", adapter="mine")):
             pass
 

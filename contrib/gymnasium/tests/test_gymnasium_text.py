@@ -262,11 +262,22 @@ def test_an_unknown_id_is_a_users_mistake(env_id: str, words: str) -> None:
         resolve(env_id)
 
 
-async def test_a_space_that_text_cannot_say_is_a_users_mistake() -> None:
+@pytest.mark.parametrize(
+    ("name", "space", "words"),
+    [
+        ("action_space", spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), "space Tuple.*pass parse_action"),
+        ("action_space", None, "Odd has no action_space"),
+        ("observation_space", None, "Odd has no observation_space"),
+    ],
+)
+async def test_a_space_that_text_cannot_say_is_a_users_mistake(name: str, space: Any, words: str) -> None:
     class Odd(Parrot):
-        action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))  # type: ignore[assignment]
+        def close(self) -> None:
+            super().close()
+            raise RuntimeError("the window is lost")
 
-    with pytest.raises(UserError, match="space Tuple.*pass parse_action"):
+    setattr(Odd, name, space)
+    with pytest.raises(UserError, match=words):
         await play(from_gymnasium(Odd), "a")
     assert [parrot.closed for parrot in Parrot.made] == [1]
 

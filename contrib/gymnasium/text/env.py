@@ -14,6 +14,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import gymnasium
@@ -138,12 +139,17 @@ class GymnasiumText(Env):
             if not self._make_options:
                 raise
             raise UserError(f"{self.id} does not take make_options={self._make_options}: {error}") from error
-        if type(self).parse_action is None:
-            try:
+        try:
+            for name in ("action_space", "observation_space"):
+                is_used = name == "action_space" or type(self).render is None
+                if is_used and getattr(env, name, None) is None:
+                    raise UserError(f"{self.id} has no {name}: set it in the constructor, or in the class")
+            if type(self).parse_action is None:
                 check_action_space(env.action_space, self.id)
-            except UserError:
+        except UserError:
+            with suppress(Exception):  # it would hide the mistake
                 env.close()
-                raise
+            raise
         return env
 
     def _description(self) -> str:

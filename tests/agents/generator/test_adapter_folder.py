@@ -144,12 +144,6 @@ def test_a_folder_that_is_no_adapter_is_refused(model: Path, tmp_path: Path) -> 
         open_adapter(tmp_path / "adapter", model)
 
 
-async def test_only_an_engine_computes_with_an_adapter() -> None:
-    with pytest.raises(UserError, match="the adapter is mine, and only the engines of local models"):
-        async with open_agent("scripted:null", AgentSettings(env="math", adapter="mine")):
-            pass
-
-
 @pytest.mark.parametrize("kind", ["vllm", "checkpoint"])
 async def test_it_is_checked_before_the_engine_starts(tiny_model: Path, tmp_path: Path, kind: str) -> None:
     (tmp_path / "model").symlink_to(tiny_model)

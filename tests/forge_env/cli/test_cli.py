@@ -14,7 +14,7 @@ import pytest
 
 import forge_env
 from forge_env.cli import main as cli_main
-from forge_env.cli.main import _ends_in_order, main
+from forge_env.cli.main import main
 from forge_env.registry import registry
 from forge_env.registry.contrib import Row
 from forge_env.registry.registry import env_class, tools_of
@@ -98,11 +98,6 @@ def data_of(done: tuple[int, str, str]) -> dict[str, Any]:
 def in_a_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "forge_env", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
-
-
-def test_ctrl_c_that_a_package_has_made_an_error_of_is_ctrl_c() -> None:
-    with pytest.raises(KeyboardInterrupt), _ends_in_order():
-        raise RuntimeError("it cannot be imported") from KeyboardInterrupt()
 
 
 def test_a_path_that_this_machine_does_not_take_is_one_sentence(run: Run, project: Path) -> None:

@@ -50,8 +50,11 @@ class Alike:
     def step(self): ...
 
 
+class Size(int): ...
+
+
 class Whole(Env):
-    def __init__(self, *, level: int, name: str = "x", near: "Unknown" = None): ...
+    def __init__(self, *, level: Size, name: str = "x", near: "Unknown" = None): ...
     @classmethod
     def tasks(cls, split="train", *, count, seed=0, words: list[str] = ()): ...
     def reset(self, *, seed=None, options=None): ...
@@ -87,7 +90,7 @@ def test_an_environment_is_described_with_its_options(file: Path) -> None:
     assert (found["name"], found["kind"], found["description"], found["tools"]) == ("w", "env", "", [])
     assert {option["name"]: option for option in found["options"]} == {
         "words": {"name": "words", "type": "list[str]", "required": False, "default": "()"},
-        "level": {"name": "level", "type": "int", "required": True},
+        "level": {"name": "level", "type": "Size", "required": True},
         "name": {"name": "name", "type": "str", "required": False, "default": "x"},
         "near": {"name": "near", "type": "Unknown", "required": False, "default": None},
     }
@@ -96,6 +99,8 @@ def test_an_environment_is_described_with_its_options(file: Path) -> None:
 def test_what_an_environment_shares_has_options_too() -> None:
     found = described("envs.code_exec:CodeExec")
     assert {"name", "use_tools"} <= {option["name"] for option in found["options"]}
+    (option,) = described(str(Path(__file__).parents[3] / "examples/filing_cabinet.py:FilingCabinet"))["options"]
+    assert option["name"] == "use_tools"
     assert [tool["name"] for tool in found["tools"]] == ["python"]
 
 

@@ -226,11 +226,12 @@ async def test_a_users_mistake_in_an_episode_is_still_the_users() -> None:
 @pytest.mark.parametrize(
     ("part", "result", "words"),
     [
-        ("reset", "hello", "reset returned what cannot be read: ValueError"),
+        ("reset", "hello", "reset returned what cannot be read: TypeError: it is 'hello', and not (messages, info)"),
         ("reset", (["hello"], {}), "reset returned what cannot be read: TypeError: 'hello' is no message"),
-        ("reset", ("hello", {}), "reset returned what cannot be read: TypeError: 'h' is no message"),
+        ("reset", ("hello", {}), "reset returned what cannot be read: TypeError: 'hello' is no message"),
         ("step", ([{"role": "user"}], 0.0, False, False, {}), "step returned what cannot be read: TypeError: {'role'"),
-        ("step", None, "step returned what cannot be read: TypeError"),
+        ("step", None, "step returned what cannot be read: TypeError: it is None, and not (messages, reward, "),
+        ("step", ([], 0.0, True, {}), "step returned what cannot be read: TypeError: it is ([], 0.0, True, {}), and"),
     ],
 )
 async def test_messages_that_are_none_are_a_fault_of_their_episode(part: str, result: Any, words: str) -> None:

@@ -205,7 +205,6 @@ def test_an_agent_may_be_an_object_and_an_environment_a_factory() -> None:
         ({"env": int}, "'builtins:int' is not an environment: <class 'int'> is no subclass of forge_env.Env"),
         ({"agent": ScriptedAgent}, "an object with the method act"),
         ({"agent": 3}, "the agent is 3"),
-        ({"temperature": 0.5}, "a scripted agent does not sample"),
         ({"agent": ScriptedAgent(add_one), "answer_seconds": 3}, "answer_seconds is 3, and an Agent that is given has"),
         ({"options": {"mor": 1}}, "has no option 'mor'. Did you mean more?"),
         ({"agent": "scripted:expert"}, f"{__name__}:Sums has no expert"),

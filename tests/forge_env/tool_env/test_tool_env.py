@@ -129,10 +129,14 @@ async def test_reset_shows_the_system_prompt_and_the_task() -> None:
         ("repeat", {"word": "aB"}, "abab"),
         ("repeat", {"word": "aB", "times": "3", "mode": "up"}, "ABABAB"),  # "3" is coerced
         ("total", {"numbers": ["1", 2, 0.5]}, "3.5"),
+        ("double", {"number": "4"}, "8"),  # a function, which is no method
     ],
 )
 async def test_a_good_call_is_answered(name: str, arguments: dict[str, Any], answer: str) -> None:
-    assert await told(call(name, arguments)) == answer
+    def double(number: int) -> int:
+        return 2 * number
+
+    assert await told(call(name, arguments), Desk(extra_tools=[double])) == answer
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,7 @@ def test_objects_of_a_file_travel_between_processes_that_load_it(tmp_path: Path)
         ("from forge_env.core.tools import tool\n@tool(timeout=-1)\ndef f(): ...\n", ["timeout is -1", "line 2"]),
         ("def g(): ...\ndef h(): ...\n", ["no attribute 'f'", "Available: g, h."]),
         ("f\0 = 3\n", ["null byte"]),
+        ("from forge_env import Env, evaluate\nevaluate(Env, len)\n", ["file calls evaluate meanwhile", "line 2"]),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_a_users_mistake(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -109,8 +111,8 @@ def test_a_file_that_cannot_be_imported_is_a_users_mistake(tmp_path: Path, text:
     ] == []
 
 
-@pytest.mark.parametrize("target", ["", "shop.py", "shop.py:", ":Shop", "shop"])
-def test_a_malformed_target_is_a_users_mistake(target: str) -> None:
+@pytest.mark.parametrize("target", ["", "shop.py", "shop.py:", ":Shop", "shop", load])
+def test_a_malformed_target_is_a_users_mistake(target: Any) -> None:
     with pytest.raises(UserError, match="write it as 'module:attribute' or 'path/to/file.py:attribute'"):
         load(target)
 

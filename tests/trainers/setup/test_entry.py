@@ -134,6 +134,16 @@ def test_a_bug_of_ours_keeps_its_trace(error: Exception) -> None:
         enter(GRPO, run, ["--env", "math", "--steps", "7"])
 
 
+def test_ctrl_c_that_an_import_has_made_an_error_of_is_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
+        numpy = RuntimeError("it cannot be imported")
+        numpy.__cause__ = KeyboardInterrupt()
+        raise UserError("my_env.py cannot be imported") from numpy
+
+    assert enter(GRPO, run, []) == 130
+    assert capsys.readouterr().err == "interrupted: nothing was started\n"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> None:
     ended: list[str] = []
