@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agents.renderer.chat_template import ChatTemplate
 from agents.renderer.dialects import from_openai, matching, new_id, parse
@@ -30,6 +30,7 @@ TRIAL_TOOLS: tuple[ToolSpec, ...] = (
 )
 _CALLS = ({"word": 'é "x" & y'}, {"word": "two words", "count": 2, "exact": True})
 """The arguments of the calls of a trial."""
+_TEXT = "So it is:"
 _IDS = ("openai", "mistral", "kimi_k2")
 """Dialects with ids that some templates ask for."""
 
@@ -43,6 +44,8 @@ class CallForm:
     """Whether an answer has room for one call only."""
     arguments_are_text: bool = False
     """Whether the template takes the arguments of a call as JSON text."""
+    drops: Literal["", "text", "calls"] = ""
+    """What the template leaves out of an answer with a text and calls."""
     end: str = ""
     """What ends an answer of calls, if the template ends other answers otherwise."""
     mark_of_results: str = ""
@@ -52,8 +55,9 @@ class CallForm:
 def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening: str, ends: Sequence[str]) -> CallForm:
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
+        calls = trial_calls(1, ids, as_text=as_text)
         try:
-            text = _template_text(template, question, opening, trial_calls(1, ids, as_text=as_text))
+            text = _template_text(template, question, opening, calls)
         except TemplateError as error:
             problem = problem or f"refuses a call ({error})"
             continue
@@ -68,9 +72,10 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
             end = rest
         if count := _read_of_two(template, question, opening, dialect, end, as_text=as_text):
             other = "" if end in ends else end
-            mark = "" if end else _mark_of_results(template, question, trial_calls(1, ids, as_text=as_text), ends)
+            mark = "" if end else _mark_of_results(template, question, calls, ends)
             form = CallForm(dialect=dialect, one_call=count == 1, arguments_are_text=as_text, end=other)
-            return replace(form, mark_of_results="" if mark == ends[0] else mark)
+            drops = _dropped(template, question, opening, calls)
+            return replace(form, drops=drops, mark_of_results="" if mark == ends[0] else mark)
     return CallForm(problem=problem)
 
 
@@ -84,12 +89,24 @@ def trial_calls(count: int, dialect: str = "openai", *, as_text: bool = False) -
     return calls
 
 
-def _template_text(template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any]) -> str:
+def _template_text(
+    template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any], content: str = ""
+) -> str:
     """What the template writes of an answer of calls, and what it ends the answer with."""
-    answer = {"role": "assistant", "content": "", "tool_calls": list(calls)}
+    answer = {"role": "assistant", "content": content, "tool_calls": list(calls)}
     start = template.render(question, TRIAL_TOOLS, add_generation_prompt=True)
     text = template.render([*question, answer], TRIAL_TOOLS).removeprefix(start.removesuffix(opening))
     return text.rpartition(END_THINK)[2]
+
+
+def _dropped(
+    template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any]
+) -> Literal["", "text", "calls"]:
+    try:
+        text = _template_text(template, question, opening, calls, _TEXT)
+    except TemplateError:
+        return ""
+    return "text" if _TEXT not in text else "" if "look_up" in text else "calls"
 
 
 def _mark_of_results(

@@ -155,10 +155,11 @@ class Renderer:
         With thinking they begin with the message's reasoning, or with an empty thought, as the template renders it.
 
         Raises:
-            UserError: the message has reasoning, and the model does not think; or it has several calls, and the
-                template has room for one.
+            UserError: the message has reasoning, and the model does not think; or it has several calls, or a text
+                beside a call, and the template has room for one.
         """
-        thought = message.get("reasoning_content")
+        [message] = self._defuser.messages([message])
+        thought = (message.get("reasoning_content") or "").strip()
         if thought and not self.thinks:
             raise UserError(
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
@@ -169,9 +170,13 @@ class Renderer:
                 f"a scripted message holds {len(message['tool_calls'])} calls, and the chat template in "
                 f"{self._tokenizer.name_or_path} has room for one call in an answer: write one a message"
             )
+        if self.format.drops == "calls" and message.get("tool_calls") and message.get("content"):
+            raise UserError(
+                f"a scripted message holds a text and a call, and the chat template in {self._tokenizer.name_or_path} "
+                "leaves out the call then: leave out the text"
+            )
         question = self.format.question
         base = self._render(question, tools, add_generation_prompt=True).removesuffix(self.format.opening)
-        [message] = self._defuser.messages([message])
         full = self._render([*question, message], tools)
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
@@ -180,10 +185,11 @@ class Renderer:
         answer = answer[:end] if end else answer + self._end_before("tool" if message.get("tool_calls") else "user")
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         text = self._after_opening(answer)
-        if thought and not self.format.writes_thoughts:  # the template drops it, and the model writes it
-            form = self.format.answers
-            begin, close = ("", "") if form.opens_thought else (f"{THINK}\n", form.close_thought)
-            text = f"{begin}{message['reasoning_content'].strip()}{close}{text}"
+        form = self.format.answers
+        written, _, rest = text.rpartition(form.end_thought)
+        if thought not in written:  # the template drops it, and the model writes it
+            text = thought + (text if form.opens_thought else form.close_thought + rest.lstrip("\n"))
+            text = text if form.opens_thought else f"{THINK}\n{text}"
         return self._tokenizer.encode(text)
 
     def _after_opening(self, answer: str) -> str:

@@ -70,6 +70,7 @@ class SFTData:
         self.left_out = LeftOut()
         self._counts: dict[str, Any] = {}  # of `record`
         self._foreign = 0  # episodes with the tokens of another model
+        self._shortened = 0  # conversations with text that the chat template leaves out
         self._every = round(1 / sft.held_out_share) if sft.held_out_share else 0
         self._held_keys: set[str] = set()
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -107,6 +108,20 @@ class SFTData:
             is_empty = not any(self._is_used(where, example) for where, example in self.source)
         if is_empty:
             raise UserError(self._nothing_left())
+
+    def summary(self) -> list[str]:
+        """Read all of it, without rendering; returns what was found, and which rows are left out."""
+        left_out, rows, self._shortened = LeftOut(), 0, 0
+        for rows, (where, example) in enumerate(self.source, 1):  # noqa: B007 (the last one is their number)
+            if isinstance(example, BadRow):
+                left_out.add(where, str(example))
+            elif self._maker is not None and not example.rows:
+                self._shortened += self._maker.drops_text(example.messages)
+        return [f"{self.source.name}: {self.about}, {rows:,} rows, {left_out}", *self._losses()]
+
+    def _losses(self) -> list[str]:
+        what = "conversations hold text beside calls, which the chat template leaves out: it is not learned"
+        return [f"{self._shortened:,} {what}"] if self._shortened else []
 
     async def prepare(
         self, model: Path, say: Callable[[str], None] = lambda text: None, began: Mapping[str, Any] | None = None
@@ -178,6 +193,8 @@ class SFTData:
             say("nothing is held out: all conversations are copies of one")
         if self._foreign:
             say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
+        for sentence in self._losses():
+            say(sentence)
         if self.left_out.total:
             say(f"{self._sft.data}: {self.left_out}")
 
@@ -232,7 +249,9 @@ class SFTData:
             return example.rows
         self._foreign += bool(example.rows)
         tools = example.tools or self._tools_of(example.env)
-        return self._maker.render(example.messages, tools, context=example.context)
+        rows = self._maker.render(example.messages, tools, context=example.context)
+        self._shortened += self._maker.drops_text(example.messages)
+        return rows
 
     def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
         """The tools of an environment, to render its episodes: an Episode does not contain them."""

@@ -65,6 +65,10 @@ class RowMaker:
             starts_row=not len(row),
         )
 
+    def drops_text(self, messages: Sequence[Message]) -> bool:
+        """Whether the template leaves out a text that an assistant wrote beside its calls."""
+        return self._renderer.format.drops == "text" and any(m.get("tool_calls") and m["content"] for m in messages)
+
     def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:
         """Whether these rows are of this model's tokenizer: they decode to what the assistant said."""
         ids = [token for row in rows for token in row.token_ids.tolist()]

@@ -187,6 +187,28 @@ def test_what_a_template_for_tools_leaves_out_is_named(
         renderer.check_tools(TOOLS)
 
 
+@pytest.mark.parametrize(
+    ("template", "drops"),
+    [
+        (CODER, ""),
+        (CODER.replace("message.content }}", "(message.content if not message.tool_calls else '') }}"), "text"),
+        (CODER.replace("message.tool_calls or []", "(message.tool_calls if not message.content) or []"), "calls"),
+    ],
+)
+def test_a_text_beside_calls_may_be_left_out_and_a_call_may_not(
+    tiny_model: Path, tmp_path: Path, template: str, drops: str
+) -> None:
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
+    assert renderer.format.drops == drops and exact(renderer)
+    answer: Message = {"role": "assistant", "content": "So:", "tool_calls": trial_calls(1)}  # type: ignore[typeddict-item]
+    if drops == "calls":
+        with pytest.raises(UserError, match="leaves out the call then: leave out the text"):
+            renderer.write(answer)
+        answer = {**answer, "content": ""}
+    read = renderer.read(renderer.write(answer), "stop")
+    assert len(read.tool_calls) == 1 and read.text == ("" if drops else "So:")
+
+
 def test_a_call_in_a_thought_that_the_template_only_asks_for_is_no_call(tiny_model: Path, tmp_path: Path) -> None:
     asked = CODER + "{% if 0 %}{{ 'Think between <think> and </think>.' }}{% endif %}"
     renderer = Renderer(with_template(tiny_model, tmp_path / "m", asked))
@@ -209,6 +231,22 @@ def test_a_thought_that_the_template_drops_is_read_and_written(tiny_model: Path,
         if renderer.thinks:
             written = renderer.write({**message, "reasoning_content": "hm"})
             assert renderer.read(written, "stop").message["reasoning_content"] == "hm"
+            assert written == renderer.write({"role": "assistant", "content": "<think>\nhm\n</think>\n\n4"})
+
+
+def test_a_thought_that_the_template_drops_beside_calls_is_written(tiny_model: Path, tmp_path: Path) -> None:
+    thought = "('<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '')"
+    empty = "('<think>\\n\\n</think>\\n\\n' if message.role == 'assistant' else '')"
+    own = f"({empty} if message.tool_calls else {thought}) + message.content }}}}"
+    renderer = Renderer(
+        with_template(tiny_model, tmp_path / "m", CODER.replace("message.content }}", own)), thinking="on"
+    )
+    calls: Any = {"tool_calls": trial_calls(1)}
+    for more in ({}, calls):
+        answer: Message = {"role": "assistant", "content": "4", "reasoning_content": "4", **more}
+        written = renderer.decode(renderer.write(answer))
+        assert written.startswith("<think>\n4\n</think>\n\n4") and written.count("<think>") == 1
+    assert exact(renderer)
 
 
 def test_todays_date_is_one_date_in_the_run_and_its_export(tiny_model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from agents.scripted import ScriptedAgent, scripted_agent
 from envs.math import Math
 from forge_env.core.episode import Episode, Row, write_jsonl
 from forge_env.core.errors import UserError
-from forge_env.core.types import EpisodeLimits, Message, ToolSpec
+from forge_env.core.types import THOUGHTS, EpisodeLimits, Message, ToolSpec
 from forge_env.data.rows import BadRow, shuffled
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory, make
@@ -123,8 +123,24 @@ def test_a_model_that_thinks_learns_each_thought_once(tiny_model: Path) -> None:
     assert len(rows) == 2 and "two and two" not in FastTokenizer(tiny_model).decode(rows[1].token_ids)
     written = "<think>\ntwo and two\n</think>\n\n4<|im_end|><think>\n\n</think>\n\n6<|im_end|>"
     assert learned(tiny_model, rows) == written
-    with pytest.raises(BadRow, match="answers without: let it think"):
-        RowMaker(tiny_model).render(messages, ())
+    begun: Message = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4"}
+    assert RowMaker(tiny_model, thinking="on").render([messages[0], begun, *messages[2:]], ()) == rows
+    for answer in (messages[1], begun):
+        with pytest.raises(BadRow, match="answers without: let it think"):
+            RowMaker(tiny_model).render([messages[0], answer], ())
+
+
+async def test_text_that_the_template_leaves_out_is_counted(tmp_path: Path, llama: Path) -> None:
+    call = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    rows = [chat(f"{n}?", "Let me see." * (n % 2)) for n in range(8)]
+    for row in rows:
+        row["messages"][-1]["tool_calls"] = [call]
+    path = write_lines(tmp_path / "chats.jsonl", rows)
+    data = data_of(config_for(path))
+    data.check(llama)
+    sentence = "4 conversations hold text beside calls, which the chat template leaves out: it is not learned"
+    assert data.summary()[1:] == [sentence]
+    assert sentence in (await prepared(path, llama))[1].splitlines()
 
 
 def test_exactly_what_the_assistant_wrote_is_learned(tiny_model: Path) -> None:
@@ -189,6 +205,14 @@ def test_the_shapes(row: dict[str, Any], found: str) -> None:
     assert found in shape.columns
     read = shape.read(row)
     assert (read.messages, read.tools) == (OPENAI, ())
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_a_thought_has_several_names(name: str) -> None:
+    answers = {"messages": {**OPENAI[1], name: "Hm."}, "conversations": {"from": "gpt", "value": "4", name: "Hm."}}
+    for column, answer in answers.items():
+        read = find_shape([column], source="test").read({column: [OPENAI[0], answer]})
+        assert read.messages[1] == {**OPENAI[1], "reasoning_content": "Hm."}
 
 
 def test_an_input_stands_behind_the_instruction() -> None:
