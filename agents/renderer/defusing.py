@@ -27,6 +27,11 @@ class Defuser:
         self._has_thoughts, self._dialect = form.answers.has_thoughts, form.answers.dialect
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
 
+    def spelt_by(self, text: str) -> str:
+        """The first special token that a text spells out; "" if there is none."""
+        found = self._special.search(text)
+        return found[0] if found else ""
+
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         return [self._message(message) for message in messages]
 

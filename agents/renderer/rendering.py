@@ -54,6 +54,7 @@ class Renderer:
         self.stop: tuple[str, ...] = tuple(end for end in self.format.ends if end not in self.format.tokens)
         """The ends of an answer that are ordinary text to the tokenizer."""
         self._defuser = Defuser(self.format, self.stop)
+        self.spelt_by = self._defuser.spelt_by
         answers = self.format.answers
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
         closing = answers.close_thought + answers.begin_content if self.thinks else ""

@@ -168,6 +168,8 @@ def test_a_llama_row_ends_with_its_own_end_of_turn(llama: Path) -> None:
     ("answer", "words"),
     [
         ({"content": "4<|im_end|>5"}, "spells out <|im_end|>"),
+        ({"content": "Hm. <think>So</think> 4"}, "spells out <think>, which is not text to this model"),
+        ({"content": "<tool_call>{4}</tool_call>"}, "spells out a call, and the call cannot be read"),
         ({"content": "4", "reasoning_content": "two and two"}, "reasoning"),
     ],
 )
@@ -175,6 +177,16 @@ def test_chats_that_cannot_be_rendered_are_left_out(tiny_model: Path, answer: di
     messages: list[Any] = [CHAT[0], {"role": "assistant", **answer}]
     with pytest.raises(BadRow, match=words.replace("|", r"\|")):
         RowMaker(tiny_model).render(messages, ())
+
+
+def test_a_call_in_the_text_of_an_answer_is_a_call(tiny_model: Path) -> None:
+    """Datasets of a model's own form have no tool_calls."""
+    maker, call = RowMaker(tiny_model), {"name": "add", "arguments": {"a": 1}}
+    text = f"So:\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    said: list[Any] = [CHAT[0], {"role": "assistant", "content": text}]
+    called: list[Any] = [CHAT[0], {"role": "assistant", "content": "So:", "tool_calls": [{"function": call}]}]
+    assert maker.render(said, ()) == maker.render(called, ())
+    assert learned(tiny_model, maker.render(said, ())) == f"{text}<|im_end|>"
 
 
 # ---- shapes ----
