@@ -219,7 +219,8 @@ class SFTData:
         if not self._sft.streaming:
             yield from rng.sample(self._samples, len(self._samples))
             return
-        rows = self._read(LeftOut())
+        self.left_out = LeftOut()  # of this epoch
+        rows = self._read(self.left_out)
         yield from shuffled((s for keys, s in rows if self._held_keys.isdisjoint(keys)), rng, buffer=SHUFFLED)
 
     def _read(self, left_out: LeftOut) -> Iterator[tuple[tuple[str, ...], Sample]]:

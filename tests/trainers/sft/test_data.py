@@ -550,12 +550,16 @@ async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: 
 async def test_a_stream_has_the_same_rows(tmp_path: Path, tiny_model: Path) -> None:
     path = many(tmp_path)
     whole, _ = await prepared(path, tiny_model)
+    write_lines(path, [path.read_text().rstrip(), "{broken"])
     config = with_values(config_for(path, streaming=True), {"training.steps": 5})
     stream, output = await prepared(path, tiny_model, config)
     assert "the beginning of the stream" in output and config.training.steps == 5
     assert stream.held_out == whole.held_out
     one_epoch = Counter(written(sample.rows) for sample in next(whole.batches()))
     assert Counter(written(sample.rows) for sample in next(stream.batches())) == one_epoch
+    beginning, output = await prepared(path, tiny_model, with_values(config, {"sft.held_out_share": 0.0}))
+    assert "left out" not in output and next(beginning.batches())
+    assert beginning.left_out.total == 1
 
 
 async def test_two_conversations_are_one_to_train_and_one_held_out(tmp_path: Path, tiny_model: Path) -> None:
