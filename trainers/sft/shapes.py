@@ -48,6 +48,8 @@ ROLES = {
 }
 _CONTEXT = "weight"
 """Marks a message that is read only, until the whole chat is known."""
+_TOOL_KEYS = {"input_schema": "parameters", "inputSchema": "parameters"}
+"""Anthropic's and MCP's names."""
 KEPT = {key: key for key in ("tool_call_id", "name")} | dict.fromkeys(THOUGHTS, "reasoning_content")
 
 
@@ -221,12 +223,15 @@ def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
 
 
 def _tool(item: Any) -> ToolSpec:
+    item = _parse(item)
     function = item.get("function", item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRow("one of its tools has no name")
     # Present keys keep their order, which is the order of the prompt's text.
-    missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    complete = {**function, **{key: value for key, value in missing.items() if key not in function}}
+    complete = {_TOOL_KEYS.get(key, key): value for key, value in function.items()}
+    complete.setdefault("description", "")
+    parameters = complete.setdefault("parameters", {"type": "object", "properties": {}})
+    complete["parameters"] = _parse(parameters) if isinstance(parameters, str) else parameters
     return {"type": "function", "function": complete}  # type: ignore[typeddict-item]
 
 

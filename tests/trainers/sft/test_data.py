@@ -239,7 +239,10 @@ def test_a_column_of_another_name() -> None:
         find_shape(["prompt", "completion"], source="test", messages_field="dialog")
 
 
-@pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]], json.dumps([TOOL])])
+OTHERS = {"name": "add", "description": "Add.", "input_schema": json.dumps(TOOL["function"]["parameters"])}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]], json.dumps([TOOL]), [json.dumps(TOOL)], [OTHERS]])
 def test_calls_and_tools(tools: Any) -> None:
     """OpenAI's and ShareGPT's ways of writing one call and its result are read as the same conversation."""
     function = {"name": "add", "arguments": {"a": 1}}
