@@ -30,7 +30,6 @@ TRIAL_TOOLS: tuple[ToolSpec, ...] = (
 )
 _CALLS = ({"word": 'é "x" & y'}, {"word": "two words", "count": 2, "exact": True})
 """The arguments of the calls of a trial."""
-_TEXT = "So it is:"
 _IDS = ("openai", "mistral", "kimi_k2")
 """Dialects with ids that some templates ask for."""
 
@@ -62,8 +61,7 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
             problem = problem or f"refuses a call ({error})"
             continue
         problem = "writes calls in a form that is not known here"
-        end = min((end for end in ends if end in text), key=text.index, default="")
-        body = text.partition(end)[0] if end else text
+        body, end = _until_end(text, ends)
         if not (dialect := matching(body, from_openai({"tool_calls": trial_calls(1)}), TRIAL_TOOLS)):
             continue
         if rest := parse(body, dialect, TRIAL_TOOLS)[0].strip():  # an end of its own, or words that nobody has said
@@ -74,7 +72,7 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
             other = "" if end in ends else end
             mark = "" if end else _mark_of_results(template, question, calls, ends)
             form = CallForm(dialect=dialect, one_call=count == 1, arguments_are_text=as_text, end=other)
-            drops = _dropped(template, question, opening, calls)
+            drops = _dropped(template, question, opening, calls, ends)
             return replace(form, drops=drops, mark_of_results="" if mark == ends[0] else mark)
     return CallForm(problem=problem)
 
@@ -99,14 +97,20 @@ def _template_text(
     return text.rpartition(END_THINK)[2]
 
 
+def _until_end(text: str, ends: Sequence[str]) -> tuple[str, str]:
+    """A text before the first of some ends, and this end, "" if there is none."""
+    end = min((end for end in ends if end in text), key=text.index, default="")
+    return (text.partition(end)[0] if end else text), end
+
+
 def _dropped(
-    template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any]
+    template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any], ends: Sequence[str]
 ) -> Literal["", "text", "calls"]:
     try:
-        text = _template_text(template, question, opening, calls, _TEXT)
+        answer, _ = _until_end(_template_text(template, question, opening, calls, "So it is:"), ends)
     except TemplateError:
         return ""
-    return "text" if _TEXT not in text else "" if "look_up" in text else "calls"
+    return "text" if "So it is:" not in answer else "" if "look_up" in answer else "calls"
 
 
 def _mark_of_results(

@@ -193,6 +193,7 @@ def test_what_a_template_for_tools_leaves_out_is_named(
         (CODER, ""),
         (CODER.replace("message.content }}", "(message.content if not message.tool_calls else '') }}"), "text"),
         (CODER.replace("message.tool_calls or []", "(message.tool_calls if not message.content) or []"), "calls"),
+        (CODER.replace("'<tool_call>", "('<|im_end|>\\n' if message.content else '') + '<tool_call>"), "calls"),
     ],
 )
 def test_a_text_beside_calls_may_be_left_out_and_a_call_may_not(
