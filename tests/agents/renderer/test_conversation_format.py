@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.renderer.call_form import trial_calls
-from agents.renderer.chat_template import DATE, TEMPLATE
+from agents.renderer.chat_template import DATE, OTHERS, TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
 from agents.renderer.trial import prompts, trial, trial_tools
@@ -266,6 +266,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CODER}],
         r"has 2 chat templates, default, tool_use: write the one to use into .*chat_template.jinja",
     ),
+    "two in files": (CHATML, "has 2 chat templates, default, tool_use: .* remove the folder additional_chat_templates"),
     "no Jinja": ("{% for message in messages %}", "is not valid Jinja"),
     "raises": (
         "{{ raise_exception('Only for experts.') }}",
@@ -290,6 +291,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_no_run_can_use_is_one_sentence(tiny_model: Path, tmp_path: Path, case: str) -> None:
     template, message = REFUSED[case]
     folder = with_template(tiny_model, tmp_path / "the model", template)
+    if case == "two in files":
+        (folder / OTHERS).mkdir()
+        (folder / OTHERS / "tool_use.jinja").write_text(CODER)
     with pytest.raises(UserError, match=message) as caught:
         Renderer(folder)
     assert "the model" in str(caught.value) and "\n" not in str(caught.value)
