@@ -99,25 +99,21 @@ class SFTData:
             size=replace(size, max_position_embeddings=length),
         )
 
-    def check(self, model: Path | None) -> None:
-        """Read up to the first row that can be used, with a model or, if it is not made yet, without one."""
+    def check(self, model: Path | None) -> list[str]:
+        """Read all of it, and with a model render up to the first row that can be used; returns what was found."""
         if model is not None:
             self._open(model)
-            is_empty = next(self._read(self.left_out), None) is None
-        else:
-            is_empty = not any(self._is_used(where, example) for where, example in self.source)
-        if is_empty:
-            raise UserError(self._nothing_left())
-
-    def summary(self) -> list[str]:
-        """Read all of it, without rendering; returns what was found, and which rows are left out."""
-        left_out, rows, self._shortened = LeftOut(), 0, 0
+            if next(self._read(self.left_out), None) is None:
+                raise UserError(self._nothing_left())
+        self.left_out, rows, self._shortened = LeftOut(), 0, 0
         for rows, (where, example) in enumerate(self.source, 1):  # noqa: B007 (the last one is their number)
             if isinstance(example, BadRow):
-                left_out.add(where, str(example))
+                self.left_out.add(where, str(example))
             elif self._maker is not None and not example.rows:
                 self._shortened += self._maker.drops_text(example.messages)
-        return [f"{self.source.name}: {self.about}, {rows:,} rows, {left_out}", *self._losses()]
+        if rows == self.left_out.total:
+            raise UserError(self._nothing_left())
+        return [f"{self.source.name}: {self.about}, {rows:,} rows, {self.left_out}", *self._losses()]
 
     def _losses(self) -> list[str]:
         what = "conversations hold text beside calls, which the chat template leaves out: it is not learned"
@@ -238,11 +234,6 @@ class SFTData:
                 left_out.add(where, f"it is longer than {self._limit:,} tokens (--training.seq_len)")
                 continue
             yield copy_keys(example), Sample(rows=rows)
-
-    def _is_used(self, where: str, example: Example | BadRow) -> bool:
-        if isinstance(example, BadRow):
-            self.left_out.add(where, str(example))
-        return isinstance(example, Example)
 
     def _rows(self, example: Example) -> tuple[Row, ...]:
         assert self._maker is not None

@@ -136,10 +136,8 @@ async def test_text_that_the_template_leaves_out_is_counted(tmp_path: Path, llam
     for row in rows:
         row["messages"][-1]["tool_calls"] = [call]
     path = write_lines(tmp_path / "chats.jsonl", rows)
-    data = data_of(config_for(path))
-    data.check(llama)
     sentence = "4 conversations hold text beside calls, which the chat template leaves out: it is not learned"
-    assert data.summary()[1:] == [sentence]
+    assert data_of(config_for(path)).check(llama)[1:] == [sentence]
     assert sentence in (await prepared(path, llama))[1].splitlines()
 
 
