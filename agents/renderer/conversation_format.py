@@ -72,6 +72,8 @@ class ConversationFormat:
     drops: Literal["", "text", "calls"] = ""
     """What the template leaves out of an answer with a text and calls."""
     has_system: bool = True
+    one_system: bool = False
+    """Whether a further system message is left out without a word."""
     notes: tuple[str, ...] = ()
     """Sentences on what the run does otherwise than the model's template, for the plan of a run."""
 
@@ -161,6 +163,7 @@ class _Learner:
             arguments_are_text=calls.arguments_are_text,
             drops=calls.drops,
             has_system=has_system,
+            one_system=has_system and self._drops_system(template),
             notes=tuple(self._notes),
         )
 
@@ -315,6 +318,19 @@ class _Learner:
         except TemplateError:
             return False
         return _MARK in text and "probe thought" not in text
+
+    def _drops_system(self, template: ChatTemplate) -> bool:
+        other: Message = {"role": "system", "content": _MARK}
+        for messages in (
+            [_SYSTEM, other, _USER],
+            [_SYSTEM, _USER, {"role": "assistant", "content": "So."}, other, _USER],
+        ):
+            try:
+                if _MARK not in template.render(messages, add_generation_prompt=True):
+                    return True
+            except TemplateError:  # the conversation is refused by itself
+                continue
+        return False
 
     def _lost(self, template: ChatTemplate, form: CallForm) -> str:
         """What a template that writes calls leaves out of a conversation with tools; "" if it is nothing."""

@@ -76,12 +76,8 @@ class Renderer:
             TemplateError: the template has no place for the messages or the tools.
         """
         self.check_tools(tools)
-        if not self.format.has_system and any(message["role"] == "system" for message in conversation.observation):
-            raise TemplateError(
-                f"the chat template in {self._tokenizer.name_or_path} has no place for a system message, and the "
-                "conversation has one: put its text into the first message of the user, or give it a place in the "
-                "template"
-            )
+        if any(message["role"] == "system" for message in conversation.observation):
+            self._check_system(conversation.messages)
         row = _last_row(conversation)
         tools, text_of_tools = self._defuser.tools(tools)
         if not conversation.turns:
@@ -124,6 +120,19 @@ class Renderer:
             raise TemplateError(
                 f"the chat template in {self._tokenizer.name_or_path} {self.format.tools_problem}, and the environment "
                 f"has tools: {remedy}"
+            )
+
+    def _check_system(self, messages: Sequence[Message]) -> None:
+        if not self.format.has_system:
+            raise TemplateError(
+                f"the chat template in {self._tokenizer.name_or_path} has no place for a system message, and the "
+                "conversation has one: put its text into the first message of the user, or give it a place in the "
+                "template"
+            )
+        if self.format.one_system and sum(message["role"] == "system" for message in messages) > 1:
+            raise TemplateError(
+                f"the chat template in {self._tokenizer.name_or_path} leaves out a further system message, and the "
+                "conversation has one: join it to the first"
             )
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:

@@ -163,12 +163,19 @@ NO_SYSTEM = CHATML.replace("in messages %}", "in messages if message.role != 'sy
 """A system message of the conversation is left out without a word."""
 
 
-def test_a_system_message_that_the_template_leaves_out_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    renderer = Renderer(with_template(tiny_model, tmp_path / "m", NO_SYSTEM))
+ONE_SYSTEM = CHATML.replace("in messages %}", "in messages if message.role != 'system' or message == messages[0] %}")
+
+
+@pytest.mark.parametrize(("template", "room"), [(NO_SYSTEM, 0), (ONE_SYSTEM, 1)])
+def test_a_system_message_that_the_template_leaves_out_is_refused(
+    tiny_model: Path, tmp_path: Path, template: str, room: int
+) -> None:
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
     user: Message = {"role": "user", "content": "2 + 2?"}
-    next_prompt(renderer, Conversation(request_id="", observation=(user,)), ())
-    with pytest.raises(TemplateError, match="no place for a system message, and the conversation has one"):
-        next_prompt(renderer, Conversation(request_id="", observation=({**user, "role": "system"}, user)), ())
+    systems: list[Message] = [{"role": "system", "content": f"{n}"} for n in range(room + 1)]
+    next_prompt(renderer, Conversation(request_id="", observation=(*systems[:room], user)), ())
+    with pytest.raises(TemplateError, match="system message, and the conversation has one"):
+        next_prompt(renderer, Conversation(request_id="", observation=(*systems, user)), ())
 
 
 @pytest.mark.parametrize(
