@@ -308,17 +308,13 @@ ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content":
 
 def test_a_message_of_weight_0_is_context_only(tiny_model: Path) -> None:
     messages = [ASKED, {**SAID, "content": "first", "weight": 0}, ASKED, {**SAID, "content": "second", "weight": 1}]
+    messages = [ASKED, {**SAID, "content": "", "weight": 0}, *messages]
     read = find_shape(["messages"], source="test").read({"messages": messages, "system": "Be brief."})
     assert not any("weight" in message for message in read.messages)
     weighted = RowMaker(tiny_model).render(read.messages, (), context=read.context)
     plain = RowMaker(tiny_model).render(read.messages, ())
-    assert learned(tiny_model, weighted) == "second<|im_end|>"
+    assert read.context == {2, 4} and learned(tiny_model, weighted) == "second<|im_end|>"
     assert [tuple(row.token_ids) for row in weighted] == [tuple(row.token_ids) for row in plain]
-
-
-def test_an_empty_message_that_is_context_only_stays() -> None:
-    messages = [ASKED, {**SAID, "content": "", "weight": 0}, ASKED, SAID]
-    assert find_shape(["messages"], source="test").read({"messages": messages}).context == {1}
 
 
 def test_the_older_form_of_calls_is_what_the_newer_one_is(tiny_model: Path) -> None:
@@ -343,8 +339,9 @@ def test_a_refusal_is_what_the_assistant_wrote(message: dict[str, Any]) -> None:
 # ---- files ----
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "byte order mark"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
+async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str, mark: bytes) -> None:
     import datasets
 
     rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(10)]
@@ -356,6 +353,8 @@ async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str)
     else:
         table = datasets.Dataset.from_list(rows)
         table.to_csv(path) if suffix == ".csv" else table.to_parquet(path)
+    if suffix != ".parquet":
+        path.write_bytes(mark + path.read_bytes())
     data, output = await prepared(path, tiny_model, held_out_share=0)
     assert data.about == "chats in the columns question and answer"
     assert output.startswith("10 conversations") and "left out" not in output
@@ -384,16 +383,6 @@ async def test_bad_lines_are_counted_and_the_first_is_named(tmp_path: Path, tiny
     assert "4 left out (line 3: it is no JSON" in output
     assert "line 4: it is [1], not an object" in output and "line 7: an assistant message spells out" in output
     assert data.left_out.total == 4
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-async def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
-    rows = [chat("1?", "1"), chat("2?", "2")]
-    text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
-    path = tmp_path / f"chats{suffix}"
-    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    data, _ = await prepared(path, tiny_model, held_out_share=0)
-    assert data.left_out.total == 0
 
 
 async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
