@@ -60,7 +60,7 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
         except TemplateError as error:
             problem = problem or f"refuses a call ({error})"
             continue
-        problem = "writes calls in a form that is not known here"
+        problem = "writes calls in a form that is not known here" if "look_up" in text else "leaves out calls"
         body, end = _until_end(text, ends)
         if not (dialect := matching(body, from_openai({"tool_calls": trial_calls(1)}), TRIAL_TOOLS)):
             continue

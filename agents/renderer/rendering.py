@@ -107,7 +107,7 @@ class Renderer:
         head, longer_end = ids[: len(ids) - after], [*ids[:before], *longer_end[: len(longer_end) - after]]
         return [longer_end + row[len(head) :] if row[: len(head)] == head else row for row in map(as_list, rows)]
 
-    def check_tools(self, tools: Sequence[ToolSpec]) -> None:
+    def check_tools(self, tools: Sequence[object]) -> None:
         """Check that the template can be used with these tools.
 
         Raises:
@@ -168,6 +168,7 @@ class Renderer:
             UserError: the message has reasoning, and the model does not think; or it has several calls, or a text
                 beside a call, and the template has room for one.
         """
+        self.check_tools(message.get("tool_calls") or ())
         [message] = self._defuser.messages([message])
         thought = (message.get("reasoning_content") or "").strip()
         if thought and not self.thinks:

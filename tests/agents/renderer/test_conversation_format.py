@@ -183,6 +183,7 @@ def test_a_system_message_that_the_template_leaves_out_is_refused(
     [
         (CODER.replace("in messages %}", "in messages if message.role != 'tool' %}"), "the results of calls"),
         (CODER.replace("tools|tojson", "(tools|length)|string"), "the parameters of tools"),
+        (CODER.replace("message.tool_calls or []", "[]"), "calls, and"),
         (NO_SYSTEM, "the parameters of tools.*no place for a system message either"),
     ],
 )
@@ -192,6 +193,9 @@ def test_what_a_template_for_tools_leaves_out_is_named(
     renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
     with pytest.raises(TemplateError, match=f"leaves out {lost}"):
         renderer.check_tools(TOOLS)
+    calls: Any = {"tool_calls": trial_calls(1)}
+    with pytest.raises(TemplateError, match=f"leaves out {lost}"):
+        renderer.write({"role": "assistant", "content": "", **calls})
 
 
 @pytest.mark.parametrize(
