@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from envs.math import Math
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
-from tests.helpers.tokenizer_folders import make_llama, make_qwen25
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25, with_template
 from tests.helpers.turns import add_turn, next_prompt
 
 TOOLS = Math().tools
@@ -48,15 +47,6 @@ ROLES = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
 )
 """Nothing ends an answer but the mark of the next message: of a user, or of results. GLM-4.5 does it."""
-
-
-def with_template(model: Path, folder: Path, template: Any, **config: Any) -> Path:
-    """The model with another chat template: a text, or several by name."""
-    shutil.copytree(model, folder)
-    (folder / TEMPLATE).unlink()
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template} | config))
-    return folder
 
 
 def exact(renderer: Renderer) -> bool:
@@ -193,9 +183,8 @@ def test_what_a_template_for_tools_leaves_out_is_named(
     renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
     with pytest.raises(TemplateError, match=f"leaves out {lost}"):
         renderer.check_tools(TOOLS)
-    calls: Any = {"tool_calls": trial_calls(1)}
     with pytest.raises(TemplateError, match=f"leaves out {lost}"):
-        renderer.write({"role": "assistant", "content": "", **calls})
+        renderer.write({"role": "assistant", "content": "", "tool_calls": trial_calls(1)})
 
 
 @pytest.mark.parametrize(
@@ -212,7 +201,7 @@ def test_a_text_beside_calls_may_be_left_out_and_a_call_may_not(
 ) -> None:
     renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
     assert renderer.format.drops == drops and exact(renderer)
-    answer: Message = {"role": "assistant", "content": "So:", "tool_calls": trial_calls(1)}  # type: ignore[typeddict-item]
+    answer: Message = {"role": "assistant", "content": "So:", "tool_calls": trial_calls(1)}
     if drops == "calls":
         with pytest.raises(UserError, match="leaves out the call then: leave out the text"):
             renderer.write(answer)
@@ -253,9 +242,8 @@ def test_a_thought_that_the_template_drops_beside_calls_is_written(tiny_model: P
     renderer = Renderer(
         with_template(tiny_model, tmp_path / "m", CODER.replace("message.content }}", own)), thinking="on"
     )
-    calls: Any = {"tool_calls": trial_calls(1)}
-    for more in ({}, calls):
-        answer: Message = {"role": "assistant", "content": "4", "reasoning_content": "4", **more}
+    thoughtful: Message = {"role": "assistant", "content": "4", "reasoning_content": "4"}
+    for answer in (thoughtful, {**thoughtful, "tool_calls": trial_calls(1)}):
         written = renderer.decode(renderer.write(answer))
         assert written.startswith("<think>\n4\n</think>\n\n4") and written.count("<think>") == 1
     assert exact(renderer)
