@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import importlib
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,15 @@ CPU_BLOCK_TOKENS = 32
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
 """Tokens of the steps that have CUDA graphs; a step is padded to the next size. vLLM's 51 sizes are as fast, and take
 three times as long to capture."""
-COMPILATION = {"inductor_compile_config": {"combo_kernels": True, "benchmark_combo_kernel": False}}
+COMBINED = {"combo_kernels": True, "benchmark_combo_kernel": False}
 """vLLM's choice of kernels without its measurement of each, which took a third of the time to compile. Kernels of less
 than 0.3 ms are combined whatever it says."""
 KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
 """Settings of vLLM's LoRA kernels by GPU, measured by benchmarks.gpu.lora_kernels."""
 _TUNED_BY_FLASHINFER = ("quantization", "attention_backend")
 """Arguments of vLLM that may choose kernels of FlashInfer's; without them a dense model in bfloat16 uses none."""
-_GIVE_SIZES = ("compilation_config", "max_cudagraph_capture_size", "speculative_config")
-"""Arguments of vLLM that other sizes of graphs follow from."""
+_GIVE_SIZES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "speculative_config")
+"""Arguments of vLLM that other sizes of graphs follow from, also within `compilation_config`."""
 
 
 def import_vllm(settings: EngineSettings) -> None:
@@ -80,12 +81,12 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
     arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
     if is_hybrid and on_gpu:  # vLLM's choice on Hopper cards is flashinfer, which compiles for minutes
-        arguments["gdn_prefill_backend"] = "triton"
+        arguments.setdefault("gdn_prefill_backend", "triton")
     if is_hybrid and not on_gpu:  # vLLM caches the memory of linear attention with chunked prefill only
-        arguments["enable_prefix_caching"] = False
+        arguments["enable_prefix_caching"] = settings.engine_args.get("enable_prefix_caching", False)
     with fork_server.vllm_forks() if settings.has_worker_processes else nullcontext():
         try:
-            engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
+            engine = LLMEngine.from_engine_args(EngineArgs(model=name, **arguments))
         except Exception as error:
             if error_sentence := refusal(error, settings.engine_args):
                 raise error_sentence from error
@@ -100,7 +101,7 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
 
 
 def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int = 0) -> dict[str, Any]:
-    """The arguments of vLLM's EngineArgs for these settings, without the model and `engine_args`.
+    """The arguments of vLLM's EngineArgs for these settings, without the model.
 
     Args:
         gpu_bytes: the GPU's memory; needed if `gpu_memory_gib` is set.
@@ -113,9 +114,13 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
     elif settings.gpu_memory_gib and on_gpu:
         fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / gpu_bytes)
     most, sizes = settings.max_requests, None
-    if on_gpu and most <= GRAPH_SIZES[-1] and not any(map(settings.engine_args.get, _GIVE_SIZES)):
+    compilation = dict(settings.engine_args.get("compilation_config", {}))
+    if on_gpu and most <= GRAPH_SIZES[-1] and not any(map((compilation | dict(settings.engine_args)).get, _GIVE_SIZES)):
         sizes = sorted({most, *(size for size in GRAPH_SIZES if size <= 2 * most)})
-    return {
+    inductor = compilation.get("inductor_compile_config", {})
+    if on_gpu and settings.cuda_graphs and isinstance(inductor, Mapping):
+        compilation["inductor_compile_config"] = {**COMBINED, **inductor}
+    arguments = {
         **slot_arguments(settings.lora_rank, settings.named_adapters),
         # On a CPU `agents.generator.route_log` does it: vLLM's own way needs its second model runner, and so Triton.
         "enable_return_routed_experts": settings.return_routes and on_gpu,
@@ -133,7 +138,6 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "kv_cache_memory_bytes": cache,
         "enforce_eager": not settings.cuda_graphs,
         "cudagraph_capture_sizes": sizes if settings.cuda_graphs else None,
-        "compilation_config": COMPILATION if on_gpu and settings.cuda_graphs else {},
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
         "seed": settings.seed,
@@ -155,6 +159,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         # Logprobs at the sampling temperature: the trainer computes its logprobs at the same one.
         "logprobs_mode": "processed_logprobs",
     }
+    return {**arguments, **settings.engine_args, "compilation_config": compilation}
 
 
 def _register_architecture(model: str) -> None:

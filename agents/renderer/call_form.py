@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agents.renderer.chat_template import ChatTemplate
 from agents.renderer.dialects import from_openai, matching, new_id, parse
@@ -43,6 +43,8 @@ class CallForm:
     """Whether an answer has room for one call only."""
     arguments_are_text: bool = False
     """Whether the template takes the arguments of a call as JSON text."""
+    drops: Literal["", "text", "calls"] = ""
+    """What the template leaves out of an answer with a text and calls."""
     end: str = ""
     """What ends an answer of calls, if the template ends other answers otherwise."""
     mark_of_results: str = ""
@@ -52,14 +54,14 @@ class CallForm:
 def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening: str, ends: Sequence[str]) -> CallForm:
     problem = ""
     for as_text, ids in ((as_text, ids) for ids in _IDS for as_text in (False, True)):
+        calls = trial_calls(1, ids, as_text=as_text)
         try:
-            text = _template_text(template, question, opening, trial_calls(1, ids, as_text=as_text))
+            text = _template_text(template, question, opening, calls)
         except TemplateError as error:
             problem = problem or f"refuses a call ({error})"
             continue
-        problem = "writes calls in a form that is not known here"
-        end = min((end for end in ends if end in text), key=text.index, default="")
-        body = text.partition(end)[0] if end else text
+        problem = "writes calls in a form that is not known here" if "look_up" in text else "leaves out calls"
+        body, end = _until_end(text, ends)
         if not (dialect := matching(body, from_openai({"tool_calls": trial_calls(1)}), TRIAL_TOOLS)):
             continue
         if rest := parse(body, dialect, TRIAL_TOOLS)[0].strip():  # an end of its own, or words that nobody has said
@@ -68,9 +70,10 @@ def learn_calls(template: ChatTemplate, question: Sequence[Message], *, opening:
             end = rest
         if count := _read_of_two(template, question, opening, dialect, end, as_text=as_text):
             other = "" if end in ends else end
-            mark = "" if end else _mark_of_results(template, question, trial_calls(1, ids, as_text=as_text), ends)
+            mark = "" if end else _mark_of_results(template, question, calls, ends)
             form = CallForm(dialect=dialect, one_call=count == 1, arguments_are_text=as_text, end=other)
-            return replace(form, mark_of_results="" if mark == ends[0] else mark)
+            drops = _dropped(template, question, opening, calls, ends)
+            return replace(form, drops=drops, mark_of_results="" if mark == ends[0] else mark)
     return CallForm(problem=problem)
 
 
@@ -84,12 +87,30 @@ def trial_calls(count: int, dialect: str = "openai", *, as_text: bool = False) -
     return calls
 
 
-def _template_text(template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any]) -> str:
+def _template_text(
+    template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any], content: str = ""
+) -> str:
     """What the template writes of an answer of calls, and what it ends the answer with."""
-    answer = {"role": "assistant", "content": "", "tool_calls": list(calls)}
+    answer = {"role": "assistant", "content": content, "tool_calls": list(calls)}
     start = template.render(question, TRIAL_TOOLS, add_generation_prompt=True)
     text = template.render([*question, answer], TRIAL_TOOLS).removeprefix(start.removesuffix(opening))
     return text.rpartition(END_THINK)[2]
+
+
+def _until_end(text: str, ends: Sequence[str]) -> tuple[str, str]:
+    """A text before the first of some ends, and this end, "" if there is none."""
+    end = min((end for end in ends if end in text), key=text.index, default="")
+    return (text.partition(end)[0] if end else text), end
+
+
+def _dropped(
+    template: ChatTemplate, question: Sequence[Message], opening: str, calls: Sequence[Any], ends: Sequence[str]
+) -> Literal["", "text", "calls"]:
+    try:
+        answer, _ = _until_end(_template_text(template, question, opening, calls, "So it is:"), ends)
+    except TemplateError:
+        return ""
+    return "text" if "So it is:" not in answer else "" if "look_up" in answer else "calls"
 
 
 def _mark_of_results(

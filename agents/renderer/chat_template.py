@@ -25,6 +25,8 @@ from forge_env.records.run_files import read_object
 
 TEMPLATE = "chat_template.jinja"
 """The file of a model's folder with the chat template."""
+OTHERS = "additional_chat_templates"
+"""The folder in it with further ones; transformers takes tool_use.jinja where there are tools."""
 QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 """Qwen3's format, in which the empty thought before an answer stays when the answer is history."""
 TEXT_TOOLS = Path(__file__).with_name("text_tools.jinja")
@@ -125,12 +127,14 @@ def find_template(folder: Path, override: Path | None = None) -> ChatTemplate:
     source: Any = config.get("chat_template") or ""
     if (file := override or folder / TEMPLATE).is_file():
         source = file.read_text(encoding="utf-8")
+    if not override and (others := sorted((folder / OTHERS).glob("*.jinja"))):
+        source = [{"name": name, "template": source} for name in ("default", *(other.stem for other in others))]
     if isinstance(source, list):  # several templates by name
         by_name = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
         if len(by_name) != 1:
             raise UserError(
                 f"the model in {folder} has {len(by_name)} chat templates, {', '.join(by_name)}: write the one to use "
-                f"into {folder / TEMPLATE}"
+                f"into {folder / TEMPLATE}, and remove the folder {OTHERS} if there is one"
             )
         [source] = by_name.values()
     if not source or not isinstance(source, str):

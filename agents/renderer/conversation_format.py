@@ -64,14 +64,16 @@ class ConversationFormat:
     question: tuple[Message, ...] = (_USER,)
     """The shortest conversation that the template takes."""
     thinks: bool = False
-    writes_thoughts: bool = False
-    """Whether the template writes the thoughts of earlier answers."""
     answers: AnswerForm
     tools_problem: str = ""
     """Why the template cannot be used with tools; "" if it can."""
     arguments_are_text: bool = False
     """Whether the template takes the arguments of a call as JSON text."""
+    drops: Literal["", "text", "calls"] = ""
+    """What the template leaves out of an answer with a text and calls."""
     has_system: bool = True
+    one_system: bool = False
+    """Whether a further system message is left out without a word."""
     notes: tuple[str, ...] = ()
     """Sentences on what the run does otherwise than the model's template, for the plan of a run."""
 
@@ -123,7 +125,7 @@ class _Learner:
         self._folder, self._tokenizer, self._own = folder, tokenizer, own
         self._thinking, self._tools = thinking, tools
         self._question = [_USER]
-        self._has_empty_thoughts = False
+        self._has_thoughts = False
         self._has_channels = False
         self._notes: list[str] = []
 
@@ -134,7 +136,7 @@ class _Learner:
             self._notes.append("the chat template has no place for a system message")
         opening, ends = self._around_answers(template)
         template = self._that_keeps(template, opening) if END_THINK in opening else template
-        thinks, writes = self._thoughts(template, opening)
+        thinks = self._thoughts(template, opening)
         tokens = self._tokens(template)
         calls = learn_calls(template, self._question, opening=opening, ends=ends)
         problem = calls.problem or self._lost(template, calls)
@@ -151,16 +153,17 @@ class _Learner:
             stop_token_ids=tuple(id_ for id_ in ids if id_ is not None),
             question=tuple(self._question),
             thinks=thinks,
-            writes_thoughts=writes,
             answers=(ChannelForm if self._has_channels else AnswerForm)(
                 dialect=calls.dialect,
-                has_thoughts=writes or thinks or self._has_empty_thoughts,
+                has_thoughts=self._has_thoughts,
                 opens_thought=THINK in opening and END_THINK not in opening,
                 one_call=calls.one_call,
             ),
             tools_problem=problem,
             arguments_are_text=calls.arguments_are_text,
+            drops=calls.drops,
             has_system=has_system,
+            one_system=has_system and self._drops_system(template),
             notes=tuple(self._notes),
         )
 
@@ -225,7 +228,7 @@ class _Learner:
         opening = tail[min(places) :] if places else ""
         base = prompt.removesuffix(opening)
         rest = before.removeprefix(base)
-        self._has_empty_thoughts = END_THINK in rest
+        self._has_thoughts = END_THINK in rest
         self._has_channels = rest == FINAL
         if not before.startswith(base) or not (self._has_channels or _EMPTY.fullmatch(rest)):
             raise self._refuse(
@@ -270,15 +273,16 @@ class _Learner:
         )
         return ours
 
-    def _thoughts(self, template: ChatTemplate, opening: str) -> tuple[bool, bool]:
-        """Whether the model thinks in the run, and whether its template writes the thoughts of earlier answers."""
+    def _thoughts(self, template: ChatTemplate, opening: str) -> bool:
+        """Whether the model thinks in the run."""
         if self._has_channels:
             if self._thinking == "off":
                 raise UserError(
                     f"thinking is off, and the model in {self._folder} answers in channels, one of which is for "
                     "its thoughts: set it to on, or choose another model"
                 )
-            return True, True
+            self._has_thoughts = True
+            return True
         answer = {"role": "assistant", "content": _MARK, "reasoning_content": "probe thought"}
         text = template.render([*self._question, answer])
         writes = THINK in text.split("probe thought")[0][-40:] and END_THINK in text and "probe thought" in text
@@ -286,7 +290,7 @@ class _Learner:
         tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
         drops = not writes and self._drops_thoughts(template)
         # What the model writes of a thought is no content; the templates of Hermes 4 and Phi 4 only ask for one.
-        self._has_empty_thoughts |= drops or END_THINK in template.source
+        self._has_thoughts |= writes or drops or THINK in opening or END_THINK in template.source
         has_thoughts = writes or (drops and not tokens) or THINK in opening
         if self._thinking == "on" and (not has_thoughts or is_off):
             raise UserError(
@@ -304,7 +308,7 @@ class _Learner:
                 f"the model in {self._folder} thinks, and {tokens[0]} is no token of its tokenizer: add {THINK} and "
                 f"{END_THINK} to it as tokens, or set thinking to off"
             )
-        return thinks, writes
+        return thinks
 
     def _drops_thoughts(self, template: ChatTemplate) -> bool:
         """Whether the template takes the thought out of an answer's content, as DeepSeek R1's does."""
@@ -314,6 +318,19 @@ class _Learner:
         except TemplateError:
             return False
         return _MARK in text and "probe thought" not in text
+
+    def _drops_system(self, template: ChatTemplate) -> bool:
+        other: Message = {"role": "system", "content": _MARK}
+        for messages in (
+            [_SYSTEM, other, _USER],
+            [_SYSTEM, _USER, {"role": "assistant", "content": "So."}, other, _USER],
+        ):
+            try:
+                if _MARK not in template.render(messages, add_generation_prompt=True):
+                    return True
+            except TemplateError:  # the conversation is refused by itself
+                continue
+        return False
 
     def _lost(self, template: ChatTemplate, form: CallForm) -> str:
         """What a template that writes calls leaves out of a conversation with tools; "" if it is nothing."""

@@ -24,8 +24,13 @@ class Defuser:
         marks = [mark for mark in _MARKS if mark in form.template.source]
         special = sorted({*form.tokens, *marks, *stop}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self._writes_thoughts, self._dialect = form.writes_thoughts, form.answers.dialect
+        self._has_thoughts, self._dialect = form.answers.has_thoughts, form.answers.dialect
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
+
+    def spelt_by(self, text: str) -> str:
+        """The first special token that a text spells out; "" if there is none."""
+        found = self._special.search(text)
+        return found[0] if found else ""
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         return [self._message(message) for message in messages]
@@ -43,7 +48,7 @@ class Defuser:
     def _message(self, message: Message) -> Message:
         if message["role"] != "assistant":
             return {**message, "content": self._defuse(message["content"])}
-        if self._writes_thoughts:
+        if self._has_thoughts:
             message = _with_thought(message)
         copy: Message = self._defuse({key: value for key, value in message.items() if key != "tool_calls"})
         if "tool_calls" in message:

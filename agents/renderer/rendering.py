@@ -54,6 +54,7 @@ class Renderer:
         self.stop: tuple[str, ...] = tuple(end for end in self.format.ends if end not in self.format.tokens)
         """The ends of an answer that are ordinary text to the tokenizer."""
         self._defuser = Defuser(self.format, self.stop)
+        self.spelt_by = self._defuser.spelt_by
         answers = self.format.answers
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, answers.end_thought))
         closing = answers.close_thought + answers.begin_content if self.thinks else ""
@@ -75,12 +76,8 @@ class Renderer:
             TemplateError: the template has no place for the messages or the tools.
         """
         self.check_tools(tools)
-        if not self.format.has_system and any(message["role"] == "system" for message in conversation.observation):
-            raise TemplateError(
-                f"the chat template in {self._tokenizer.name_or_path} has no place for a system message, and the "
-                "conversation has one: put its text into the first message of the user, or give it a place in the "
-                "template"
-            )
+        if any(message["role"] == "system" for message in conversation.observation):
+            self._check_system(conversation.messages)
         row = _last_row(conversation)
         tools, text_of_tools = self._defuser.tools(tools)
         if not conversation.turns:
@@ -110,7 +107,7 @@ class Renderer:
         head, longer_end = ids[: len(ids) - after], [*ids[:before], *longer_end[: len(longer_end) - after]]
         return [longer_end + row[len(head) :] if row[: len(head)] == head else row for row in map(as_list, rows)]
 
-    def check_tools(self, tools: Sequence[ToolSpec]) -> None:
+    def check_tools(self, tools: Sequence[object]) -> None:
         """Check that the template can be used with these tools.
 
         Raises:
@@ -123,6 +120,19 @@ class Renderer:
             raise TemplateError(
                 f"the chat template in {self._tokenizer.name_or_path} {self.format.tools_problem}, and the environment "
                 f"has tools: {remedy}"
+            )
+
+    def _check_system(self, messages: Sequence[Message]) -> None:
+        if not self.format.has_system:
+            raise TemplateError(
+                f"the chat template in {self._tokenizer.name_or_path} has no place for a system message, and the "
+                "conversation has one: put its text into the first message of the user, or give it a place in the "
+                "template"
+            )
+        if self.format.one_system and sum(message["role"] == "system" for message in messages) > 1:
+            raise TemplateError(
+                f"the chat template in {self._tokenizer.name_or_path} leaves out a further system message, and the "
+                "conversation has one: join it to the first"
             )
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:
@@ -155,10 +165,12 @@ class Renderer:
         With thinking they begin with the message's reasoning, or with an empty thought, as the template renders it.
 
         Raises:
-            UserError: the message has reasoning, and the model does not think; or it has several calls, and the
-                template has room for one.
+            UserError: the message has reasoning, and the model does not think; or it has several calls, or a text
+                beside a call, and the template has room for one.
         """
-        thought = message.get("reasoning_content")
+        self.check_tools(message.get("tool_calls") or ())
+        [message] = self._defuser.messages([message])
+        thought = (message.get("reasoning_content") or "").strip()
         if thought and not self.thinks:
             raise UserError(
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
@@ -169,9 +181,13 @@ class Renderer:
                 f"a scripted message holds {len(message['tool_calls'])} calls, and the chat template in "
                 f"{self._tokenizer.name_or_path} has room for one call in an answer: write one a message"
             )
+        if self.format.drops == "calls" and message.get("tool_calls") and message.get("content"):
+            raise UserError(
+                f"a scripted message holds a text and a call, and the chat template in {self._tokenizer.name_or_path} "
+                "leaves out the call then: leave out the text"
+            )
         question = self.format.question
         base = self._render(question, tools, add_generation_prompt=True).removesuffix(self.format.opening)
-        [message] = self._defuser.messages([message])
         full = self._render([*question, message], tools)
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
@@ -180,10 +196,11 @@ class Renderer:
         answer = answer[:end] if end else answer + self._end_before("tool" if message.get("tool_calls") else "user")
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         text = self._after_opening(answer)
-        if thought and not self.format.writes_thoughts:  # the template drops it, and the model writes it
-            form = self.format.answers
-            begin, close = ("", "") if form.opens_thought else (f"{THINK}\n", form.close_thought)
-            text = f"{begin}{message['reasoning_content'].strip()}{close}{text}"
+        form = self.format.answers
+        written, _, rest = text.rpartition(form.end_thought)
+        if thought not in written:  # the template drops it, and the model writes it
+            text = thought + (text if form.opens_thought else form.close_thought + rest.lstrip("\n"))
+            text = text if form.opens_thought else f"{THINK}\n{text}"
         return self._tokenizer.encode(text)
 
     def _after_opening(self, answer: str) -> str:

@@ -64,7 +64,8 @@ def prompts(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], list[int]]]:
 def _exchange(renderer: Renderer, tools: Sequence[ToolSpec]) -> Iterator[tuple[Message, list[Message]]]:
     thought: Any = {"reasoning_content": "So."} if renderer.thinks else {}
     numbers = (1, 1) if renderer.format.answers.one_call else (1, 2)
-    for count, text in zip(numbers if tools else (), ("", "Again:"), strict=False):
+    texts = ("", "" if renderer.format.drops == "calls" else "Again:")
+    for count, text in zip(numbers if tools else (), texts, strict=False):
         calls: Any = trial_calls(count, renderer.format.answers.dialect)
         calls = [{**call, "function": {**call["function"], "name": tools[0]["function"]["name"]}} for call in calls]
         answer: Message = {"role": "assistant", "content": text, **thought, "tool_calls": calls}

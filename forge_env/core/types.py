@@ -28,6 +28,10 @@ def record(cls: type[T]) -> type[T]:
     return dataclass(slots=True, kw_only=True)(cls)
 
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The names of a thought in messages of other programs; the first one is ours."""
+
+
 class Message(TypedDict, total=False):
     """One chat message, in OpenAI's shape."""
 

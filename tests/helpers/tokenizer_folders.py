@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from agents.renderer.chat_template import TEMPLATE
 
 _TEMPLATES = Path(__file__).parents[1] / "agents" / "renderer"
 QWEN25_TEMPLATE = (_TEMPLATES / "qwen25_chat_template.jinja").read_text()
@@ -66,4 +70,13 @@ def make_llama(folder: Path, *, template: str = LLAMA_TEMPLATE, special: list[st
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     ends = [tokenizer.token_to_id(token) for token in ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return folder
+
+
+def with_template(model: Path, folder: Path, template: Any, **config: Any) -> Path:
+    """The model with another chat template: a text, or several by name."""
+    shutil.copytree(model, folder)
+    (folder / TEMPLATE).unlink()
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template} | config))
     return folder

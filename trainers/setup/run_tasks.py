@@ -173,7 +173,7 @@ def data_digests(views: Iterable[RunConfig]) -> dict[str, str]:
     """The digests of the local files that a run learns from and is measured on, by path."""
     files: list[Path | None] = []
     for view in views:
-        files.append(find_file(chat_data(view)))
+        files.append(find_file(chat_data(view), getattr(getattr(view, "sft", None), "split", "")))
         files += [find_file(own_data(view), split) for split in (view.dataset.split, "test")]
         files += [Path(view.dataset.pass_rate) / FILE] if view.dataset.pass_rate else []
         for name in view.evaluation.sets:

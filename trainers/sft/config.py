@@ -64,10 +64,7 @@ class Config(RunConfig):
             return ()
         from trainers.sft.data import SFTData
 
-        data = SFTData(self.sft, training=self.training, env=self.env, model_size=self.model.size)
-        if model is not None or not self.model.path:
-            data.check(model)
-        return (data.source.summary(),)
+        return SFTData(self.sft, training=self.training, env=self.env, model_size=self.model.size).check(model)
 
     def _refuse_settings_of_data(self) -> None:
         for name, instead in INSTEAD.items():

@@ -70,6 +70,7 @@ class SFTData:
         self.left_out = LeftOut()
         self._counts: dict[str, Any] = {}  # of `record`
         self._foreign = 0  # episodes with the tokens of another model
+        self._shortened = 0  # conversations with text that the chat template leaves out
         self._every = round(1 / sft.held_out_share) if sft.held_out_share else 0
         self._held_keys: set[str] = set()
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -98,15 +99,25 @@ class SFTData:
             size=replace(size, max_position_embeddings=length),
         )
 
-    def check(self, model: Path | None) -> None:
-        """Read up to the first row that can be used, with a model or, if it is not made yet, without one."""
+    def check(self, model: Path | None) -> list[str]:
+        """Read all of it, and with a model render up to the first row that can be used; returns what was found."""
         if model is not None:
             self._open(model)
-            is_empty = next(self._read(self.left_out), None) is None
-        else:
-            is_empty = not any(self._is_used(where, example) for where, example in self.source)
-        if is_empty:
+            if next(self._read(self.left_out), None) is None:
+                raise UserError(self._nothing_left())
+        self.left_out, rows, self._shortened = LeftOut(), 0, 0
+        for rows, (where, example) in enumerate(self.source, 1):  # noqa: B007 (the last one is their number)
+            if isinstance(example, BadRow):
+                self.left_out.add(where, str(example))
+            elif self._maker is not None and not example.rows:
+                self._shortened += self._maker.drops_text(example.messages)
+        if rows == self.left_out.total:
             raise UserError(self._nothing_left())
+        return [f"{self.source.name}: {self.about}, {rows:,} rows, {self.left_out}", *self._losses()]
+
+    def _losses(self) -> list[str]:
+        what = "conversations hold text beside calls, which the chat template leaves out: it is not learned"
+        return [f"{self._shortened:,} {what}"] if self._shortened else []
 
     async def prepare(
         self, model: Path, say: Callable[[str], None] = lambda text: None, began: Mapping[str, Any] | None = None
@@ -178,6 +189,8 @@ class SFTData:
             say("nothing is held out: all conversations are copies of one")
         if self._foreign:
             say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
+        for sentence in self._losses():
+            say(sentence)
         if self.left_out.total:
             say(f"{self._sft.data}: {self.left_out}")
 
@@ -202,7 +215,8 @@ class SFTData:
         if not self._sft.streaming:
             yield from rng.sample(self._samples, len(self._samples))
             return
-        rows = self._read(LeftOut())
+        self.left_out = LeftOut()  # of this epoch
+        rows = self._read(self.left_out)
         yield from shuffled((s for keys, s in rows if self._held_keys.isdisjoint(keys)), rng, buffer=SHUFFLED)
 
     def _read(self, left_out: LeftOut) -> Iterator[tuple[tuple[str, ...], Sample]]:
@@ -221,18 +235,15 @@ class SFTData:
                 continue
             yield copy_keys(example), Sample(rows=rows)
 
-    def _is_used(self, where: str, example: Example | BadRow) -> bool:
-        if isinstance(example, BadRow):
-            self.left_out.add(where, str(example))
-        return isinstance(example, Example)
-
     def _rows(self, example: Example) -> tuple[Row, ...]:
         assert self._maker is not None
         if example.rows and self._maker.has_written(example.rows, example.messages):
             return example.rows
         self._foreign += bool(example.rows)
         tools = example.tools or self._tools_of(example.env)
-        return self._maker.render(example.messages, tools, context=example.context)
+        rows = self._maker.render(example.messages, tools, context=example.context)
+        self._shortened += self._maker.drops_text(example.messages)
+        return rows
 
     def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
         """The tools of an environment, to render its episodes: an Episode does not contain them."""

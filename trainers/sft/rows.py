@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.renderer.conversation_format import Thinking, ToolsForm
+from agents.renderer.dialects import to_openai
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import Episode, Row, Turn
@@ -28,7 +29,6 @@ class RowMaker:
     def __init__(self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto") -> None:
         self._renderer = Renderer(model, thinking=thinking, tools=tools)
         self._tokenizer = FastTokenizer(model)
-        self._ends = self._renderer.format.ends
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, context: Collection[int] = ()
@@ -49,8 +49,7 @@ class RowMaker:
         return Episode(task=task, turns=tuple(conversation.turns), outcome=Outcome.SCORED, reward=0.0, id="sft").rows
 
     def _turn(self, conversation: Conversation, message: Message, tools: Sequence[ToolSpec]) -> Turn:
-        if end := next((end for end in self._ends if end in message["content"]), ""):
-            raise BadRow(f"an assistant message spells out {end}, which would end it there")
+        message = self._as_read(message)
         try:
             row, new = self._renderer.next_prompt(conversation, tools)
             tokens = self._renderer.write(message, tools)
@@ -64,6 +63,31 @@ class RowMaker:
             token_ids=array_of(tokens, IDS),
             starts_row=not len(row),
         )
+
+    def _as_read(self, message: Message) -> Message:
+        """A message with the thought and the calls that its text spells out in the model's own form."""
+        text, form = message["content"], self._renderer.format.answers
+        if not (mark := self._renderer.spelt_by(text)):
+            return message
+        read = message
+        if not {"reasoning_content", "tool_calls"} & message.keys():
+            is_answer = form.opens_thought and form.end_thought not in text
+            answer = form.read(form.close_thought * is_answer + text, tools=None, is_cut=False)
+            read = {**message, "content": answer.content}
+            if answer.thought:
+                read["reasoning_content"] = answer.thought
+            if answer.calls:
+                read["tool_calls"] = to_openai(answer.calls)
+            if error := next((call.error for call in answer.calls if call.arguments is None), ""):
+                raise BadRow(f"an assistant message spells out a call, and {error[0].lower()}{error[1:]}")
+            mark = self._renderer.spelt_by(f"{answer.content}\n{answer.thought}")
+        if mark:
+            raise BadRow(f"an assistant message spells out {mark}, which is not text to this model")
+        return read
+
+    def drops_text(self, messages: Sequence[Message]) -> bool:
+        """Whether the template leaves out a text that an assistant wrote beside its calls."""
+        return self._renderer.format.drops == "text" and any(m.get("tool_calls") and m["content"] for m in messages)
 
     def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:
         """Whether these rows are of this model's tokenizer: they decode to what the assistant said."""

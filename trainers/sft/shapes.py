@@ -23,7 +23,7 @@ from agents.renderer.dialects import from_openai
 from agents.renderer.model_json import kind
 from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
-from forge_env.core.types import Message, ToolCall, ToolSpec
+from forge_env.core.types import THOUGHTS, Message, ToolCall, ToolSpec
 from forge_env.data.rows import BadRow, text_problem
 
 INSTRUCTION = "instruction"
@@ -48,7 +48,9 @@ ROLES = {
 }
 _CONTEXT = "weight"
 """Marks a message that is read only, until the whole chat is known."""
-KEPT = ("reasoning_content", "tool_call_id", "name")
+_TOOL_KEYS = {"input_schema": "parameters", "inputSchema": "parameters"}
+"""Anthropic's and MCP's names."""
+KEPT = {key: key for key in ("tool_call_id", "name")} | dict.fromkeys(THOUGHTS, "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ def _message(item: Any) -> Message:
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"a message has the role {role!r}; the roles are {', '.join(dict.fromkeys(ROLES.values()))}")
     message: dict[str, Any] = {"role": ROLES[role], "content": _content(item)}
-    message |= {key: item[key] for key in KEPT if isinstance(item.get(key), str) and item[key]}
+    message |= {name: item[key] for key, name in KEPT.items() if isinstance(item.get(key), str) and item[key]}
     if calls := _calls(item):
         message["tool_calls"] = _openai_calls(from_openai({"tool_calls": calls}))
     if message["role"] == "assistant" and _weight(item) == 0:
@@ -183,7 +185,7 @@ def _weight(item: Mapping[str, Any]) -> int:
 def _from_sharegpt(item: Mapping[str, Any]) -> Message:
     role, value = item["from"], item.get("value")
     if role != "function_call":
-        return _message({"role": role, "content": value, "weight": item.get("weight")})
+        return _message({**item, "role": role, "content": value})
     calls = _parse(value)
     call_list = calls if isinstance(calls, list) else [calls]
     tool_calls = [{"function": call} for call in call_list]
@@ -221,12 +223,15 @@ def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
 
 
 def _tool(item: Any) -> ToolSpec:
+    item = _parse(item)
     function = item.get("function", item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRow("one of its tools has no name")
     # Present keys keep their order, which is the order of the prompt's text.
-    missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    complete = {**function, **{key: value for key, value in missing.items() if key not in function}}
+    complete = {_TOOL_KEYS.get(key, key): value for key, value in function.items()}
+    complete.setdefault("description", "")
+    parameters = complete.setdefault("parameters", {"type": "object", "properties": {}})
+    complete["parameters"] = _parse(parameters) if isinstance(parameters, str) else parameters
     return {"type": "function", "function": complete}  # type: ignore[typeddict-item]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.core.episode import Episode
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.reward_value import reaches
-from forge_env.data.rows import BadRow, Data, LeftOut, open_data
+from forge_env.data.rows import BadRow, Data, open_data
 from forge_env.records.run_files import imported_facts
 from trainers.sft.shapes import Example, find_shape, tools_of
 
@@ -21,7 +21,7 @@ class Source:
 
     def __init__(self, data: Data, config: SFTConfig) -> None:
         """Raises: UserError if no row can be read, or the columns have no known shape."""
-        self._data = data
+        self._data, self.name = data, data.name
         first = next((row.values for row in data if not isinstance(row.values, BadRow)), None)
         if first is None:
             row = next(iter(data), None)
@@ -42,14 +42,6 @@ class Source:
                 yield row.where, self._example(_without_nulls(values) if self._data.is_table else values)
             except BadRow as bad:
                 yield row.where, bad
-
-    def summary(self) -> str:
-        """Read all of it; returns what was found, and which rows are left out."""
-        left_out, rows = LeftOut(), 0
-        for rows, (where, example) in enumerate(self, 1):  # noqa: B007 (the last one is their number)
-            if isinstance(example, BadRow):
-                left_out.add(where, str(example))
-        return f"{self._data.name}: {self.about}, {rows:,} rows, {left_out}"
 
 
 def open_source(config: SFTConfig) -> Source:

@@ -70,6 +70,8 @@ async def _train_on_data(plan: RunPlan, config: Config, caller: TrainingRun) -> 
         run.record.say(f"{sft.data}: {data.about}")
         place = await _begin(run, data)
         await _train(run, data, place)
+        if sft.streaming:
+            run.record.say(f"{sft.data}, as far as it was read: {data.left_out}")
         before = place["held_out_loss"]
         after = await held_out_loss(run, data.held_out)
         if before is not None and after is not None:

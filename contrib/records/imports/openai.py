@@ -15,10 +15,10 @@ from typing import Any
 
 from contrib.common.endings import Ending, ending_of
 from contrib.records.imports.build import BadRecord, Log, NotCarried
-from forge_env.core.types import Message
+from forge_env.core.types import THOUGHTS, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_KEPT = ("name", "reasoning_content", "tool_call_id")
+_KEPT = {key: key for key in ("name", "tool_call_id")} | dict.fromkeys(THOUGHTS, "reasoning_content")
 
 
 def read_chat(record: Mapping[str, Any]) -> Log:
@@ -83,7 +83,8 @@ def read_message(item: Any) -> tuple[Message, Any]:
     if content is None and isinstance(item.get("refusal"), str):
         content = item["refusal"]
     message: dict[str, Any] = {"role": _ROLES[role], "content": text_of(content)}
-    message |= {key: item[key] for key in _KEPT if isinstance(item.get(key), str)}
+    kept = {key: item[key] for key in _KEPT if isinstance(item.get(key), str)}
+    message |= {_KEPT[key]: text for key, text in kept.items() if text or key == _KEPT[key]}
     if calls := item.get("tool_calls"):
         message["tool_calls"] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
     return message, item.get("weight")  # type: ignore[return-value]

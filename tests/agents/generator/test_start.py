@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,20 +66,26 @@ def test_few_sizes_have_graphs_and_the_largest_batch_is_one(most: int, largest: 
         EngineSettings(cuda_graphs=False),
         EngineSettings(cuda_graphs=True, max_requests=1025),
         EngineSettings(cuda_graphs=True, engine_args={"max_cudagraph_capture_size": 8}),
+        EngineSettings(cuda_graphs=True, engine_args={"compilation_config": {"max_cudagraph_capture_size": 8}}),
     ],
 )
 def test_the_sizes_of_graphs_are_vllms_where_others_are_asked_for(settings: EngineSettings, on_gpu: bool) -> None:
     assert engine_arguments(settings, on_gpu=on_gpu)[GRAPHS] is None
 
 
-def test_kernels_of_a_gpu_are_combined_without_a_measurement_and_a_cpu_combines_none() -> None:
-    graphs = EngineSettings(cuda_graphs=True)
-    assert engine_arguments(graphs, on_gpu=True)["compilation_config"]["inductor_compile_config"] == {
-        "combo_kernels": True,
-        "benchmark_combo_kernel": False,
+@pytest.mark.parametrize("own", [{}, {"max_autotune": True}, {"combo_kernels": False}])
+def test_kernels_of_a_gpu_are_combined_without_a_measurement_and_a_cpu_combines_none(own: dict[str, Any]) -> None:
+    """What the user says of the compilation stands beside it."""
+    config = {"mode": 3, **({"inductor_compile_config": own} if own else {})}
+    graphs = EngineSettings(cuda_graphs=True, engine_args={"compilation_config": config})
+    there = engine_arguments(graphs, on_gpu=True)
+    assert there["compilation_config"] == {
+        "mode": 3,
+        "inductor_compile_config": {"combo_kernels": True, "benchmark_combo_kernel": False, **own},
     }
-    assert not engine_arguments(graphs, on_gpu=False)["compilation_config"]
-    assert not engine_arguments(EngineSettings(cuda_graphs=False), on_gpu=True)["compilation_config"]
+    assert there[GRAPHS]
+    for settings, on_gpu in ((graphs, False), (replace(graphs, cuda_graphs=False), True)):
+        assert engine_arguments(settings, on_gpu=on_gpu)["compilation_config"] == config
 
 
 KERNEL_KEYS = {"block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages", "max_nreg"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.renderer.call_form import trial_calls
-from agents.renderer.chat_template import DATE, TEMPLATE
+from agents.renderer.chat_template import DATE, OTHERS, TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
 from agents.renderer.trial import prompts, trial, trial_tools
@@ -19,7 +18,7 @@ from envs.math import Math
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
-from tests.helpers.tokenizer_folders import make_llama, make_qwen25
+from tests.helpers.tokenizer_folders import make_llama, make_qwen25, with_template
 from tests.helpers.turns import add_turn, next_prompt
 
 TOOLS = Math().tools
@@ -48,15 +47,6 @@ ROLES = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
 )
 """Nothing ends an answer but the mark of the next message: of a user, or of results. GLM-4.5 does it."""
-
-
-def with_template(model: Path, folder: Path, template: Any, **config: Any) -> Path:
-    """The model with another chat template: a text, or several by name."""
-    shutil.copytree(model, folder)
-    (folder / TEMPLATE).unlink()
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template} | config))
-    return folder
 
 
 def exact(renderer: Renderer) -> bool:
@@ -163,12 +153,19 @@ NO_SYSTEM = CHATML.replace("in messages %}", "in messages if message.role != 'sy
 """A system message of the conversation is left out without a word."""
 
 
-def test_a_system_message_that_the_template_leaves_out_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    renderer = Renderer(with_template(tiny_model, tmp_path / "m", NO_SYSTEM))
+ONE_SYSTEM = CHATML.replace("in messages %}", "in messages if message.role != 'system' or message == messages[0] %}")
+
+
+@pytest.mark.parametrize(("template", "room"), [(NO_SYSTEM, 0), (ONE_SYSTEM, 1)])
+def test_a_system_message_that_the_template_leaves_out_is_refused(
+    tiny_model: Path, tmp_path: Path, template: str, room: int
+) -> None:
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
     user: Message = {"role": "user", "content": "2 + 2?"}
-    next_prompt(renderer, Conversation(request_id="", observation=(user,)), ())
-    with pytest.raises(TemplateError, match="no place for a system message, and the conversation has one"):
-        next_prompt(renderer, Conversation(request_id="", observation=({**user, "role": "system"}, user)), ())
+    systems: list[Message] = [{"role": "system", "content": f"{n}"} for n in range(room + 1)]
+    next_prompt(renderer, Conversation(request_id="", observation=(*systems[:room], user)), ())
+    with pytest.raises(TemplateError, match="system message, and the conversation has one"):
+        next_prompt(renderer, Conversation(request_id="", observation=(*systems, user)), ())
 
 
 @pytest.mark.parametrize(
@@ -176,6 +173,7 @@ def test_a_system_message_that_the_template_leaves_out_is_refused(tiny_model: Pa
     [
         (CODER.replace("in messages %}", "in messages if message.role != 'tool' %}"), "the results of calls"),
         (CODER.replace("tools|tojson", "(tools|length)|string"), "the parameters of tools"),
+        (CODER.replace("message.tool_calls or []", "[]"), "calls, and"),
         (NO_SYSTEM, "the parameters of tools.*no place for a system message either"),
     ],
 )
@@ -185,6 +183,31 @@ def test_what_a_template_for_tools_leaves_out_is_named(
     renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
     with pytest.raises(TemplateError, match=f"leaves out {lost}"):
         renderer.check_tools(TOOLS)
+    with pytest.raises(TemplateError, match=f"leaves out {lost}"):
+        renderer.write({"role": "assistant", "content": "", "tool_calls": trial_calls(1)})
+
+
+@pytest.mark.parametrize(
+    ("template", "drops"),
+    [
+        (CODER, ""),
+        (CODER.replace("message.content }}", "(message.content if not message.tool_calls else '') }}"), "text"),
+        (CODER.replace("message.tool_calls or []", "(message.tool_calls if not message.content) or []"), "calls"),
+        (CODER.replace("'<tool_call>", "('<|im_end|>\\n' if message.content else '') + '<tool_call>"), "calls"),
+    ],
+)
+def test_a_text_beside_calls_may_be_left_out_and_a_call_may_not(
+    tiny_model: Path, tmp_path: Path, template: str, drops: str
+) -> None:
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", template))
+    assert renderer.format.drops == drops and exact(renderer)
+    answer: Message = {"role": "assistant", "content": "So:", "tool_calls": trial_calls(1)}
+    if drops == "calls":
+        with pytest.raises(UserError, match="leaves out the call then: leave out the text"):
+            renderer.write(answer)
+        answer = {**answer, "content": ""}
+    read = renderer.read(renderer.write(answer), "stop")
+    assert len(read.tool_calls) == 1 and read.text == ("" if drops else "So:")
 
 
 def test_a_call_in_a_thought_that_the_template_only_asks_for_is_no_call(tiny_model: Path, tmp_path: Path) -> None:
@@ -209,6 +232,21 @@ def test_a_thought_that_the_template_drops_is_read_and_written(tiny_model: Path,
         if renderer.thinks:
             written = renderer.write({**message, "reasoning_content": "hm"})
             assert renderer.read(written, "stop").message["reasoning_content"] == "hm"
+            assert written == renderer.write({"role": "assistant", "content": "<think>\nhm\n</think>\n\n4"})
+
+
+def test_a_thought_that_the_template_drops_beside_calls_is_written(tiny_model: Path, tmp_path: Path) -> None:
+    thought = "('<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '')"
+    empty = "('<think>\\n\\n</think>\\n\\n' if message.role == 'assistant' else '')"
+    own = f"({empty} if message.tool_calls else {thought}) + message.content }}}}"
+    renderer = Renderer(
+        with_template(tiny_model, tmp_path / "m", CODER.replace("message.content }}", own)), thinking="on"
+    )
+    thoughtful: Message = {"role": "assistant", "content": "4", "reasoning_content": "4"}
+    for answer in (thoughtful, {**thoughtful, "tool_calls": trial_calls(1)}):
+        written = renderer.decode(renderer.write(answer))
+        assert written.startswith("<think>\n4\n</think>\n\n4") and written.count("<think>") == 1
+    assert exact(renderer)
 
 
 def test_todays_date_is_one_date_in_the_run_and_its_export(tiny_model: Path, tmp_path: Path) -> None:
@@ -227,6 +265,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CODER}],
         r"has 2 chat templates, default, tool_use: write the one to use into .*chat_template.jinja",
     ),
+    "two in files": (CHATML, "has 2 chat templates, default, tool_use: .* remove the folder additional_chat_templates"),
     "no Jinja": ("{% for message in messages %}", "is not valid Jinja"),
     "raises": (
         "{{ raise_exception('Only for experts.') }}",
@@ -251,6 +290,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_no_run_can_use_is_one_sentence(tiny_model: Path, tmp_path: Path, case: str) -> None:
     template, message = REFUSED[case]
     folder = with_template(tiny_model, tmp_path / "the model", template)
+    if case == "two in files":
+        (folder / OTHERS).mkdir()
+        (folder / OTHERS / "tool_use.jinja").write_text(CODER)
     with pytest.raises(UserError, match=message) as caught:
         Renderer(folder)
     assert "the model" in str(caught.value) and "\n" not in str(caught.value)

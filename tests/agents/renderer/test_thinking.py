@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from agents.renderer.chat_template import QWEN3_TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
+from tests.helpers.tokenizer_folders import with_template
 from tests.helpers.turns import add_turn, next_prompt
 
 TOOLS = Math().tools
@@ -178,23 +178,10 @@ def test_what_a_thinking_model_wrote_is_read(
 # ---- families and templates ----
 
 
-def copy_of(model: Path, folder: Path, change: Callable[[str], str] = str, **config: Any) -> Path:
-    """The model with another chat template, and other settings in its config."""
-    shutil.copytree(model, folder)
-    template = folder / "chat_template.jinja"
-    template.write_text(change(template.read_text()))
-    data = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**data, **config}))
-    return folder
-
-
 def test_a_template_without_thinking_refuses_on_and_ignores_the_rest(tiny_model: Path, tmp_path: Path) -> None:
-    def never(template: str) -> str:
-        return template.replace("{%- set thinks = enable_thinking is not defined or enable_thinking -%}", "").replace(
-            "think>", "b>"
-        )
-
-    folder = copy_of(tiny_model, tmp_path / "never", never)
+    flag = "{%- set thinks = enable_thinking is not defined or enable_thinking -%}"
+    never = QWEN3_TEMPLATE.read_text().replace(flag, "").replace("think>", "b>")
+    folder = with_template(tiny_model, tmp_path / "never", never)
     with pytest.raises(UserError, match=r"thinking is on, and the model in .*never has no thinking.*set it to off"):
         Renderer(folder, thinking="on")
     conversation = Conversation(request_id="c", observation=FIRST)
@@ -216,7 +203,7 @@ def test_a_thought_that_the_template_begins_is_known_however_it_is_written(
 ) -> None:
     """The prompt has the mark, what is sampled has not, and the record's thought is whole."""
     empty = r"{%- if not thinks %}{{ '<think>\n\n</think>\n\n' }}{% endif -%}"
-    begun = copy_of(tiny_model, tmp_path / "m", lambda template: template.replace(empty, BEGUN[case]))
+    begun = with_template(tiny_model, tmp_path / "m", QWEN3_TEMPLATE.read_text().replace(empty, BEGUN[case]))
     renderer = Renderer(begun, thinking="on")
     prompt, *_ = next_prompt(renderer, Conversation(request_id="c", observation=FIRST), TOOLS)
     assert renderer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")

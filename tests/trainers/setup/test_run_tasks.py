@@ -154,7 +154,8 @@ def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_
     sets = ("--evaluation.sets.other.options.data", "q.jsonl")
     measured = plan_of("--env", "math", *sets, *MODEL)
     assert measured.config.evaluation.sets["other"]["options"]["data"] == str(problems)
-    chats = replace(tasks, config=with_values(sft.SFT.config(), {"sft.data": str(problems)}))
+    data = {"sft.data": str(problems.with_name("{split}.jsonl")), "sft.split": "q"}
+    chats = replace(tasks, config=with_values(sft.SFT.config(), data), environments=[])
     monkeypatch.chdir(folder)
     for plan in (tasks, measured, chats):
         problems.write_text(problems.read_text())

@@ -20,7 +20,7 @@ from agents.scripted import ScriptedAgent, scripted_agent
 from envs.math import Math
 from forge_env.core.episode import Episode, Row, write_jsonl
 from forge_env.core.errors import UserError
-from forge_env.core.types import EpisodeLimits, Message, ToolSpec
+from forge_env.core.types import THOUGHTS, EpisodeLimits, Message, ToolSpec
 from forge_env.data.rows import BadRow, shuffled
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory, make
@@ -123,8 +123,22 @@ def test_a_model_that_thinks_learns_each_thought_once(tiny_model: Path) -> None:
     assert len(rows) == 2 and "two and two" not in FastTokenizer(tiny_model).decode(rows[1].token_ids)
     written = "<think>\ntwo and two\n</think>\n\n4<|im_end|><think>\n\n</think>\n\n6<|im_end|>"
     assert learned(tiny_model, rows) == written
-    with pytest.raises(BadRow, match="answers without: let it think"):
-        RowMaker(tiny_model).render(messages, ())
+    begun: Message = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4"}
+    assert RowMaker(tiny_model, thinking="on").render([messages[0], begun, *messages[2:]], ()) == rows
+    for answer in (messages[1], begun):
+        with pytest.raises(BadRow, match="answers without: let it think"):
+            RowMaker(tiny_model).render([messages[0], answer], ())
+
+
+async def test_text_that_the_template_leaves_out_is_counted(tmp_path: Path, llama: Path) -> None:
+    call = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    rows = [chat(f"{n}?", "Let me see." * (n % 2)) for n in range(8)]
+    for row in rows:
+        row["messages"][-1]["tool_calls"] = [call]
+    path = write_lines(tmp_path / "chats.jsonl", rows)
+    sentence = "4 conversations hold text beside calls, which the chat template leaves out: it is not learned"
+    assert data_of(config_for(path)).check(llama)[1:] == [sentence]
+    assert sentence in (await prepared(path, llama))[1].splitlines()
 
 
 def test_exactly_what_the_assistant_wrote_is_learned(tiny_model: Path) -> None:
@@ -152,6 +166,8 @@ def test_a_llama_row_ends_with_its_own_end_of_turn(llama: Path) -> None:
     ("answer", "words"),
     [
         ({"content": "4<|im_end|>5"}, "spells out <|im_end|>"),
+        ({"content": "Hm. <think>So</think> 4"}, "spells out <think>, which is not text to this model"),
+        ({"content": "<tool_call>{4}</tool_call>"}, "spells out a call, and the call cannot be read"),
         ({"content": "4", "reasoning_content": "two and two"}, "reasoning"),
     ],
 )
@@ -159,6 +175,16 @@ def test_chats_that_cannot_be_rendered_are_left_out(tiny_model: Path, answer: di
     messages: list[Any] = [CHAT[0], {"role": "assistant", **answer}]
     with pytest.raises(BadRow, match=words.replace("|", r"\|")):
         RowMaker(tiny_model).render(messages, ())
+
+
+def test_a_call_in_the_text_of_an_answer_is_a_call(tiny_model: Path) -> None:
+    """Datasets of a model's own form have no tool_calls."""
+    maker, call = RowMaker(tiny_model), {"name": "add", "arguments": {"a": 1}}
+    text = f"So:\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    said: list[Any] = [CHAT[0], {"role": "assistant", "content": text}]
+    called: list[Any] = [CHAT[0], {"role": "assistant", "content": "So:", "tool_calls": [{"function": call}]}]
+    assert maker.render(said, ()) == maker.render(called, ())
+    assert learned(tiny_model, maker.render(said, ())) == f"{text}<|im_end|>"
 
 
 # ---- shapes ----
@@ -191,6 +217,14 @@ def test_the_shapes(row: dict[str, Any], found: str) -> None:
     assert (read.messages, read.tools) == (OPENAI, ())
 
 
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_a_thought_has_several_names(name: str) -> None:
+    answers = {"messages": {**OPENAI[1], name: "Hm."}, "conversations": {"from": "gpt", "value": "4", name: "Hm."}}
+    for column, answer in answers.items():
+        read = find_shape([column], source="test").read({column: [OPENAI[0], answer]})
+        assert read.messages[1] == {**OPENAI[1], "reasoning_content": "Hm."}
+
+
 def test_an_input_stands_behind_the_instruction() -> None:
     row = {"instruction": "Add.", "input": "2 + 2", "output": "4"}
     assert find_shape(row, source="test").read(row).messages[0] == {"role": "user", "content": "Add.\n\n2 + 2"}
@@ -203,7 +237,10 @@ def test_a_column_of_another_name() -> None:
         find_shape(["prompt", "completion"], source="test", messages_field="dialog")
 
 
-@pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]], json.dumps([TOOL])])
+OTHERS = {"name": "add", "description": "Add.", "input_schema": json.dumps(TOOL["function"]["parameters"])}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]], json.dumps([TOOL]), [json.dumps(TOOL)], [OTHERS]])
 def test_calls_and_tools(tools: Any) -> None:
     """OpenAI's and ShareGPT's ways of writing one call and its result are read as the same conversation."""
     function = {"name": "add", "arguments": {"a": 1}}
@@ -271,17 +308,13 @@ ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content":
 
 def test_a_message_of_weight_0_is_context_only(tiny_model: Path) -> None:
     messages = [ASKED, {**SAID, "content": "first", "weight": 0}, ASKED, {**SAID, "content": "second", "weight": 1}]
+    messages = [ASKED, {**SAID, "content": "", "weight": 0}, *messages]
     read = find_shape(["messages"], source="test").read({"messages": messages, "system": "Be brief."})
     assert not any("weight" in message for message in read.messages)
     weighted = RowMaker(tiny_model).render(read.messages, (), context=read.context)
     plain = RowMaker(tiny_model).render(read.messages, ())
-    assert learned(tiny_model, weighted) == "second<|im_end|>"
+    assert read.context == {2, 4} and learned(tiny_model, weighted) == "second<|im_end|>"
     assert [tuple(row.token_ids) for row in weighted] == [tuple(row.token_ids) for row in plain]
-
-
-def test_an_empty_message_that_is_context_only_stays() -> None:
-    messages = [ASKED, {**SAID, "content": "", "weight": 0}, ASKED, SAID]
-    assert find_shape(["messages"], source="test").read({"messages": messages}).context == {1}
 
 
 def test_the_older_form_of_calls_is_what_the_newer_one_is(tiny_model: Path) -> None:
@@ -306,8 +339,9 @@ def test_a_refusal_is_what_the_assistant_wrote(message: dict[str, Any]) -> None:
 # ---- files ----
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "byte order mark"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
+async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str, mark: bytes) -> None:
     import datasets
 
     rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(10)]
@@ -319,6 +353,8 @@ async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str)
     else:
         table = datasets.Dataset.from_list(rows)
         table.to_csv(path) if suffix == ".csv" else table.to_parquet(path)
+    if suffix != ".parquet":
+        path.write_bytes(mark + path.read_bytes())
     data, output = await prepared(path, tiny_model, held_out_share=0)
     assert data.about == "chats in the columns question and answer"
     assert output.startswith("10 conversations") and "left out" not in output
@@ -347,16 +383,6 @@ async def test_bad_lines_are_counted_and_the_first_is_named(tmp_path: Path, tiny
     assert "4 left out (line 3: it is no JSON" in output
     assert "line 4: it is [1], not an object" in output and "line 7: an assistant message spells out" in output
     assert data.left_out.total == 4
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-async def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
-    rows = [chat("1?", "1"), chat("2?", "2")]
-    text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
-    path = tmp_path / f"chats{suffix}"
-    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    data, _ = await prepared(path, tiny_model, held_out_share=0)
-    assert data.left_out.total == 0
 
 
 async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
@@ -514,12 +540,16 @@ async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: 
 async def test_a_stream_has_the_same_rows(tmp_path: Path, tiny_model: Path) -> None:
     path = many(tmp_path)
     whole, _ = await prepared(path, tiny_model)
+    write_lines(path, [path.read_text().rstrip(), "{broken"])
     config = with_values(config_for(path, streaming=True), {"training.steps": 5})
     stream, output = await prepared(path, tiny_model, config)
     assert "the beginning of the stream" in output and config.training.steps == 5
     assert stream.held_out == whole.held_out
     one_epoch = Counter(written(sample.rows) for sample in next(whole.batches()))
     assert Counter(written(sample.rows) for sample in next(stream.batches())) == one_epoch
+    beginning, output = await prepared(path, tiny_model, with_values(config, {"sft.held_out_share": 0.0}))
+    assert "left out" not in output and next(beginning.batches())
+    assert beginning.left_out.total == 1
 
 
 async def test_two_conversations_are_one_to_train_and_one_held_out(tmp_path: Path, tiny_model: Path) -> None:

@@ -228,7 +228,7 @@ def test_openai_with_scores_comes_back_as_it_was(episode: Episode) -> None:
 def test_openai_logs_of_both_shapes(tmp_path: Path, read: Command) -> None:
     request = {"model": "m-1", "messages": CHAT[:3], "tools": [TOOL]}
     usage = {"prompt_tokens": 9, "completion_tokens": 4}
-    choices = [{"message": CHAT[3], "finish_reason": "length"}]
+    choices = [{"message": {**CHAT[3], "reasoning": "Hm."}, "finish_reason": "length"}]
     pair = {"request": request, "response": {"model": "m-1-today", "choices": choices, "usage": usage}}
     log = write(tmp_path / "log.jsonl", {"messages": CHAT, "tools": [TOOL], "reward": 0.5}, pair)
     result = read("openai", log, "--reward", "1")
@@ -239,6 +239,7 @@ def test_openai_logs_of_both_shapes(tmp_path: Path, read: Command) -> None:
     assert chat.turns[1].observation == ({"role": "tool", "content": "2", "tool_call_id": "c"},)
     (turn,) = pair.turns  # the rest is history, which this response did not write
     assert len(turn.observation) == 3 and turn.finish_reason == "length"
+    assert turn.message["reasoning_content"] == "Hm."
     assert turn.usage == usage and pair.info["imported"]["model"] == "m-1-today"
     assert chat.id == f"{log}:1" and chat.task.prompt == chat.turns[0].observation
 
