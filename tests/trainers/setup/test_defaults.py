@@ -122,7 +122,7 @@ def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set(
         "        return {'max_turns': 1, 'max_turn_tokens': 2048, 'max_tokens': 4096}\n"
     )
     said = said_of(plan_of(GIVEN, "--env=own.py:Own", "--training.warmup_steps=5"))
-    assert "training.learning_rate 1e-06 (all weights of a given model, 8,190,735,360 parameters)" in said
+    assert "training.learning_rate 1e-06 (all weights of a given model, 8,191 million parameters)" in said
     assert any(text.startswith("warmup.steps 0") and text.endswith("(all weights of a given model)") for text in said)
     assert "env.max_turns 1, env.max_turn_tokens 2048, env.max_tokens 4096 (declared by own.py:Own)" in said
     assert not any("training.warmup_steps" in text for text in said)

@@ -129,7 +129,8 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     case, env, longest = case_of(config), config.env, config.training.seq_len
     yield "warmup.steps", case.warmup_steps, case.name if config.algorithm else ""
     rates, factor = rates_of(shape), ADAPTER_FACTOR if config.lora.is_on else 1
-    size = f", {shape.parameters:,} parameters" if shape is not None and config.model.path else ""
+    count = shape.parameters if shape is not None and config.model.path else 0
+    size = f", {count / 1e6:,.0f} million parameters" if count >= 1e6 else f", {count:,} parameters" if count else ""
     policy_gradient, sft = (float(f"{factor * rate:g}") for rate in (rates.policy_gradient, rates.sft))
     yield "training.learning_rate", policy_gradient if config.algorithm else sft, case.name + size
     yield MICRO_BATCH, 4096, ""
