@@ -173,17 +173,17 @@ class Renderer:
         thought = (message.get("reasoning_content") or "").strip()
         if thought and not self.thinks:
             raise UserError(
-                f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
-                f"let it think (thinking on), or leave reasoning_content out of {message!r}"
+                f"a message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
+                f"let it think (thinking on), or leave the thought out of {message!r}"
             )
         if self.format.answers.one_call and len(message.get("tool_calls") or ()) > 1:
             raise UserError(
-                f"a scripted message holds {len(message['tool_calls'])} calls, and the chat template in "
+                f"a message holds {len(message['tool_calls'])} calls, and the chat template in "
                 f"{self._tokenizer.name_or_path} has room for one call in an answer: write one a message"
             )
         if self.format.drops == "calls" and message.get("tool_calls") and message.get("content"):
             raise UserError(
-                f"a scripted message holds a text and a call, and the chat template in {self._tokenizer.name_or_path} "
+                f"a message holds a text and a call, and the chat template in {self._tokenizer.name_or_path} "
                 "leaves out the call then: leave out the text"
             )
         question = self.format.question
