@@ -129,10 +129,10 @@ class Renderer:
                 "conversation has one: put its text into the first message of the user, or give it a place in the "
                 "template"
             )
-        if self.format.one_system and sum(message["role"] == "system" for message in messages) > 1:
+        if self.format.one_system and any(message["role"] == "system" for message in messages[1:]):
             raise TemplateError(
-                f"the chat template in {self._tokenizer.name_or_path} leaves out a further system message, and the "
-                "conversation has one: join it to the first"
+                f"the chat template in {self._tokenizer.name_or_path} leaves out a system message that is not the first "
+                "message, and the conversation has one: put its text into the first"
             )
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:
