@@ -131,7 +131,7 @@ class Renderer:
             )
         if self.format.one_system and any(message["role"] == "system" for message in messages[1:]):
             raise TemplateError(
-                f"the chat template in {self._tokenizer.name_or_path} leaves out a system message that is not the first "
+                f"the chat template in {self._tokenizer.name_or_path} leaves out a system message behind the first "
                 "message, and the conversation has one: put its text into the first"
             )
 
