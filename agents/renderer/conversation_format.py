@@ -73,7 +73,7 @@ class ConversationFormat:
     """What the template leaves out of an answer with a text and calls."""
     has_system: bool = True
     one_system: bool = False
-    """Whether a further system message is left out without a word."""
+    """Whether a system message that is not the first message is left out without a word."""
     notes: tuple[str, ...] = ()
     """Sentences on what the run does otherwise than the model's template, for the plan of a run."""
 

@@ -129,10 +129,10 @@ class Renderer:
                 "conversation has one: put its text into the first message of the user, or give it a place in the "
                 "template"
             )
-        if self.format.one_system and sum(message["role"] == "system" for message in messages) > 1:
+        if self.format.one_system and any(message["role"] == "system" for message in messages[1:]):
             raise TemplateError(
-                f"the chat template in {self._tokenizer.name_or_path} leaves out a further system message, and the "
-                "conversation has one: join it to the first"
+                f"the chat template in {self._tokenizer.name_or_path} leaves out a system message behind the first "
+                "message, and the conversation has one: put its text into the first"
             )
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:
@@ -173,17 +173,17 @@ class Renderer:
         thought = (message.get("reasoning_content") or "").strip()
         if thought and not self.thinks:
             raise UserError(
-                f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
-                f"let it think (thinking on), or leave reasoning_content out of {message!r}"
+                f"a message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
+                f"let it think (thinking on), or leave the thought out of {message!r}"
             )
         if self.format.answers.one_call and len(message.get("tool_calls") or ()) > 1:
             raise UserError(
-                f"a scripted message holds {len(message['tool_calls'])} calls, and the chat template in "
+                f"a message holds {len(message['tool_calls'])} calls, and the chat template in "
                 f"{self._tokenizer.name_or_path} has room for one call in an answer: write one a message"
             )
         if self.format.drops == "calls" and message.get("tool_calls") and message.get("content"):
             raise UserError(
-                f"a scripted message holds a text and a call, and the chat template in {self._tokenizer.name_or_path} "
+                f"a message holds a text and a call, and the chat template in {self._tokenizer.name_or_path} "
                 "leaves out the call then: leave out the text"
             )
         question = self.format.question

@@ -72,10 +72,10 @@ def load_source(target: str) -> ModuleType:
 
 
 def check_not_importing(call: str) -> None:
-    """Refuse a call that a target's own file makes while it is imported: it would wait for that import for ever."""
+    """Refuse a call while a target is imported, which may wait for that import for ever."""
     if target := _importing.get():
         raise UserError(
-            f"{target!r} cannot be imported, for its file calls {call} meanwhile: write that call below "
+            f"{target!r} cannot be imported, for {call} is called meanwhile: write that call below "
             'if __name__ == "__main__":'
         )
 
@@ -207,12 +207,13 @@ def _import_error(target: str, error: BaseException, *, file: str) -> BaseExcept
 
 
 def _location(error: BaseException, file: str) -> str:
-    """Return file and line of an error: the innermost frame in `file` if there is one, else the innermost frame."""
+    """Return file and line of an error: of the innermost frame in `file`, else outside of this package, else of any."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     ours = (__file__, importlib.__file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
-    here = [f for f in frames if f.filename == file] or frames
+    others = [f for f in frames if not Path(f.filename).is_relative_to(Path(__file__).parents[1])]
+    here = [f for f in frames if f.filename == file] or others or frames
     return f"{here[-1].filename}, line {here[-1].lineno}" if here else ""
 
 

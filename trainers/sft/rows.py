@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,27 +68,31 @@ class RowMaker:
     def _as_read(self, message: Message) -> Message:
         """A message with the thought and the calls that its text spells out in the model's own form."""
         text, form = message["content"], self._renderer.format.answers
-        if not (mark := self._renderer.spelt_by(text)):
+        if message["role"] != "assistant" or not self._renderer.spelt_by(text):
             return message
-        read = message
-        if not {"reasoning_content", "tool_calls"} & message.keys():
-            is_answer = form.opens_thought and form.end_thought not in text
-            answer = form.read(form.close_thought * is_answer + text, tools=None, is_cut=False)
-            read = {**message, "content": answer.content}
-            if answer.thought:
-                read["reasoning_content"] = answer.thought
-            if answer.calls:
-                read["tool_calls"] = to_openai(answer.calls)
-            if error := next((call.error for call in answer.calls if call.arguments is None), ""):
-                raise BadRow(f"an assistant message spells out a call, and {error[0].lower()}{error[1:]}")
-            mark = self._renderer.spelt_by(f"{answer.content}\n{answer.thought}")
-        if mark:
+        is_answer = form.opens_thought and form.end_thought not in text
+        tools = () if message.get("tool_calls") else None
+        answer = form.read(form.close_thought * is_answer + text, tools=tools, is_cut=False)
+        if error := next((call.error for call in answer.calls if call.arguments is None), ""):
+            raise BadRow(f"an assistant message spells out a call, and {error[0].lower()}{error[1:]}")
+        if answer.thought and "reasoning_content" in message:
+            raise BadRow("an assistant message spells out a thought, and has another one beside its text")
+        if mark := self._renderer.spelt_by(f"{answer.content}\n{answer.thought}"):
             raise BadRow(f"an assistant message spells out {mark}, which is not text to this model")
+        read: Message = {**message, "content": answer.content}
+        if answer.thought:
+            read["reasoning_content"] = answer.thought
+        if answer.calls:
+            read["tool_calls"] = to_openai(answer.calls)
         return read
 
     def drops_text(self, messages: Sequence[Message]) -> bool:
         """Whether the template leaves out a text that an assistant wrote beside its calls."""
-        return self._renderer.format.drops == "text" and any(m.get("tool_calls") and m["content"] for m in messages)
+        if self._renderer.format.drops != "text":
+            return False
+        with suppress(BadRow):  # the row is left out
+            return any(m.get("tool_calls") and m["content"].strip() for m in map(self._as_read, messages))
+        return False
 
     def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:
         """Whether these rows are of this model's tokenizer: they decode to what the assistant said."""

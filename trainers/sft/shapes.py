@@ -50,7 +50,7 @@ _CONTEXT = "weight"
 """Marks a message that is read only, until the whole chat is known."""
 _TOOL_KEYS = {"input_schema": "parameters", "inputSchema": "parameters"}
 """Anthropic's and MCP's names."""
-KEPT = {key: key for key in ("tool_call_id", "name")} | dict.fromkeys(THOUGHTS, "reasoning_content")
+KEPT = {key: key for key in ("tool_call_id", "name")} | dict.fromkeys(reversed(THOUGHTS), "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def _from_sharegpt(item: Mapping[str, Any]) -> Message:
     calls = _parse(value)
     call_list = calls if isinstance(calls, list) else [calls]
     tool_calls = [{"function": call} for call in call_list]
-    return _message({"role": "assistant", "content": "", "tool_calls": tool_calls, "weight": item.get("weight")})
+    return _message({**item, "role": "assistant", "content": "", "tool_calls": tool_calls})
 
 
 def _openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:

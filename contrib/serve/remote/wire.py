@@ -157,7 +157,10 @@ def reset_from(data: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _with_next(info: dict[str, Any], next_turn: NextTurn | None) -> dict[str, Any]:
-    return info if next_turn is None else info | {"next": dataclasses.asdict(next_turn)}
+    if next_turn is None:
+        return info
+    names = {f.name for f in dataclasses.fields(NextTurn)}  # a subclass asks for more, which is not to be had from here
+    return info | {"next": {name: value for name, value in dataclasses.asdict(next_turn).items() if name in names}}
 
 
 def _info_from(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contrib.common.usage import Usage, record_usage
+from contrib.external.sampled import ProgramTurn
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import SandboxError
-from forge_env.core.protocols import NextTurn, RowBegan
+from forge_env.core.protocols import RowBegan
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Action, Message, Outcome, Task
 from forge_env.tool_env.tool_env import ToolEnv
@@ -134,13 +135,8 @@ class Odd(Env):
                 return [], 1.0, True, False, {"rewards": {"a": 0.75, "b": 0.25}}
             case "context":
                 began = RowBegan("other", "it asked")
-                return (
-                    messages,
-                    0.1,
-                    False,
-                    False,
-                    {"next": NextTurn(context=1, max_tokens=5, stop=("x",), began=began)},
-                )
+                next_turn = ProgramTurn(context=1, max_tokens=5, stop=("x",), began=began)
+                return messages, 0.1, False, False, {"next": next_turn}
             case "tools":
                 function: Any = {"name": f"tool{self.turns}", "description": "", "parameters": {"type": "object"}}
                 self.tools = [{"type": "function", "function": function}]

@@ -164,8 +164,9 @@ def test_a_system_message_that_the_template_leaves_out_is_refused(
     user: Message = {"role": "user", "content": "2 + 2?"}
     systems: list[Message] = [{"role": "system", "content": f"{n}"} for n in range(room + 1)]
     next_prompt(renderer, Conversation(request_id="", observation=(*systems[:room], user)), ())
-    with pytest.raises(TemplateError, match="system message, and the conversation has one"):
-        next_prompt(renderer, Conversation(request_id="", observation=(*systems, user)), ())
+    for observation in ((*systems, user), (user, systems[0])):
+        with pytest.raises(TemplateError, match="system message.*, and the conversation has one"):
+            next_prompt(renderer, Conversation(request_id="", observation=observation), ())
 
 
 @pytest.mark.parametrize(

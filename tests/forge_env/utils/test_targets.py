@@ -95,7 +95,6 @@ def test_objects_of_a_file_travel_between_processes_that_load_it(tmp_path: Path)
         ("from forge_env.core.tools import tool\n@tool(timeout=-1)\ndef f(): ...\n", ["timeout is -1", "line 2"]),
         ("def g(): ...\ndef h(): ...\n", ["no attribute 'f'", "Available: g, h."]),
         ("f\0 = 3\n", ["null byte"]),
-        ("from forge_env import Env, evaluate\nevaluate(Env, len)\n", ["file calls evaluate meanwhile", "line 2"]),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_a_users_mistake(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -118,10 +117,15 @@ def test_a_malformed_target_is_a_users_mistake(target: Any) -> None:
 
 
 def test_a_file_that_is_not_there_and_a_module_that_fails_are_a_users_mistake(tmp_path: Path) -> None:
-    file = write(tmp_path / "failing_module.py", "x = 1\ny = x / 0\n")
     sys.path.append(str(tmp_path))
-    with pytest.raises(UserError, match=f"ZeroDivisionError: division by zero .{file}, line 2"):
-        load("failing_module:x")
+    for name, text, words in (
+        ("divides", "x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero"),
+        ("evaluates", "from forge_env import Env, evaluate\nevaluate(Env, len)\n", "evaluate is called meanwhile: .*"),
+    ):
+        file = write(tmp_path / f"{name}.py", text)
+        for target in (f"{name}:x", f"{file}:x"):
+            with pytest.raises(UserError, match=f"{words} .{file}, line 2"):
+                load(target)
     with pytest.raises(UserError, match=f"there is no file {tmp_path}/no.py"):
         load(f"{tmp_path}/no.py:f")
 

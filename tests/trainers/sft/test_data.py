@@ -177,14 +177,20 @@ def test_chats_that_cannot_be_rendered_are_left_out(tiny_model: Path, answer: di
         RowMaker(tiny_model).render(messages, ())
 
 
-def test_a_call_in_the_text_of_an_answer_is_a_call(tiny_model: Path) -> None:
-    """Datasets of a model's own form have no tool_calls."""
-    maker, call = RowMaker(tiny_model), {"name": "add", "arguments": {"a": 1}}
-    text = f"So:\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-    said: list[Any] = [CHAT[0], {"role": "assistant", "content": text}]
-    called: list[Any] = [CHAT[0], {"role": "assistant", "content": "So:", "tool_calls": [{"function": call}]}]
-    assert maker.render(said, ()) == maker.render(called, ())
-    assert learned(tiny_model, maker.render(said, ())) == f"{text}<|im_end|>"
+def test_a_call_in_the_text_of_an_answer_is_a_call(tiny_model: Path, llama: Path) -> None:
+    """Datasets of a model's own form have no tool_calls, and write the thought in the text, with calls or without."""
+    maker, call = RowMaker(tiny_model, thinking="on"), {"name": "add", "arguments": {"a": 1}}
+    thought, text = "<think>\nHm.\n</think>\n\n", f"So:\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    beside: dict[str, Any] = {"tool_calls": [{"function": call}]}
+    for said in (
+        {"content": thought + text},
+        {"content": f"{thought}So:", **beside},
+        {"content": text, "reasoning_content": "Hm."},
+    ):
+        messages: list[Any] = [CHAT[0], {"role": "assistant", **said}]
+        assert learned(tiny_model, maker.render(messages, ())) == f"{thought}{text}<|im_end|>"
+    spelt: Any = {"role": "assistant", "content": f"So:<|python_tag|>{json.dumps(call)}"}
+    assert RowMaker(llama).drops_text([CHAT[0], spelt])  # type: ignore[list-item]
 
 
 # ---- shapes ----
@@ -219,10 +225,10 @@ def test_the_shapes(row: dict[str, Any], found: str) -> None:
 
 @pytest.mark.parametrize("name", THOUGHTS)
 def test_a_thought_has_several_names(name: str) -> None:
-    answers = {"messages": {**OPENAI[1], name: "Hm."}, "conversations": {"from": "gpt", "value": "4", name: "Hm."}}
-    for column, answer in answers.items():
-        read = find_shape([column], source="test").read({column: [OPENAI[0], answer]})
-        assert read.messages[1] == {**OPENAI[1], "reasoning_content": "Hm."}
+    thoughts = dict.fromkeys(THOUGHTS[THOUGHTS.index(name) :], "So.") | {name: "Hm."}
+    for answer in (OPENAI[1], {"from": "gpt", "value": "4"}, {"from": "function_call", "value": '{"name": "add"}'}):
+        read = find_shape(["messages"], source="test").read({"messages": [OPENAI[0], {**answer, **thoughts}]})
+        assert read.messages[1]["reasoning_content"] == "Hm."
 
 
 def test_an_input_stands_behind_the_instruction() -> None:
