@@ -18,7 +18,7 @@ from contrib.records.imports.build import BadRecord, Log, NotCarried
 from forge_env.core.types import THOUGHTS, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_KEPT = {key: key for key in ("name", "tool_call_id")} | dict.fromkeys(THOUGHTS, "reasoning_content")
+_KEPT = {key: key for key in ("name", "tool_call_id")} | dict.fromkeys(reversed(THOUGHTS), "reasoning_content")
 
 
 def read_chat(record: Mapping[str, Any]) -> Log:
