@@ -132,7 +132,7 @@ class _Calls:
         is_object = arguments is not None and not isinstance(arguments, str)
         text = dump(arguments) if is_object else arguments or ""
         id_, index = text_of(part.get("id")), part.get("index")
-        number = index if type(index) is int else None if id_ else place
+        number = index if isinstance(index, (int, float)) else None if id_ else place  # some servers write 1.0
         entry = self._find(number, id_)
         if entry is None or _begins(entry, id_, name, text, is_numbered=number is not None):
             entry = {"type": "function", "function": {"name": "", "arguments": ""}}

@@ -104,7 +104,9 @@ def _last_statement(text: str, pairs: Sequence[tuple[int, Any]]) -> list[Any]:
 
 
 def _action(value: Any, space: Space[Any]) -> Any:
-    return _member(np.int64(value) if isinstance(space, spaces.Discrete) else _array(value, space), space)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(_member(value, space)).astype(space.dtype)[()]
+    return _member(_array(value, space), space)
 
 
 def write_observation(observation: Any, space: Space[Any] | None = None, names: Sequence[str] = ()) -> str:

@@ -54,7 +54,7 @@ VERDICTS = {
     "VERDICT:": None,
     "VERDICT: N": None,
     "VERDICT: 11": None,
-    "VERDICT: -1": None,
+    **{f"VERDICT: {sign}1": None for sign in ".-\u2212\u2011\u2013"},
     "VERDICT: 4/5": None,
     "VERDICT: 8%": None,
     "VERDICT: 8 or 9": None,
