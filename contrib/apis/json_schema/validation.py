@@ -242,11 +242,19 @@ def _is_integer(value: Any) -> bool:
 
 def _problem(error: Any) -> str:
     """The path and message of an error; of alternatives, the best match's."""
-    from jsonschema.exceptions import best_match
+    from jsonschema.exceptions import best_match, relevance
 
-    deepest = best_match([error]) or error
+    deepest = best_match([error], key=lambda one: (_is_tag(one), relevance(one))) or error
     path = ".".join(str(step) for step in deepest.absolute_path)
     return f"{path}: {_cut(deepest.message)}" if path else _cut(deepest.message)
+
+
+def _is_tag(error: Any) -> bool:
+    """Whether another alternative was meant: a constant, or the value of a discriminator, is not this one's."""
+    if error.validator != "enum" or error.parent is None:
+        return bool(error.validator == "const")
+    index, *path = error.relative_schema_path
+    return path[::2] == ["properties", "enum"] and "allOf" in error.parent.validator_value[index]  # by `from_openapi`
 
 
 def _cut(text: str) -> str:
