@@ -243,8 +243,7 @@ def read_verdict(text: str, scale: int) -> float | None:
     >>> read_verdict("Right, but long.\\nVERDICT: 8", 10)
     0.8
     """
-    lines = text.split("\n")
-    last = next((line for line in reversed(lines) if line.strip(" \t\r`*")), "")
+    last = next((line for line in reversed(text.split("\n")) if line.strip(" \t\r`*")), "")
     match = _VERDICT.fullmatch(last.strip()) if len(last) <= MAX_VERDICT else None
     if match is None or (match["of"] and int(match["of"]) != scale):
         return None
