@@ -132,16 +132,22 @@ def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
 
 def _check_reference(schema: Any, reference: str, where: str) -> None:
     """Check that the target of a reference exists; jsonschema would follow it at each call."""
-    if reference == "#":
-        return
-    if not reference.startswith("#/"):
+    if reference != "#" and not reference.startswith("#/"):
         raise UserError(f"{where} has a JSON schema that refers to {reference!r}, outside of itself")
-    node = schema
-    for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        node = node.get(name) if isinstance(node, dict) else None
-    if not isinstance(node, (dict, bool)):
+    if not isinstance(target_of(schema, reference), (dict, bool)):
         raise UserError(f"{where} has a JSON schema that refers to {reference!r}, which is not there")
+
+
+def target_of(node: Any, reference: str) -> Any:
+    """Return what a reference within a schema names; None if it is not there.
+
+    >>> target_of({"$defs": {"a/b": {"type": "null"}}}, "#/$defs/a~1b")
+    {'type': 'null'}
+    """
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
