@@ -509,8 +509,9 @@ async def test_a_fetched_document_does_not_choose_who_gets_the_credentials(clien
 def test_the_server_of_a_document_may_have_variables() -> None:
     server = {"url": "https://{region}.example.com/v1", "variables": {"region": {"default": "eu"}}}
     assert OpenApi({**document({}), "servers": [server]}).base_url == "https://eu.example.com/v1"
-    with pytest.raises(UserError, match="does not say where its service is"):
-        _ = OpenApi(document({})).base_url
+    for servers in ([], [{"url": "https://{region}.example.com"}], [{"url": "//example.com"}]):
+        with pytest.raises(UserError, match="does not say where its service is"):
+            _ = OpenApi({**document({}), "servers": servers}).base_url
 
 
 @pytest.mark.parametrize("is_at_path", [False, True])
