@@ -119,7 +119,7 @@ class _Calls:
     """Joins the parts of calls. Servers repeat ids and names, number all calls alike, or do not number them."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, dict[str, Any]]] = []
+        self._calls: list[tuple[float, dict[str, Any]]] = []
         """The number of a call, and the call."""
 
     def add(self, part: Any, place: int | None) -> None:
@@ -132,7 +132,7 @@ class _Calls:
         is_object = arguments is not None and not isinstance(arguments, str)
         text = dump(arguments) if is_object else arguments or ""
         id_, index = text_of(part.get("id")), part.get("index")
-        number = index if type(index) is int else None if id_ else place
+        number = index if isinstance(index, (int, float)) else None if id_ else place  # some servers write 1.0
         entry = self._find(number, id_)
         if entry is None or _begins(entry, id_, name, text, is_numbered=number is not None):
             entry = {"type": "function", "function": {"name": "", "arguments": ""}}
@@ -151,7 +151,7 @@ class _Calls:
         """The calls by their numbers, those of one number in the order of their first parts."""
         return [call for _, call in sorted(self._calls, key=lambda pair: pair[0])]
 
-    def _find(self, number: int | None, id_: str) -> dict[str, Any] | None:
+    def _find(self, number: float | None, id_: str) -> dict[str, Any] | None:
         """The call that a part belongs to, unless it begins another one."""
         calls = [call for other, call in self._calls if number in (None, other)]
         return next((call for call in calls if id_ and call.get("id") == id_), calls[-1] if calls else None)

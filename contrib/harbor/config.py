@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -30,6 +30,7 @@ _IS_SECRET = re.compile(r"auth|cookie|key|token|secret|password", re.IGNORECASE)
 _CANARY = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\n|\Z))+", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
+_Seconds = Annotated[float, Field(ge=0)]
 NetworkMode = Literal["public", "no-network", "allowlist"]
 VerifierMode = Literal["shared", "separate"]
 VerifierPlace = Literal["shared", "separate", "fork"]
@@ -63,7 +64,7 @@ class Package(_Section):
 class Healthcheck(_Section):
     command: str
     interval_sec: float = 5.0
-    timeout_sec: float = 30.0
+    timeout_sec: _Seconds = 30.0
     start_period_sec: float = 0.0
     start_interval_sec: float = 5.0
     retries: int = 3
@@ -98,12 +99,12 @@ class McpServer(_Section):
 
 
 class Environment(_Section):
-    build_timeout_sec: float = 600.0
+    build_timeout_sec: _Seconds = 600.0
     docker_image: str | None = None
     os: Literal["linux", "windows"] = "linux"
-    cpus: float | None = Field(default=None, allow_inf_nan=False)
-    memory_mb: int | None = None
-    storage_mb: int | None = None
+    cpus: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    memory_mb: int | None = Field(default=None, ge=0)
+    storage_mb: int | None = Field(default=None, ge=0)
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
@@ -165,12 +166,12 @@ class Artifact(_Section):
 class Collect(_Section):
     command: str
     service: str = "main"
-    timeout_sec: float = 60.0
+    timeout_sec: _Seconds = 60.0
     user: str | int | None = None
 
 
 class Verifier(_Section):
-    timeout_sec: float = 600.0
+    timeout_sec: _Seconds = 600.0
     env: dict[str, str] = Field(default_factory=dict)
     user: str | int | None = None
     network_mode: NetworkMode | None = None
@@ -189,7 +190,7 @@ class Verifier(_Section):
 
 
 class Agent(_Section):
-    timeout_sec: float | None = None
+    timeout_sec: _Seconds | None = None
     user: str | int | None = None
     network_mode: NetworkMode | None = None
     allowed_hosts: list[str] | None = None

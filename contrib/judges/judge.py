@@ -78,7 +78,9 @@ and write nothing after it."""
 MAX_VERDICT = 200
 """Longest line with a verdict, in characters: the end of a longer line could be quoted from the judged text."""
 _VERDICT = re.compile(
-    r"[\W_]*verdict[\W_]*?(?P<points>-?\d{1,9}(\.\d{1,9})?)(\s*(/|out of)\s*(?P<of>\d{1,9}))?([^\w%]|_)*", re.IGNORECASE
+    r"[\W_]*verdict[\W_]*?(?<![-.\N{MINUS SIGN}\u2010-\u2015])(?P<points>\d{1,9}(\.\d{1,9})?)"
+    r"(\s*(/|out of)\s*(?P<of>\d{1,9}))?([^\w%]|_)*",
+    re.IGNORECASE,
 )
 
 
@@ -241,13 +243,12 @@ def read_verdict(text: str, scale: int) -> float | None:
     >>> read_verdict("Right, but long.\\nVERDICT: 8", 10)
     0.8
     """
-    lines = text.split("\n")
-    last = next((line for line in reversed(lines) if line.strip(" \t\r`*")), "")
+    last = next((line for line in reversed(text.split("\n")) if line.strip(" \t\r`*")), "")
     match = _VERDICT.fullmatch(last.strip()) if len(last) <= MAX_VERDICT else None
     if match is None or (match["of"] and int(match["of"]) != scale):
         return None
     points = float(match["points"])
-    return points / scale if 0 <= points <= scale else None
+    return points / scale if points <= scale else None
 
 
 def _check_prompt(prompt: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contrib.swe.rows import Instance
-from contrib.workspaces.contract import CommandResult, WorkspaceFileError, WorkspaceLimits
+from contrib.workspaces.contract import WorkspaceFileError, WorkspaceLimits
 from contrib.workspaces.env.cheats import read_scripts
 from contrib.workspaces.env.output import shorten
 from contrib.workspaces.images.dockerfile import BuiltImage
@@ -93,20 +93,13 @@ def _has_history(folder: Path) -> bool:
 
 
 async def _run(
-    workspace: Workspace,
-    instance: Instance,
-    command: str | list[str],
-    what: str,
-    *,
-    env: Mapping[str, str] | None = None,
-) -> CommandResult:
+    workspace: Workspace, instance: Instance, command: str | list[str], what: str, *, env: Mapping[str, str] = {}
+) -> None:
     cwd = instance.workdir if isinstance(command, str) else "/"
-    variables = {**GIT_ENV, **(env or {})}
-    result = await workspace.exec(command, user="0", cwd=cwd, env=variables, timeout_s=_SECONDS)
+    result = await workspace.exec(command, user="0", cwd=cwd, env={**GIT_ENV, **env}, timeout_s=_SECONDS)
     if not result.ok:
         output = shorten((result.stderr or result.stdout).strip(), 300) or result.status.value
         raise UserError(f"the repository of {instance.instance_id} cannot be prepared, {what} fails: {output}")
-    return result
 
 
 def limits_of(instance: Instance) -> WorkspaceLimits:

@@ -7,6 +7,8 @@ and the canary, a test that fails, must have failed. Standard library and pytest
 import json
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 
 import pytest  # before anything of the repository can take its place
 
@@ -25,6 +27,12 @@ class Outcomes:
     def __init__(self, canary: str) -> None:
         self.canary = canary
         self.by_id: dict = {}
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Iterator[None]:
+        """Take back settings of the repository that keep the canary from running: xdist's workers and `-x`."""
+        config.option.numprocesses, config.option.dist, config.option.maxfail = 0, "no", 0
+        yield
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list) -> None:
@@ -50,7 +58,8 @@ def main() -> None:
     outcomes = Outcomes(request["canary"])
     files = [path for path in request["files"] if os.path.isfile(path)]
     if files:
-        options = ["-q", "-p", "no:cacheprovider", f"--rootdir={os.getcwd()}"]
+        # With an empty cache: without the plugin, options of the repository such as --ff are mistakes.
+        options = ["-q", "-o", f"cache_dir={tempfile.mkdtemp()}", f"--rootdir={os.getcwd()}"]
         pytest.main([*options, *files], plugins=[outcomes])
         sys.stdout.flush()
     ids = {*request["ids"], request["canary"]}

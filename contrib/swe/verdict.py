@@ -158,7 +158,7 @@ async def _outcome(workspace: Workspace, instance: Instance, env: Mapping[str, s
         return Outcome(passed=None, reason="the process of the tests ended without a report", **facts)
     outcomes = report["outcomes"]
     passes = passing_tests(instance.fail_to_pass, instance.pass_to_pass, outcomes)
-    if passes and outcomes.get(canary) != "FAILED":
+    if passes and outcomes.get(canary) not in ("FAILED", "ERROR"):  # an error if a hook takes it for a function
         return Outcome(passed=None, reason="a test that must fail has not failed", **facts)
     return Outcome(passed=passes, **facts)
 

@@ -5,11 +5,11 @@ Each schema that is referred to is put into `$defs` once, so cycles are allowed 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from contrib.apis.json_schema.composed import Composition, is_read_only
+from contrib.apis.tool_names import free_name
 from forge_env.core.errors import UserError
 
 Schema = dict[str, Any]
@@ -120,7 +120,7 @@ class Converter:
     def _reference(self, pointer: Any) -> str:
         target = self._references.follow({"$ref": pointer}, self._where)
         if pointer not in self._names:
-            name = _free(re.sub(r"[^A-Za-z0-9_.-]+", "_", pointer.rpartition("/")[2])[:60] or "root", self.defs)
+            name = free_name(pointer.rpartition("/")[2] or "root", self.defs)
             self._names[pointer] = name
             self.defs[name] = {}  # reserves the name
             self._pending.append((name, target, pointer))
@@ -155,14 +155,6 @@ def definitions_in(schema: Any, defs: Schema) -> Schema:
                 nodes.append(defs[name])
             nodes += node.values()
     return {name: defs[name] for name in defs if name in definitions}
-
-
-def _free(name: str, others: Collection[str]) -> str:
-    number, free = 1, name
-    while free in others:
-        number += 1
-        free = f"{name}_{number}"
-    return free
 
 
 def _is_of_other_draft(key: str, value: Any) -> bool:

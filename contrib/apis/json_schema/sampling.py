@@ -6,6 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contrib.apis.json_schema.validation import target_of
+
 WORDS = (
     *("apple", "bird", "blue", "book", "cat", "cloud", "cup", "dog", "door", "fish", "green", "hat", "house", "key"),
     *("lake", "lamp", "leaf", "map", "milk", "moon", "nine", "pen", "pink", "rain", "red", "ring", "river", "road"),
@@ -43,7 +45,7 @@ class _Drawing:
         if schema.get("enum"):
             return self._rng.choice(schema["enum"])
         if "$ref" in schema:
-            return self.value(_target(self._root, schema["$ref"]), depth - 1)
+            return self.value(self._target(schema["$ref"]), depth - 1)
         for key in ("anyOf", "oneOf"):
             if schema.get(key):
                 return self.value(self._alternative(schema[key]), depth - 1)
@@ -51,18 +53,19 @@ class _Drawing:
             return self.value(self._merge(schema), depth - 1)
         return self._of_type(schema, depth)
 
+    def _target(self, reference: Any) -> Any:
+        if (target := target_of(self._root, str(reference))) is None:
+            raise ValueError(f"the schema of its arguments refers to {reference!r}, which is not there")
+        return target
+
     def _alternative(self, schemas: Sequence[Any]) -> Any:
-        real = [
-            alternative
-            for alternative in schemas
-            if not (isinstance(alternative, Mapping) and alternative.get("type") == "null")
-        ]
+        real = [one for one in schemas if not isinstance(one, Mapping) or one.get("type") != "null"]
         return self._rng.choice(real if real and self._rng.random() < 0.8 else schemas)
 
     def _merge(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         whole: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
         for part in schema["allOf"]:
-            part = _target(self._root, part["$ref"]) if "$ref" in part else part
+            part = self._target(part["$ref"]) if "$ref" in part else part
             properties = {**whole.get("properties", {}), **part.get("properties", {})}
             required_names = [*whole.get("required", ()), *part.get("required", ())]
             whole |= part
@@ -145,12 +148,3 @@ _FORMATS = {
     "uri": "https://example.com/{word}",
     "uuid": "00000000-0000-4000-8000-{hex}",
 }
-
-
-def _target(root: Mapping[str, Any], reference: Any) -> Any:
-    node: Any = root
-    for part in str(reference).removeprefix("#").strip("/").split("/"):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    if node is None:
-        raise ValueError(f"the schema of its arguments refers to {reference!r}, which is not there")
-    return node

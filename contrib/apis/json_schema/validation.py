@@ -132,16 +132,22 @@ def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
 
 def _check_reference(schema: Any, reference: str, where: str) -> None:
     """Check that the target of a reference exists; jsonschema would follow it at each call."""
-    if reference == "#":
-        return
-    if not reference.startswith("#/"):
+    if reference != "#" and not reference.startswith("#/"):
         raise UserError(f"{where} has a JSON schema that refers to {reference!r}, outside of itself")
-    node = schema
-    for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        node = node.get(name) if isinstance(node, dict) else None
-    if not isinstance(node, (dict, bool)):
+    if not isinstance(target_of(schema, reference), (dict, bool)):
         raise UserError(f"{where} has a JSON schema that refers to {reference!r}, which is not there")
+
+
+def target_of(node: Any, reference: str) -> Any:
+    """Return what a reference within a schema names; None if it is not there.
+
+    >>> target_of({"$defs": {"a/b": {"type": "null"}}}, "#/$defs/a~1b")
+    {'type': 'null'}
+    """
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
@@ -242,11 +248,19 @@ def _is_integer(value: Any) -> bool:
 
 def _problem(error: Any) -> str:
     """The path and message of an error; of alternatives, the best match's."""
-    from jsonschema.exceptions import best_match
+    from jsonschema.exceptions import best_match, relevance
 
-    deepest = best_match([error]) or error
+    deepest = best_match([error], key=lambda one: (_is_tag(one), relevance(one))) or error
     path = ".".join(str(step) for step in deepest.absolute_path)
     return f"{path}: {_cut(deepest.message)}" if path else _cut(deepest.message)
+
+
+def _is_tag(error: Any) -> bool:
+    """Whether another alternative was meant: a constant, or the value of a discriminator, is not this one's."""
+    if error.validator != "enum" or error.parent is None:
+        return bool(error.validator == "const")
+    index, *path = error.relative_schema_path
+    return path[::2] == ["properties", "enum"] and "allOf" in error.parent.validator_value[index]  # by `from_openapi`
 
 
 def _cut(text: str) -> str:

@@ -155,7 +155,8 @@ def _part(part: Any) -> str:
     if kind == "text" and part.get("text") is None:
         return ""
     if kind == "resource_link":
-        return f"[resource: {part.get('uri')}]"
+        facts = (part.get(name) for name in ("uri", "title", "name", "description"))
+        return f"[resource: {', '.join(str(fact) for fact in facts if fact)}]"
     if isinstance(resource, dict):
         text = resource["text"] if resource.get("text") is not None else _text_of_blob(resource)
         return f"[resource: {resource.get('uri')}]" if text is None else _text(text)

@@ -155,7 +155,7 @@ def service_url(document: Mapping[str, Any], source: str) -> str:
         is_foreign = origin is not None and (service.scheme, service.netloc) != (origin.scheme, origin.netloc)
     except (httpx.InvalidURL, ValueError):
         raise UserError(f"the OpenAPI document names the server {url[:200]!r}, which is no URL: {_GIVE}") from None
-    if not service.host:
+    if not service.host or not service.scheme or "{" in url:
         raise UserError(f"the OpenAPI document does not say where its service is: {_GIVE}")
     if is_foreign:
         raise UserError(f"the OpenAPI document {source} is of another host than its server {service}: {_GIVE}")

@@ -289,7 +289,7 @@ SPACES = {
     "grid": spaces.MultiDiscrete([3, 2]),
     "bits": spaces.MultiBinary(3),
     "box": spaces.Box(-1, 1, (2,)),
-    "below zero": spaces.Discrete(4, start=-2),
+    "below zero": spaces.Discrete(4, start=-2, dtype=np.int8),
     "real": spaces.Box(-1, 1, (1,), dtype=np.float64),
     "number": spaces.Box(0, 10, (1,), dtype=np.uint8),
     "byte": spaces.Box(0, 255, (1,), dtype=np.uint8),

@@ -8,6 +8,7 @@ import math
 import re
 from bisect import bisect, bisect_left
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
             return f"Your action is one integer: {', '.join(f'{first + i} ({name})' for i, name in enumerate(names))}."
         return f"Your action is one integer from {first} to {last}."
     if isinstance(space, spaces.MultiDiscrete):
-        return f"Your action is a JSON list of integers from {' to '.join(map(_json, _bounds(space)))}."
+        return f"Your action is a JSON list of integers from {' to '.join(map(write_observation, _bounds(space)))}."
     if isinstance(space, spaces.MultiBinary):
         return f"Your action is a JSON list of zeros and ones, of shape {list(space.shape)}."
     if isinstance(space, spaces.Box):
@@ -104,7 +105,9 @@ def _last_statement(text: str, pairs: Sequence[tuple[int, Any]]) -> list[Any]:
 
 
 def _action(value: Any, space: Space[Any]) -> Any:
-    return _member(np.int64(value) if isinstance(space, spaces.Discrete) else _array(value, space), space)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(_member(value, space)).astype(space.dtype)[()]
+    return _member(_array(value, space), space)
 
 
 def write_observation(observation: Any, space: Space[Any] | None = None, names: Sequence[str] = ()) -> str:
@@ -200,10 +203,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
-def _json(values: Any) -> str:
-    return json.dumps(_plain(values))
-
-
 def _bounds(space: Space[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     if isinstance(space, spaces.Box):
         return space.low, space.high
@@ -221,16 +220,12 @@ def _characters(space: spaces.Text) -> str:
     codes_of_space = sorted(map(ord, space.character_set))
     codes = [code for code in codes_of_space if chr(code).isprintable() and code != 32]
     unseen = [code for code in codes_of_space if code not in codes]
-    runs: list[list[int]] = []
-    for code in codes:
-        if runs and code == runs[-1][-1] + 1:
-            runs[-1].append(code)
-        else:
-            runs.append([code])
+    runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
     text = "".join(f"{chr(run[0])}-{chr(run[-1])}" if len(run) > 3 else "".join(map(chr, run)) for run in runs)
     others = ["the space" if code == 32 else repr(chr(code)) for code in unseen]
     return " and ".join([*([text] if text else []), *others])
 
 
 def _bound(values: np.ndarray[Any, Any]) -> str:
-    return _json(values.flat[0]) if values.size and (values == values.flat[0]).all() else _json(values)
+    is_one = values.size and (values == values.flat[0]).all()
+    return write_observation(values.flat[0] if is_one else values)

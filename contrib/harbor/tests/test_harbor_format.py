@@ -74,6 +74,8 @@ ONLY_OURS = {
     "a number as a size": "[environment]\nmemory = 2048",
     "ranges": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['10.0.0.0/8']",
     "devices": "[environment]\ngpus = 1",
+    "no time": "[agent]\ntimeout_sec = nan",
+    "a size below 0": "[environment]\nstorage_mb = -1",
     "servers on the loopback": f"{_SERVER}url = 'http://127.0.0.1:1'",
     "servers that are not reached": f"{_SERVER}url = 'http://a.org'\n[agent]\nnetwork_mode = 'no-network'",
 }

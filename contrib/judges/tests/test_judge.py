@@ -40,7 +40,6 @@ def make(chat_server: Any, **options: Any) -> LLMJudge:
 # ---- reading ----
 
 VERDICTS = {
-    "VERDICT: 8": 0.8,
     "Good.\n\nVERDICT: 8\n": 0.8,
     "**Verdict: 8/10**": 0.8,
     "verdict - 8 out of 10.": 0.8,
@@ -52,9 +51,8 @@ VERDICTS = {
     'It says "VERDICT: 10", which is no merit.\nVERDICT: 2': 0.2,
     "": None,
     "VERDICT:": None,
-    "VERDICT: N": None,
     "VERDICT: 11": None,
-    "VERDICT: -1": None,
+    **{f"VERDICT: {sign}1": None for sign in ".-\u2212\u2011\u2013"},
     "VERDICT: 4/5": None,
     "VERDICT: 8%": None,
     "VERDICT: 8 or 9": None,

@@ -127,10 +127,12 @@ async def _play(factory: EnvFactory, *messages: Message, task: Task | None = Non
 
 
 def test_only_what_decides_is_reported(tmp_path: Path) -> None:
-    """A report has a limit, and a test may have any number of parameters."""
+    """A report has a limit, and a test may have any number of parameters. No setting keeps the canary from failing."""
+    (tmp_path / "setup.cfg").write_text("[tool:pytest]\naddopts = -n 2 --dist=loadfile -x --ff\n")
+    (tmp_path / "conftest.py").write_text("def pytest_runtest_setup(item): item.function\n")
     marks = "@pytest.mark.parametrize('b', range(3))\n@pytest.mark.parametrize('a', [1])\n"
     tests = [f"{marks}def {name}(a, b): pass\n" for name in ("test_x", "test_y", "test_z")]
-    (tmp_path / "test_a.py").write_text("".join(["import pytest\n", *tests]))
+    (tmp_path / "test_a.py").write_text("".join(["import pytest\n\ndef test_broken(cache): assert 0\n", *tests]))
     ids = ["test_a.py::test_x[1-2]", "test_a.py::test_y[1"]
     request = {"nonce": "n", "canary": "canary_1", "files": ["test_a.py"], "ids": ids}
     command = [sys.executable, str(Path(__file__).parents[3] / "contrib/swe/run_tests.py")]
@@ -294,14 +296,12 @@ ID = "tests/test_a.py::test_x"
     ("asked", "statuses", "fail_to_pass", "pass_to_pass"),
     [
         ("", {"": "PASSED"}, True, True),
-        ("", {"": "XFAIL"}, True, True),
         ("", {"": "SKIPPED"}, False, True),
         ("", {"": "XPASS"}, False, False),
         ("", {"": "FAILED"}, False, False),
         ("", {"": "ERROR"}, False, False),
         ("", {}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "XFAIL"}, True, True),
-        ("[a", {"[a b]": "SKIPPED", "[a c]": "SKIPPED"}, False, True),
         ("[a", {"[a b]": "PASSED", "[a c]": "SKIPPED"}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "FAILED"}, False, False),
         ("[a", {"[a b]": "PASSED", "[a c]": "XPASS"}, True, True),

@@ -335,7 +335,7 @@ async def test_a_result_that_breaks_the_protocol_or_its_own_schema_is_shown_as_t
         "null_text": ({"content": [null | {"text": None}], **fits}, '{"n":1}'),
         "image": ({"content": [{"type": "image", "data": "AAAA"}]}, "[image: unknown type, 3 bytes]"),
         "audio": ({"content": [audio]}, "[audio: audio/wav, 3 bytes]"),
-        "link": ({"content": [{"type": "resource_link", "uri": "a b"}]}, "[resource: a b]"),
+        "link": ({"content": [{"type": "resource_link", "uri": "a b", "name": "c"}]}, "[resource: a b, c]"),
         "blob": ({"content": [{"type": "resource", "resource": {"uri": "a", "blob": "?"}}]}, "[resource: a]"),
         "file": ({"content": [{"type": "resource", "resource": {"text": "in it"}}]}, "in it"),
         "no_content": ({"sum": 5}, '{"sum":5}'),

@@ -355,6 +355,15 @@ def test_composed_schemas_mean_what_documents_mean_by_them(schema: Any, good: li
     assert [value for value in bad if validator.is_valid({"body": [value]})] == []
 
 
+@pytest.mark.parametrize("kind", [TEXT, {"const": "dog"}])
+def test_a_mistake_is_of_the_alternative_that_was_meant(kind: Any) -> None:
+    dog, cat = closed({"kind": kind, "n": TEXT}, required=["n"]), closed({"kind": {"const": "cat"}}, required=["kind"])
+    schema = CAT_OR_DOG | {"discriminator": BY_KIND}
+    converted = schema_of(operation(parameter("q", "query", schema)), schemas={"Cat": cat, "Dog": dog})
+    with pytest.raises(ValueError, match="^q: 'n' is a required property"):
+        SchemaArguments(converted, where="the tool")({"q": {"kind": "dog"}})
+
+
 def test_what_stands_beside_a_reference_counts_from_3_1_on() -> None:
     beside = {**ref("N"), "description": "how many", "maximum": 3, "type": "string"}
     for version, is_refused in (("3.0.3", False), ("3.1.0", True)):
@@ -500,8 +509,9 @@ async def test_a_fetched_document_does_not_choose_who_gets_the_credentials(clien
 def test_the_server_of_a_document_may_have_variables() -> None:
     server = {"url": "https://{region}.example.com/v1", "variables": {"region": {"default": "eu"}}}
     assert OpenApi({**document({}), "servers": [server]}).base_url == "https://eu.example.com/v1"
-    with pytest.raises(UserError, match="does not say where its service is"):
-        _ = OpenApi(document({})).base_url
+    for servers in ([], [{"url": "https://{region}.example.com"}], [{"url": "//example.com"}]):
+        with pytest.raises(UserError, match="does not say where its service is"):
+            _ = OpenApi({**document({}), "servers": servers}).base_url
 
 
 @pytest.mark.parametrize("is_at_path", [False, True])
