@@ -172,7 +172,7 @@ _GROUP = (
 _WORDS_BEFORE = (
     r"(?:not|never|cannot|[a-z]+n['’]t)(?:\s(?:be|an?|the|number|value|equal|to|just|exactly|really)){0,3}|than"
     r"|(?:than|greater|less|larger|smaller) or equal(?: to)?|up to|different from|unequal to|except(?: for)?"
-    r"|(?:any|every|all|no)\w* but|at (?:least|most)|over|under|above|below|beyond|within|exceed(?:s|ing)?"
+    r"|(?:any|every|all)\w* but|instead of|at (?:least|most)|over|under|above|below|beyond|within|exceed(?:s|ing)?"
     r"|divi(?:ded|sible) by|twice|double|triple|(?:half|third|quarter|roots?|squares?|cubes?|absolute value"
     r"|reciprocal|inverse|opposite|negative|logarithm|factorial|multiples?|(?<!by a )factors?|(?:one|two|three) out) of"
     r"|(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in(?: every)?|to)"
@@ -186,7 +186,7 @@ _WORDS_BEHIND = (
     r"|(?:or|and) (?:more|less|fewer|above|over|up|below|under|(?:high|low|great|larg|small)er)"
 )
 """Words that make of a number, or of two numbers, a bound, a ratio, a range or arithmetic."""
-_NO_VALUE = rf"\\(?:pm|mp)\s*|(?<![-=]){_RELATION}\s*|between\s.{{1,40}}?\sand\s+|(?:{_WORDS_BEFORE})\s+"
+_NO_VALUE = rf"\\(?:pm|mp)\s*|(?<![-=]){_RELATION}\s*|between\s.{{1,40}}?\sand\s+|(?:{_WORDS_BEFORE})\s+\x01?"
 _EXPONENT = rf"(?:\s?\^\s?|\*\*|_)(?:[-+]?[\w.]+|{_GROUP}|\\[a-z]+)"
 _TERM = (
     rf"(?:{_QUANTITY}|\d(?:[\w.,]*\w)?|{_COMMAND}(?:{_EXPONENT})*\s?|{_LETTER}|{_GROUP})(?:{_EXPONENT})*"
@@ -210,6 +210,12 @@ _RUN = re.compile(
     rf"{_TERM}(?:(?:{_OPERATOR}|\s(?=\\|pi\b|[xyzni](?![\w'-])))?{_TERM})*{_OPEN_END}?)",
     re.IGNORECASE | re.ASCII,
 )
+_ONLY = re.compile(
+    r"(?:\bno(?:ne|thing|t)?|\bnever|\bcannot|n['’]t)\s(?:[a-z]+\s){0,3}?"
+    r"(?:but|except(?: for)?|(?:other|else)(?: [a-z]+)? than)\s(?=\S*\d)",
+    re.IGNORECASE,
+)
+"""A denial of all others, or of any other, leaves one: nothing but 7, and no number other than 7, is 7."""
 _ALONE = re.compile(r"\A\s*[-−–] (?=(?:[^a-z]|\\[a-z]+)*\Z)", re.IGNORECASE)
 _DIGIT = re.compile("[\\d∛¼-¾⅐-⅞⁰¹²³⁴-⁹]")
 """What a line with a number has; the other patterns take a hundred times as long."""
@@ -485,7 +491,8 @@ def _runs(text: str) -> Iterator[str]:
             start = max(0, end - 2 * _STEP)
             if not _DIGIT.search(line, start, end):
                 continue
-            part = _CHANGE.sub(r"\1into", _SUM_OF_UNITS.sub(r"\1+", _flat(line[start:end])))
+            part = _ONLY.sub(" ", _SUM_OF_UNITS.sub(r"\1+", _flat(line[start:end])))
+            part = _CHANGE.sub(r"\1into", part)
             matches = _RUN.finditer(part.replace("\\{", "{").replace("\\}", "}"))
             runs = [match["run"] for match in matches if match["run"] and (match.start() or not start)]
             for run in reversed(runs):

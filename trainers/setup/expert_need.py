@@ -1,7 +1,8 @@
 """What an environment's expert needs of an episode, found out by playing it: default limits that would cut it off grow.
 
-An environment is played for a plan only if its instances share nothing: one that opens sandboxes or processes is first
-played when the run starts, see `trainers.model.make`.
+An instance that cannot be constructed is refused. An environment is constructed and played for a plan only if its
+instances share nothing: one that opens sandboxes or processes is first played when the run starts, see
+`trainers.model.make`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.episode import Episode
-from forge_env.core.errors import UserError
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.user_code import error_text
+from forge_env.rollout.env_calls import EnvTimeout, close_env
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
@@ -45,7 +48,7 @@ def with_room_for_expert(
 ) -> tuple[C, dict[str, Default]]:
     """Raise the default limits of an episode to what the environment's expert needs."""
     limits = dict(defaults)
-    if config.dataset.path or (need := _need_of(factory, config.training.seed)) is None:
+    if (need := _need_of(factory, None if config.dataset.path else config.training.seed)) is None:
         return config, limits
     turns = config.env.max_turns
     is_shown = not config.model.path or config.warmup.steps > 0 or config.algorithm is None
@@ -60,22 +63,36 @@ def with_room_for_expert(
     ), limits
 
 
-def _need_of(factory: EnvFactory, seed: int) -> Need | None:
-    """What the expert needs; None if it is not known without starting anything, or within `SECONDS`."""
-    if not hasattr(factory.env_class, "expert") or factory.env_class.shared or factory.effects():
+def _need_of(factory: EnvFactory, seed: int | None) -> Need | None:
+    """What the expert needs on tasks of a seed; None if it is not known without starting anything, within `SECONDS`, or
+    without a seed.
+
+    Raises:
+        UserError: when an instance cannot be constructed.
+    """
+    if factory.env_class.shared or factory.effects():
         return None
     # The thread may outlive its time, so it has a factory of its own.
     own = EnvFactory(factory.env_class, name=factory.name, **factory.options)
-    results: list[Need | None] = []
+    results: list[Need | EnvError | None] = []
     thread = threading.Thread(target=lambda: results.append(_play(own, seed)), daemon=True)
     thread.start()
     thread.join(SECONDS)
-    return results[0] if results else None
+    need = results[0] if results else None
+    if isinstance(need, EnvError):
+        raise UserError(f"no instance of the environment {factory.name} can be made: {error_text(need)}")
+    return need
 
 
-def _play(factory: EnvFactory, seed: int) -> Need | None:
-    async def play() -> list[Episode]:
+def _play(factory: EnvFactory, seed: int | None) -> Need | EnvError | None:
+    async def play() -> list[Episode] | EnvError:
         async with factory:
+            try:
+                await close_env(await factory.construct(seconds=SECONDS), SECONDS)
+            except EnvError as error:
+                return error
+            if seed is None or not hasattr(factory.env_class, "expert"):
+                return []
             tasks = factory.tasks("train", count=TASKS, seed=seed, seconds=SECONDS, at_most=True)
             return await solved_by_expert(factory, [task for task in tasks if factory.env_class.can_demonstrate(task)])
 
@@ -83,6 +100,8 @@ def _play(factory: EnvFactory, seed: int) -> Need | None:
         episodes = asyncio.run(play())
     except Exception:  # of the user's code: the start reports it
         return None
+    if isinstance(episodes, EnvError):
+        return None if isinstance(episodes, EnvTimeout) else episodes
     if not episodes:
         return None
     longest = max(_letters(turn.message) for episode in episodes for turn in episode.turns)

@@ -64,7 +64,10 @@ class Config(RunConfig):
             return ()
         from trainers.sft.data import SFTData
 
-        return SFTData(self.sft, training=self.training, env=self.env, model_size=self.model.size).check(model)
+        data = SFTData(
+            self.sft, training=self.training, env=self.env, model_size=self.model.size, tools=self.renderer.tools
+        )
+        return data.check(model, renders_all=self.dry_run)
 
     def _refuse_settings_of_data(self) -> None:
         for name, instead in INSTEAD.items():

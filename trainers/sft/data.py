@@ -99,20 +99,27 @@ class SFTData:
             size=replace(size, max_position_embeddings=length),
         )
 
-    def check(self, model: Path | None) -> list[str]:
-        """Read all of it, and with a model render up to the first row that can be used; returns what was found."""
+    def check(self, model: Path | None, *, renders_all: bool = False) -> list[str]:
+        """Read all of it, and with a model render up to the first row that can be used, or all; returns what was
+        found."""
+        used = 0
         if model is not None:
             self._open(model)
-            if next(self._read(self.left_out), None) is None:
+            used = sum(1 for _ in itertools.islice(self._read(self.left_out), None if renders_all else 1))
+            if not used:
                 raise UserError(self._nothing_left())
-        self.left_out, rows, self._shortened = LeftOut(), 0, 0
-        for rows, (where, example) in enumerate(self.source, 1):  # noqa: B007 (the last one is their number)
-            if isinstance(example, BadRow):
-                self.left_out.add(where, str(example))
-            elif self._maker is not None and not example.rows:
-                self._shortened += self._maker.drops_text(example.messages)
-        if rows == self.left_out.total:
+        if self._maker is None or not renders_all:
+            self.left_out, used, self._shortened = LeftOut(), 0, 0
+            for where, example in self.source:
+                if isinstance(example, BadRow):
+                    self.left_out.add(where, str(example))
+                    continue
+                used += 1
+                if self._maker is not None and not example.rows:
+                    self._shortened += self._maker.drops_text(example.messages)
+        if not used:
             raise UserError(self._nothing_left())
+        rows = used + self.left_out.total
         return [f"{self.source.name}: {self.about}, {rows:,} rows, {self.left_out}", *self._losses()]
 
     def _losses(self) -> list[str]:

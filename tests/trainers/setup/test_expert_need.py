@@ -58,6 +58,20 @@ def test_a_plan_does_not_wait_for_a_slow_environment(tmp_path: Path, monkeypatch
     assert plan.config.env.max_turn_tokens == 32, "its expert, which writes more, was not waited for"
 
 
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("raise OSError(level)", "Own() ({file}:23): OSError: 1"),
+        ("pass", "Own.__init__ does not call super().__init__(): write it as its first line"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused(body: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"{SLOW}\nclass Own(Slow):\n    def __init__(self, level=1):\n        {body}\n")
+    name = f"{tmp_path}/own.py:Own"
+    sentence = f"no instance of the environment {name} can be made: {fault.format(file=tmp_path / 'own.py')}"
+    assert refusal(f"--env={name}", "--model=Qwen/Qwen3-8B") == sentence
+
+
 async def test_the_start_names_the_limit_of_an_environment_that_a_plan_does_not_play(tmp_path: Path) -> None:
     assert plan_of("--env=math").config.env.max_turns == 3, "it shares a process"
     limits = make("math").episode_limits()

@@ -138,6 +138,12 @@ async def test_text_that_the_template_leaves_out_is_counted(tmp_path: Path, llam
     path = write_lines(tmp_path / "chats.jsonl", rows)
     sentence = "4 conversations hold text beside calls, which the chat template leaves out: it is not learned"
     assert data_of(config_for(path)).check(llama)[1:] == [sentence]
+    config = with_values(config_for(path), {"training.seq_len": 8, "dry_run": True})
+    with pytest.raises(UserError, match="5 more: it is longer than 8 tokens"):
+        config.check_data(llama)
+    write_lines(path, [*rows, chat("8?", "long " * 999)])
+    found = with_values(config, {"training.seq_len": 400}).check_data(llama)
+    assert "9 rows, 1 left out (line 9: it is longer than 400 tokens" in found[0] and found[1:] == [sentence]
     assert sentence in (await prepared(path, llama))[1].splitlines()
 
 
