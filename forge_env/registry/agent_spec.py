@@ -55,7 +55,7 @@ class AgentSettings:
         for field in fields(self):
             if field.name in names and (value := getattr(self, field.name)) != field.default:
                 option = f"--{field.name.replace('_', '-')}"
-                raise UserError(f"{field.name} is {value!r}, and {kind} does not use it: leave {option} out")
+                raise UserError(f"{field.name} is {value}, and {kind} does not use it: leave {option} out")
 
 
 def open_agent(spec: str, settings: AgentSettings) -> AbstractAsyncContextManager[Agent]:

@@ -70,7 +70,7 @@ class SFTData:
         self.left_out = LeftOut()
         self._counts: dict[str, Any] = {}  # of `record`
         self._foreign = 0  # episodes with the tokens of another model
-        self._shortened = 0  # conversations with text that the chat template leaves out
+        self._text_losses = 0  # conversations with text that the chat template leaves out
         self._every = round(1 / sft.held_out_share) if sft.held_out_share else 0
         self._held_keys: set[str] = set()
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -100,31 +100,30 @@ class SFTData:
         )
 
     def check(self, model: Path | None, *, renders_all: bool = False) -> list[str]:
-        """Read all of it, and with a model render up to the first row that can be used, or all; returns what was
-        found."""
-        used = 0
+        """Read all of it, and with a model render up to the first row that can be used, or all; returns the facts."""
+        count = 0
         if model is not None:
             self._open(model)
-            used = sum(1 for _ in itertools.islice(self._read(self.left_out), None if renders_all else 1))
-            if not used:
+            count = sum(1 for _ in itertools.islice(self._read(self.left_out), None if renders_all else 1))
+            if not count:
                 raise UserError(self._nothing_left())
         if self._maker is None or not renders_all:
-            self.left_out, used, self._shortened = LeftOut(), 0, 0
+            self.left_out, count, self._text_losses = LeftOut(), 0, 0
             for where, example in self.source:
                 if isinstance(example, BadRow):
                     self.left_out.add(where, str(example))
                     continue
-                used += 1
+                count += 1
                 if self._maker is not None and not example.rows:
-                    self._shortened += self._maker.drops_text(example.messages)
-        if not used:
+                    self._text_losses += self._maker.drops_text(example.messages)
+        if not count:
             raise UserError(self._nothing_left())
-        rows = used + self.left_out.total
+        rows = count + self.left_out.total
         return [f"{self.source.name}: {self.about}, {rows:,} rows, {self.left_out}", *self._losses()]
 
     def _losses(self) -> list[str]:
         what = "conversations hold text beside calls, which the chat template leaves out: it is not learned"
-        return [f"{self._shortened:,} {what}"] if self._shortened else []
+        return [f"{self._text_losses:,} {what}"] if self._text_losses else []
 
     async def prepare(
         self, model: Path, say: Callable[[str], None] = lambda text: None, began: Mapping[str, Any] | None = None
@@ -249,7 +248,7 @@ class SFTData:
         self._foreign += bool(example.rows)
         tools = example.tools or self._tools_of(example.env)
         rows = self._maker.render(example.messages, tools, context=example.context)
-        self._shortened += self._maker.drops_text(example.messages)
+        self._text_losses += self._maker.drops_text(example.messages)
         return rows
 
     def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
