@@ -176,7 +176,7 @@ async def test_a_failing_set_up_is_a_fault_and_a_verifier_that_the_work_slows_do
         ("  Could not connect to deb.debian.org:80 (199.232.1.1), connection timed out", True),
         ("E: Package 'curl' has no installation candidate", True),
         ("E: Could not open lock file /var/lib/dpkg/lock-frontend - open (13: Permission denied)", True),
-        ("error: Failed to fetch: `https://index.example/simple/pytest/`", True),
+        ("error: Failed to fetch: `https://index.example/pytest/`", True),
         ("npm ERR! request failed, reason: connect ECONNREFUSED 104.16.1.1:443", True),
         ("dial tcp: lookup proxy.golang.org on 127.0.0.11:53: server misbehaving", True),
         ("java.net.UnknownHostException: repo.maven.apache.org", True),
